@@ -100,6 +100,8 @@ def load_runtime() -> Runtime:
     with _lock:
         if _runtime is None or _runtime.module is None or _runtime.provider_library is None:
             _runtime = _load()
+        elif registered_library() not in (None, _runtime.provider_library):  # since the packages were read
+            _runtime = dataclasses.replace(_runtime, packages=locate_packages(), provider_opened=False)
         return _runtime
 
 
@@ -189,8 +191,6 @@ def open_provider(*, register: bool = True) -> Runtime:
 
     with _lock:
         runtime = load_runtime()
-        if registered_library() not in (None, runtime.provider_library):  # since the packages were read
-            runtime = dataclasses.replace(runtime, packages=locate_packages(), provider_opened=False)
         if runtime.provider_opened:
             return runtime
         found = plan(runtime.packages, thorough=False)

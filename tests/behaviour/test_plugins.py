@@ -17,7 +17,7 @@ import pytest
 
 from tests.lab import installed
 from tests.lab.child import Machine
-from tests.lab.fixtures import PLUGIN, Lab
+from tests.lab.fixtures import PLUGIN, Lab, provider_library
 
 pytestmark = pytest.mark.lab
 
@@ -337,11 +337,25 @@ import ortgpu
 def seen(session):
     return [session.get_providers(), str(session.device)[:6], str(ortgpu.sessions()[-1].arrival)]
 
+def session_of_ray(model):
+    from ortgpu.integrations.ray.session import AssignedSession
+    return AssignedSession(model)
+
 class Own(ortgpu.GPUSession):
     def __getstate__(self):
         return self._model_path
     def __setstate__(self, path):
         self.__init__(path, device=1)
+"""
+
+
+#: What a session asks Ray: the GPUs of this worker.
+RAY = """
+import os
+
+class get_runtime_context:
+    def get_accelerator_ids(self):
+        return {"GPU": os.environ["CUDA_VISIBLE_DEVICES"].split(",")}
 """
 
 
@@ -360,7 +374,7 @@ def pickled(machine: Machine, session: str, folder: Path) -> Path:
     return folder / "pickle"
 
 
-def unpickled(machine: Machine, folder: Path, env: Mapping[str, str] | None = None) -> Any:
+def unpickled(machine: Machine, folder: Path) -> Any:
     """What ``WORKER`` sees of the session in a process that has registered nothing, or the error."""
     code = """
     import pickle, worker
@@ -369,7 +383,7 @@ def unpickled(machine: Machine, folder: Path, env: Mapping[str, str] | None = No
     except worker.ortgpu.GPUError as error:
         report([type(error).__name__, str(error)])
     """
-    child = machine.run(textwrap.dedent(code), cwd=folder, env=env)
+    child = machine.run(textwrap.dedent(code), cwd=folder)
     assert (child.returncode, child.stdout, child.stderr) == (0, "", ""), child.output
     return child.json
 
@@ -406,6 +420,13 @@ def test_a_guarded_session_is_verified_where_it_arrives(loose: Machine, module_l
     child = loose.run(registering(code), cwd=folder)
     assert child.returncode == 0, child.output
     assert unpickled(loose, folder) == [BOUND, "cuda:0", LOOSE]
+
+
+def test_a_session_of_ray_brings_it_to_another_worker(loose: Machine, module_lab: Lab, folder: Path) -> None:
+    (folder / "ray.py").write_text(RAY)
+    machine = loose.but(env={**loose.env, "CUDA_VISIBLE_DEVICES": "0"})
+    pickled(machine, f"worker.session_of_ray({str(module_lab.models.relu)!r})", folder)
+    assert unpickled(machine, folder) == [BOUND, "cuda:0", LOOSE]
 
 
 def test_where_cuda_arrives_in_another_way_that_is_taken(
@@ -498,6 +519,17 @@ def test_the_program_that_registers_a_package_s_library_has_the_package(packaged
     """
     for program in (registering(code, folder=PLUGIN), "import ortgpu\n" + textwrap.dedent(code)):
         assert seen(packaged, program).startswith("plugin package: onnxruntime-ep-cuda")
+
+
+def test_a_plugin_that_the_program_registers_later_is_noticed(module_lab: Lab) -> None:
+    """Also before a session of this library opens."""
+    machine = module_lab.machine_with_plugin()
+    machine.overlay.replace(f"plugin/{provider_library().name}", provider_library())
+    code = f"""
+    session = onnxruntime.InferenceSession({str(module_lab.models.relu)!r}, providers=[{CUDA!r}])
+    report(str(ortgpu.sessions()[0].arrival))
+    """
+    assert seen(machine, "import ortgpu\nortgpu.GPUSession\n" + registering(code)) == LOOSE
 
 
 def test_libraries_of_a_folder_serve_a_packaged_plugin(module_lab: Lab) -> None:
