@@ -78,7 +78,7 @@ def doctor(
       "environment"   host, installer, packages, extension, bridge, provider,
                       libraries, mapped, driver, variables,
                       system_libraries_missing, cudnn_architectures,
-                      libraries_by_cuda; null is unknown
+                      release_wanted, libraries_by_cuda; null is unknown
       "probe"         steps, completed, returncode, signal, timed_out, died_in,
                       opening, seconds, output; null with --no-probe
       "training"      with --profile training: environment, ssh, shared_folder

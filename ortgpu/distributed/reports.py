@@ -69,8 +69,9 @@ def default_calls(world_size: int) -> tuple[Collective, ...]:
 class RankFacts:
     """The facts of one rank, as it reported them. None means unknown.
 
-    ``onnxruntime`` is the installed build, as "onnxruntime-gpu 1.31.1 (CUDA 13)". ``nccl`` and ``nccl_path`` are the
-    library that its child loaded. ``cuda`` is the newest CUDA that the driver supports.
+    ``onnxruntime`` is the installed build, as "onnxruntime-gpu 1.31.1 (CUDA 13)"; in the brackets is the way by which
+    CUDA came, if that is a plugin. ``nccl`` and ``nccl_path`` are the library that its child loaded. ``cuda`` is the
+    newest CUDA that the driver supports.
     """
 
     rank: int
