@@ -163,5 +163,17 @@ CASES = in_group(
             needs=("",),
             since=OPENS_CUDNN_AT_NEED,
         ),
+        Case(
+            "plugin-and-a-branch",
+            "PlacementError",
+            ("cannot hold If", "Provider_GetHost"),
+            starts=with_plugin,
+            model="branch",
+            cpu=False,
+            plain="aborted",
+            plain_arguments=OF_THE_PROGRAM,
+            needs=("", ""),
+            since=OPENS_CUDNN_AT_NEED,
+        ),
     ],
 )
