@@ -55,6 +55,7 @@ MAX_SHAPES = 16
 # The most graphs that a session captures, since ONNX Runtime keeps every one.
 MAX_CAPTURES = 64
 
+_PROVIDER = "CUDAExecutionProvider"
 _ID = "gpu_graph_id"
 _NO_WAIT = "disable_synchronize_execution_providers"
 # driver_types.h: cudaErrorStreamCapture..., cudaErrorCapturedEvent, and cudaErrorNotPermitted, which cudaFreeHost gives
@@ -68,14 +69,17 @@ LEAVE_OUT = manual("leave cuda_graph out")
 class _Graph:
     """The binding and buffers for one shape of the inputs. The captured graph uses their addresses."""
 
-    def __init__(self, number: int, inner: Any, inputs: list[Input], outputs: dict[str, Output | Constant]) -> None:
+    def __init__(
+        self, number: int, inner: Any, inputs: list[Input], outputs: dict[str, Output | Constant], *, waits: bool
+    ) -> None:
         self.number = number
         self.inputs = inputs
         self.outputs = outputs
         self.captured_by: set[int] = set()  # threads
         self.capture = _run_options(str(number))
         self.replay = _run_options(str(number))
-        self.replay.add_run_config_entry(_NO_WAIT, "1")
+        if not waits:
+            self.replay.add_run_config_entry(_NO_WAIT, "1")
         self.binding = native.SessionIOBinding(inner)
         self.inner = inner  # the binding refers to it and may not keep it alive
 
@@ -87,7 +91,8 @@ class CapturingSession:
     all other threads are made in one thread that the session keeps, because ONNX Runtime keeps a context and graphs for
     each thread until the session ends.
 
-    ``inner`` is the C++ session and runs in ``stream``. ``memory`` pins host memory.
+    ``inner`` is the C++ session. Arrays are copied in ``stream``, in which it runs, too, unless it has a stream of its
+    own, as in a plugin: then copies and replays wait for each other. ``memory`` pins host memory.
     """
 
     def __init__(self, inner: Any, runtime: CudaRuntime, device: Device, stream: Stream, memory: PinnedMemory) -> None:
@@ -114,6 +119,7 @@ class CapturingSession:
         self._run_in = run_in = {threading.main_thread().ident}
         self._executor = Executor(1, "ortgpu-graph", lambda: run_in.add(threading.get_ident()))
         self._stream = stream.handle
+        self._waits = inner.get_provider_options()[_PROVIDER].get("has_user_compute_stream") == "0"
         # The C++ session uses the stream until its end, which metadata kept by the caller may delay.
         weakref.finalize(inner, _let_go_of, stream).atexit = False
 
@@ -241,7 +247,7 @@ class CapturingSession:
         self._captures += 1  # numbers begin at 1: 0 is ONNX Runtime's default
         if self._captures == MAX_CAPTURES:
             logger.warning("%d shapes were captured: other shapes run without a CUDA graph from now on", MAX_CAPTURES)
-        graph = _Graph(self._captures, self._inner, inputs, outputs)
+        graph = _Graph(self._captures, self._inner, inputs, outputs, waits=self._waits)
         for name, (shape, dtype), each in zip(self._input_names, kinds, inputs, strict=True):
             graph.binding.bind_input(name, self._device, dtype.type, shape, each.address)
         for name, (shape, dtype) in on_device.items():
@@ -261,6 +267,8 @@ class CapturingSession:
             try:
                 for each, value in zip(graph.inputs, values, strict=True):
                     kept.append(each.take(value))
+                if self._waits:
+                    self._runtime.synchronise(self._stream)
                 self._replay_or_capture(graph)
                 for name in output_names:
                     output = graph.outputs[name]

@@ -48,8 +48,8 @@ from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
 from ..running.onnxruntimes import InferenceSession, is_onnxruntimes
 from .chosen.choose import unfit
-from .control_flow import refuse_deadly_control_flow
 from .plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of
+from .plugin_limits import check_before_opening, check_before_running
 from .request import SessionRequest, Verified, cpu_is_allowed_by_variable
 from .weights import Weights, weights_in_place
 
@@ -204,16 +204,18 @@ def _open_as_chosen(
         from ..running.graph_requests import own_stream
 
         session._stream = own_stream(plan.gpu.ordinal)
-        if session._stream is not None:
-            plan = plan.in_stream(session._stream.handle)
+        arrival = context.runtime.arrival
+        if session._stream is not None and not (arrival is not None and arrival.is_plugin):
+            plan = plan.in_stream(session._stream.handle)  # a plugin of 1.31.1 begins each capture twice with it
     outline = GraphOutline(plan.request.model)
-    refuse_deadly_control_flow(plan.request, context.runtime, outline)
+    check_before_opening(plan.request, context.runtime, outline)
     chooses = plan.request.chooses_options and not plan.is_carried
     opened = _open_with_choices(session, construct, plan, outline) if chooses else None
     if opened is not None:
+        check_before_running(opened[1], context.runtime, outline)
         return opened
     try:
-        return plan, _open(session, construct, plan, outline)
+        placement = _open(session, construct, plan, outline)
     except Exception as cause:
         error = _placement_refused(cause) or _capture_refused(cause, session, construct, plan)
         error = error or context.diagnose(cause)
@@ -222,6 +224,8 @@ def _open_as_chosen(
         if context_is_active(plan.gpu.ordinal) is False:
             raise error from cause  # this process has no CUDA context that could be lost
         raise lifetime.noted(error) from cause
+    check_before_running(placement, context.runtime, outline)
+    return plan, placement
 
 
 def _open_with_choices(
@@ -339,7 +343,10 @@ def _verified_plan(session: RunningSession, plan: Plan, context: OpeningContext)
             evidence=[f"asked for: {', '.join(expected)}", f"bound: {', '.join(bound)}"],
             bound=bound,
         )
-    found = InferenceSession.get_provider_options(session)[requests.CUDA].get("device_id", "0")
+    options = InferenceSession.get_provider_options(session)[requests.CUDA]
+    ignored = [name for name, (value, _) in plan.chosen.items() if options.get(name, value) != value]
+    plan = plan.without(ignored)  # a plugin of 1.31.1 leaves enable_cudnn on, for instance
+    found = options.get("device_id", "0")
     if plan.is_carried:
         plan = context.plan = bound_to(plan, int(found), context.cuda)
     ordinal = plan.gpu.ordinal

@@ -1,0 +1,113 @@
+"""Refuse nodes that end the process where CUDA's provider is a plugin of an ONNX Runtime that was built without CUDA.
+
+Kernels of the provider that calls ``Provider_GetHost`` call functions of ONNX Runtime that it has only if it was built
+with CUDA (cpu_provider_shared.h): without it, the call goes to whatever is in their place, and the process dies of
+SIGSEGV. The names below are those of that header, less those whose kernels of 1.31.1 were seen not to call them
+(Concat, Split, Pad, CumSum, ScatterND, BiasGelu). tests/behaviour/test_plugins.py opens and runs each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from ..environment.libraries.wheel import uses_internals
+from ..errors import PlacementError, manual
+from ..model.outline import STANDARD, UNREADABLE, GraphOutline, Node
+from ..provider.options import recording
+from ..provider.placement import Placement
+from ..provider.requests import CPU, CUDA
+from ..provider.runtime import Runtime
+from .request import SessionRequest
+
+_WHEN_OPENED = {"If", "Scan"}
+_WHEN_RUN = {
+    "": {
+        "Einsum", "GatherElements", "Loop", "OneHot", "RoiAlign", "Scatter", "ScatterElements", "Size", "Slice", "Tile",
+        "Upsample",
+    },
+    "com.microsoft": {
+        "Attention", "BeamSearch", "EmbedLayerNormalization", "FastGelu", "GreedySearch", "LongformerAttention",
+        "QAttention", "Sampling", "WhisperBeamSearch",
+    },
+}  # fmt: skip
+
+
+def check_before_opening(request: SessionRequest, runtime: Runtime, outline: GraphOutline) -> None:
+    """Raise PlacementError if opening the model would end this process.
+
+    A model that is about to be refused is optimised on the CPU first, since a constant condition leaves no node.
+    """
+    if not _may_end_the_process(runtime):
+        return
+    try:
+        held = any(name.decode() in _WHEN_OPENED and domain in STANDARD for name, domain in outline.operators())
+    except UNREADABLE:
+        held = True
+    left = _left_after_optimising(request) if held else ()
+    if left:
+        raise _refusal(left, runtime)
+
+
+def check_before_running(placement: Placement, runtime: Runtime, outline: GraphOutline) -> None:
+    """Raise PlacementError if a run of the session that was opened would end this process."""
+    if not _may_end_the_process(runtime):
+        return
+    on_gpu = {(node.domain, node.op_type) for node in placement.nodes if node.provider == CUDA}
+    found = {name for domain, name in on_gpu if name in _WHEN_RUN.get(domain.replace("ai.onnx", ""), ())}
+    if ("", "Resize") in on_gpu and _resizes_to_sizes(outline):
+        found.add("Resize")
+    if found:
+        raise _refusal(sorted(found), runtime)
+
+
+def _may_end_the_process(runtime: Runtime) -> bool:
+    arrival = runtime.arrival
+    if arrival is None or not arrival.is_plugin or onnxruntime.get_device().startswith("GPU"):
+        return False
+    return uses_internals(arrival.library)
+
+
+def _resizes_to_sizes(outline: GraphOutline) -> bool:
+    """Return True if a Resize is told sizes, or crops. With scales alone its kernel calls none of the functions."""
+
+    def calls_back(node: Node) -> bool:
+        sizes = node.inputs[3:4] not in ([], [b""])
+        return sizes or node.attribute(b"coordinate_transformation_mode").text == b"tf_crop_and_resize"
+
+    try:
+        graphs = (outline.graph, *outline.functions)
+        return any(node.operator == b"Resize" and calls_back(node) for graph in graphs for node in graph.all_nodes())
+    except UNREADABLE:
+        return True
+
+
+def _refusal(operators: Collection[str], runtime: Runtime) -> PlacementError:
+    library = runtime.provider_library
+    return PlacementError(
+        f"CUDA as a plugin cannot compute {' and '.join(operators)} here: it would end this process",
+        evidence=[
+            f"plugin: {library}",
+            f"its kernels call functions that onnxruntime {onnxruntime.__version__} built without CUDA does not have",
+        ],
+        fixes=[
+            manual("install onnxruntime-gpu in the place of onnxruntime, which has these functions"),
+            manual("or use a plugin that does not call Provider_GetHost, or export the model without these operators"),
+        ],
+    )
+
+
+def _left_after_optimising(request: SessionRequest) -> list[str]:
+    in_file = not isinstance(request.model, bytes)
+    model = os.fspath(request.model) if in_file else request.model
+    with recording(request.sess_options) as options:
+        try:
+            opened = native.InferenceSession(options, model, in_file, False)
+            opened.initialize_session([CPU], [{}], set())
+            nodes = [node for part in opened.get_provider_graph_assignment_info() for node in part.get_nodes()]
+        except Exception:  # noqa: BLE001 - ONNX Runtime raises it again, in its own words, before it comes to the plugin
+            return []
+    return sorted({node.op_type for node in nodes if node.op_type in _WHEN_OPENED})
