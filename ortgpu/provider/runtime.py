@@ -16,8 +16,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from ..environment.libraries.library_file import read_elf, this_machine, wrong_machine
-from ..environment.libraries.wheel import release_wanted
+from ..environment.libraries.library_file import read_elf, read_library, this_machine, wrong_machine
+from ..environment.libraries.wheel import cuda_major_of, release_wanted
 from ..environment.packages.installed import Packages, locate_packages
 from ..environment.packages.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter
 from ..environment.packages.plugins import CUDA, Arrival, registered_library
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ortgpu")
 
-PluginProblem = Literal["another release", "no plugins", "not registered", "no device"]
+PluginProblem = Literal["newer CUDA", "another release", "no plugins", "not registered", "no device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +224,11 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
 
     It is never unregistered: sessions of others may use it by then.
     """
+    path = runtime.provider_library or ""
+    if _is_for_newer_cuda(path):  # its first call of CUDA fails, which may end the process
+        return "newer CUDA", None
     if registered_library() is not None:
         return None, None
-    path = runtime.provider_library or ""
     if release_wanted(path, str(getattr(runtime.module, "__version__", ""))) is not None:
         return "another release", None
     function = getattr(runtime.module, "register_execution_provider_library", None)
@@ -240,6 +242,15 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
         if "already registered" not in str(error):  # and lists no device
             return None, str(error).rpartition(" with error: ")[2]
     return (None if registered_library() is not None else "no device"), None
+
+
+def _is_for_newer_cuda(path: str) -> bool:
+    """Return True if a provider file is made for a newer CUDA than the driver supports."""
+    from ..environment.gpu.driver import load_libcuda
+
+    *_, supported = load_libcuda()
+    wanted = cuda_major_of(read_library(path).needed)
+    return supported is not None and wanted is not None and supported[0] < wanted
 
 
 def load_lazily_opened(stems: frozenset[str]) -> Runtime:

@@ -11,7 +11,15 @@ from typing import Final
 import pytest
 
 from ortgpu.environment.packages import plugins
-from ortgpu.environment.packages.plugins import CUDA, LIBRARY, Arrival, PluginPackage, choose_arrival, environ_of_child
+from ortgpu.environment.packages.plugins import (
+    CUDA,
+    LIBRARY,
+    Arrival,
+    PluginPackage,
+    Way,
+    choose_arrival,
+    environ_of_child,
+)
 
 FILE = "libonnxruntime_providers_cuda.so"
 LOOSE: Final = "registered by the program"
@@ -67,9 +75,11 @@ def test_a_registered_file_of_a_package_is_that_package(there: There, tmp_path: 
     assert str(found) == "plugin package: onnxruntime-ep-cuda13 1.31.1"
 
 
-def test_a_registered_file_of_onnx_runtime_is_bundled(there: There) -> None:
+@pytest.mark.parametrize(("build", "way"), [(", cuda-plugin-ep=1", "bundled plugin"), ("", LOOSE)])
+def test_a_registered_file_of_onnx_runtime_is_bundled_if_the_build_says_so(there: There, build: str, way: Way) -> None:
     there.registered(there.built_in)
-    assert there.arrival(built_in=True, packaged=True) == Arrival("bundled plugin", there.built_in)
+    there.monkeypatch.setattr(sys.modules["onnxruntime"], "get_build_info", lambda: f"ORT Build Info: {build}")
+    assert there.arrival(built_in=True, packaged=True) == Arrival(way, there.built_in)
 
 
 @pytest.mark.parametrize("by_variable", [True, False])

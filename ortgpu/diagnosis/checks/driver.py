@@ -154,12 +154,19 @@ def too_old(facts: Facts) -> GPUError | None:
     older = FOR_CUDA_12.why_not_for(environment.host) is None and all(
         runs_with_cuda_12(environment.host, gpu.compute_capability) for gpu in visible_gpus(environment)
     )
-    if supported[0] == FOR_CUDA_12.cuda_major and older:
+    arrival = environment.packages.onnxruntime.arrival
+    what = "installed ONNX Runtime"
+    if arrival is not None and arrival.is_plugin:
+        what = "CUDA plugin of ONNX Runtime"
+        either = manual(
+            f"{fixes[0]}; or else install this plugin for CUDA {supported[0]}, if you have it", needs="driver"
+        )
+        fixes = [either]
+    elif supported[0] == FOR_CUDA_12.cuda_major and older:
         either = manual(f"{fixes[0]}; or else, for the driver that is there:", needs="driver")
         fixes = [either, remedies.other_release(environment, FOR_CUDA_12)]
     return DriverTooOldError(
-        f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, "
-        f"the installed ONNX Runtime needs CUDA {major}",
+        f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, the {what} needs CUDA {major}",
         evidence=[
             f"driver {driver.version or 'of unknown version'}",
             f"needed: {remedies.LOWEST_DRIVER.get(major, 'a newer one')} or newer",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ...environment.packages.plugins import CUDA, PluginPackage
 from ...errors import (
     BrokenPackageError,
@@ -74,6 +76,17 @@ def unregistered(facts: Facts) -> GPUError | None:
     if facts.observed.plugin_problem != "not registered" or installed.arrival is None:
         return None
     package = installed.arrival.package
+    if installed.arrival.way == "bundled plugin":
+        return CPUOnlyPackageError(
+            f"the CUDA plugin of {installed.build_name} {installed.version} was not registered when it was imported",
+            evidence=[
+                f"plugin: {installed.arrival.library}",
+                "ONNX Runtime does that only if its libraries are loaded",
+            ],
+            fixes=[Fix("import ortgpu; ortgpu.preload(); import onnxruntime", kind="python")],
+            package=installed.build_name,
+            version=installed.version,
+        )
     return CPUOnlyPackageError(
         f"{package or 'a CUDA plugin'} is installed, and this program has not registered it",
         evidence=[f"plugin: {installed.arrival.library}", f"{installed.build_name} {installed.version} has no CUDA"],
@@ -105,5 +118,5 @@ def _registration(package: PluginPackage | None, library: str) -> Fix:
     if package is None:
         code = f"import onnxruntime; onnxruntime.register_execution_provider_library({CUDA!r}, {library!r})"
     else:
-        code = _REGISTER.format(module=package.name.replace("-", "_"))
+        code = _REGISTER.format(module=os.path.basename(package.folder or ""))
     return Fix(f"import ortgpu; ortgpu.preload(); {code}", kind="python")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from .metadata import Place, list_distributions, list_names, read_text
+from .metadata import MetadataFolder, Place, list_distributions, list_names, read_text
 
 Way = Literal["built in", "registered by the program", "bundled plugin", "plugin package"]
 
@@ -75,7 +75,7 @@ class Arrival:
 def read_plugins(places: Sequence[Place]) -> tuple[PluginPackage, ...]:
     """Return the installed packages of plugins, those of the newest CUDA first."""
     found = [
-        _read_plugin(one.name, one.read_version(), place)
+        _read_plugin(one, place)
         for place in places
         if any(name.startswith("onnxruntime_ep_") for name in place.names)
         for one in list_distributions(place)
@@ -84,12 +84,13 @@ def read_plugins(places: Sequence[Place]) -> tuple[PluginPackage, ...]:
     return tuple(sorted(found, key=lambda one: -(one.cuda_major or 0)))
 
 
-def _read_plugin(name: str, version: str | None, place: Place) -> PluginPackage:
-    module = name.replace("-", "_")
-    folder = os.path.join(place.folder, module) if module in place.names else None
+def _read_plugin(one: MetadataFolder, place: Place) -> PluginPackage:
+    # onnxruntime-ep-nv-tensorrt-rtx-cu13 has a module without "cu13"
+    modules = [*(one.read("top_level.txt") or b"").decode("utf-8", "replace").split(), one.name.replace("-", "_")]
+    folder = next((os.path.join(place.folder, module) for module in modules if module in place.names), None)
     libraries = sorted(filter(_CUDA_LIBRARY.fullmatch, list_names(folder))) if folder is not None else []
     library = os.path.join(folder or "", libraries[0]) if libraries else None
-    return PluginPackage(name, version, place.folder, folder, library)
+    return PluginPackage(one.name, one.read_version(), place.folder, folder, library)
 
 
 def provider_file_name(provider: str, system: str) -> str:
@@ -117,7 +118,7 @@ def choose_arrival(
     """
     registered = registered_library() if in_process else None
     if registered is not None:
-        if _is_file(registered, built_in):
+        if _is_file(registered, built_in) and _bundles_plugin(package_folder, sys.modules.get("onnxruntime")):
             return Arrival("bundled plugin", registered)
         package = next((one for one in plugins if _is_file(registered, one.library)), None)
         return Arrival("plugin package" if package is not None else "registered by the program", registered, package)
@@ -164,6 +165,16 @@ def registered_library() -> str | None:
 def listed_providers() -> tuple[str, ...]:
     """Return the providers that list a device in this process: the CPU's, and those of registered plugins."""
     return tuple(dict.fromkeys(device.ep_name for device in _listed_devices()))
+
+
+def listed_accelerators() -> frozenset[str]:
+    """Return the providers of registered plugins that list a GPU or an NPU in this process."""
+    return frozenset(device.ep_name for device in _listed_devices() if device.device.type.name in ("GPU", "NPU"))
+
+
+def takes_ordinal(provider: str) -> bool:
+    """Return True if a registered plugin lists a device that its option ``device_id`` names, as CUDA's does."""
+    return any(device.ep_name == provider and "device_id" in dict(device.ep_options) for device in _listed_devices())
 
 
 def _listed_devices() -> Sequence[Any]:
