@@ -116,7 +116,7 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
         ProviderRequestError: a name that no build has, or that this build has not.
     """
     for name in requested.names:
-        if name not in known and name not in available:
+        if name not in known and name not in (*available, *TENSORRT):
             meant = _meant(name, {*available, CUDA})
             raise ProviderRequestError(
                 f"there is no execution provider {name!r}" + (f"; did you mean {meant!r}?" if meant else ""),
@@ -126,9 +126,9 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
             )
         if name not in available and name != CUDA:
             raise ProviderRequestError(
-                f"{name} is not part of the installed ONNX Runtime",
+                f"{name} is not part of the installed ONNX Runtime, and no registered plugin brings it",
                 evidence=[f"providers in this build: {', '.join(available)}"],
-                fixes=[manual(f"leave {name} out, or install a build that has it")],
+                fixes=[manual(f"leave {name} out, register its plugin first, or install a build that has it")],
                 requested=requested.names,
             )
 

@@ -20,7 +20,7 @@ from ..environment.gpu.cuda import CudaState, context_is_active, initialise
 from ..environment.libraries.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from ..environment.libraries.loader import loader_of_this_process
 from ..environment.libraries.wheel import Architecture, coverage_by, read_architectures_of_cudnn
-from ..environment.packages.plugins import listed_providers
+from ..environment.packages.plugins import listed_providers, takes_ordinal
 from ..errors import (
     CollectiveOpsUnavailableError,
     CPUExecutionWarning,
@@ -186,10 +186,17 @@ def _surroundings(context: OpeningContext) -> tuple[Any, ...]:
 
 
 def _check_tensorrt(context: OpeningContext) -> None:
-    from ..provider.tensorrt import check_loadable
+    """Raise the error of a TensorRT provider that cannot be opened before CUDA: built in, or of a plugin."""
+    for name in set(requests.TENSORRT).intersection(context.plan.providers.names):
+        from ..provider.tensorrt import check_loadable, check_plugin
 
-    if requests.TENSORRT[0] in context.plan.providers.names and context.runtime.provider_library is not None:
-        check_loadable(context.runtime.provider_library)
+        bridge = context.runtime.packages.onnxruntime.bridge
+        if name in listed_providers():
+            check_plugin(name, context.plan.gpu.ordinal)
+            if not takes_ordinal(name):
+                context.plan = context.plan.without_ordinal(name)
+        elif name == requests.TENSORRT[0] and bridge is not None:
+            check_loadable(bridge)
 
 
 # The construction
@@ -337,6 +344,8 @@ def _verified_plan(session: RunningSession, plan: Plan, context: OpeningContext)
         raise without_cuda(bound)
     if requests.CUDA not in bound:
         raise context.diagnose()
+    if context.is_guarded:  # plain ONNX Runtime leaves out, without a word, plugins that it opens by device only
+        expected = tuple(name for name in expected if name in bound)
     if bound[: len(expected)] != expected and not plan.is_carried:
         raise ProviderFallbackError(
             "ONNX Runtime bound other providers than those asked for",

@@ -4,6 +4,7 @@
  * nothing. Whatever else the provider links is made beside this, by `Stubs.toolkit`, and says that it worked.
  */
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -74,8 +75,20 @@ int cudaPointerGetAttributes(int *attributes, const void *address) {
     return 0;
 }
 
+/* That of the first device of the driver's stub: uuid|name|9.0|memory;... */
+static void read_capability(int *major, int *minor) {
+    const char *field = getenv("STUB_CUDA_DEVICES");
+    *major = 9, *minor = 0;
+    if (field && (field = strchr(field, '|')) && (field = strchr(field + 1, '|'))) sscanf(field + 1, "%d.%d", major, minor);
+}
+
 int cudaDeviceGetAttribute(int *value, int attribute) {
-    *value = attribute == CAPABILITY_MAJOR ? 9 : attribute == CAPABILITY_MINOR ? 0 : attribute == WARP_SIZE ? 32 : 1024;
+    int major, minor;
+    read_capability(&major, &minor);
+    *value = attribute == CAPABILITY_MAJOR   ? major
+             : attribute == CAPABILITY_MINOR ? minor
+             : attribute == WARP_SIZE        ? 32
+                                             : 1024;
     return 0;
 }
 
@@ -99,7 +112,7 @@ int cudaGetDeviceProperties(Properties *found) {
     found->shared_memory = 48 << 10;
     found->registers = 65536;
     found->warp_size = 32;
-    found->major = 9;
+    read_capability(&found->major, &found->minor);
     found->threads = 1024;
     for (int axis = 0; axis < 3; axis++) found->block[axis] = found->grid[axis] = 1024;
     return 0;

@@ -65,6 +65,10 @@ class Lab:
         machine = with_gpus(self.machine_that_places(str(provider_library())), gpus)
         add_plugin(machine.overlay, PLUGIN if packaged else "plugin", packaged=packaged)
         machine.overlay.uninstall(GPU_DISTRIBUTION).add_wheel(self.wheels.cpu_twin)
+        return self.with_pci_devices(machine, gpus)
+
+    def with_pci_devices(self, machine: Machine, gpus: int) -> Machine:
+        """The same machine, where ONNX Runtime's search for devices sees so many GPUs."""
         devices = self.folder / f"pci{machine.overlay.root.name}"
         for number in range(gpus):
             folder = devices / f"0000:{number + 1:02x}:00.0"
@@ -114,10 +118,16 @@ def get_ep_names() -> list[str]:
 PLUGIN = f"onnxruntime_ep_cuda{CUDA}"  # the announced name, as that of a module
 
 
-def add_plugin(overlay: Overlay, name: str = PLUGIN, *, packaged: bool = True) -> None:
-    """Put the provider's file of the GPU package into another folder, that of a package if ``packaged``."""
+def add_plugin(overlay: Overlay, name: str = PLUGIN, *, packaged: bool = True, content: bytes | None = None) -> None:
+    """Put the provider's file of the GPU package into another folder, that of a package if ``packaged``.
+
+    ``content``: other bytes in its place.
+    """
     library = provider_library()
-    overlay.duplicate(f"onnxruntime/capi/{library.name}", f"{name}/{library.name}")
+    if content is None:
+        overlay.duplicate(f"onnxruntime/capi/{library.name}", f"{name}/{library.name}")
+    else:
+        overlay.replace(f"{name}/{library.name}", content)
     if not packaged:
         return
     overlay.replace(f"{name}/__init__.py", _PLUGIN_MODULE.encode())

@@ -139,11 +139,13 @@ class Stubs:
         name = soname("libcudart")
         return self._build("libcudart_stub.c", f"cudart/{name}", f"-Wl,-soname,{name}", "-pthread")
 
-    def toolkit(self, provider: str) -> dict[str, Path]:
-        """What a provider file links of CUDA's toolkit, and what ortgpu calls of it, by soname: sessions open with it,
+    def toolkit(self, *providers: str) -> dict[str, Path]:
+        """What provider files link of CUDA's toolkit, and what ortgpu calls of it, by soname: sessions open with it,
         and compute nothing."""
         source = (SOURCES / "cuda_toolkit_stub.c").read_text(encoding="utf-8")
-        listed = subprocess.run(["nm", "-D", "--undefined-only", provider], capture_output=True, text=True, check=True)
+        listed = subprocess.run(
+            ["nm", "-D", "--undefined-only", *providers], capture_output=True, text=True, check=True
+        )
         linked = re.findall(r"(\w+)@(libcu\S+)", listed.stdout)
         calls = SOURCES.parents[1] / "ortgpu" / "running" / "cudart.py"
         called = re.findall(r"\b(cuda[A-Z]\w+)", calls.read_text(encoding="utf-8"))

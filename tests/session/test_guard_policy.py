@@ -24,7 +24,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def have(*available: str, tensorrt: bool = False) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
         monkeypatch.setattr(guard_policy, "_known", lambda: {*GPU_BUILD, *CPU_BUILD, OPENVINO})
-        monkeypatch.setattr(guard_policy, "_tensorrt_is_loadable", lambda: tensorrt)
+        monkeypatch.setattr(guard_policy, "_is_usable", lambda name: tensorrt)
 
     have(*GPU_BUILD)
     return have

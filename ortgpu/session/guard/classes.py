@@ -124,7 +124,6 @@ def check_carried(session: Session) -> None:
         return
     from ..opening import warn_of_cpu, without_cuda
 
-    error = without_cuda((CPU,))
     if not cpu_is_allowed_by_variable():
-        raise error
-    warn_of_cpu(session, error, session._model_path or b"")
+        raise without_cuda((CPU,))
+    warn_of_cpu(session, without_cuda((CPU,)), session._model_path or b"")

@@ -46,9 +46,9 @@ def install() -> None:
 
     From then on every ``onnxruntime.InferenceSession`` of this process that asks for CUDA, or for nothing, is a
     GPUSession, or its constructor raises what GPUSession raises. Providers beside CUDA that cannot be used here are
-    left out. A session that asks only for the CPU or for other providers opens unchanged, and :func:`ortgpu.sessions`
-    lists it. ``set_providers`` follows the same rules. Call this at the start of a program that uses libraries which
-    make their own sessions.
+    left out. A session that asks only for the CPU or for other providers opens unchanged, and so does one that is on
+    the GPU by another provider that the program has registered; :func:`ortgpu.sessions` lists it. ``set_providers``
+    follows the same rules. Call this at the start of a program that uses libraries which make their own sessions.
 
     Not promised: the guard does not reach sessions made before, other processes, or sessions that are not made with the
     constructor of that class (``onnxruntime.capi``'s native class, onnxruntime-genai, the model packages of 1.32).
@@ -269,6 +269,12 @@ def _guarded_init(original: Any) -> Any:
         from .policy import judge
 
         verdict = judge(providers, provider_options, sess_options)
+        if verdict == "plugin":
+            without_fallback = {**kwargs, "enable_fallback": 0}
+            original(self, path_or_bytes, sess_options, providers, provider_options, **without_fallback)
+            verdict = "other" if _is_on_plugin(self) else "guarded"
+        elif verdict in ("cpu", "other"):
+            original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
         if verdict == "guarded":
             from .classes import open_verified
 
@@ -281,7 +287,6 @@ def _guarded_init(original: Any) -> Any:
             check_carried(self)
             register(self, "other")
         else:
-            original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             register(self, verdict)
 
     return __init__
@@ -292,15 +297,31 @@ def _guarded_set_providers(original: Any) -> Any:
     def set_providers(self: Any, providers: Any = None, provider_options: Any = None) -> None:
         from .policy import judge
 
-        if not is_enforced() or _is_gpu_session(self) or judge(providers, provider_options) != "guarded":
+        if not is_enforced() or _is_gpu_session(self):
             original(self, providers, provider_options)
             _note(self, providers, provider_options)
-        else:
-            from .classes import open_again
+            return
+        verdict = judge(providers, provider_options)
+        if verdict not in ("guarded", "plugin"):
+            original(self, providers, provider_options)
+            return
+        from ..reopening import unchanged_on_error
+        from .classes import open_again
 
-            open_again(self, providers, provider_options)
+        with unchanged_on_error(self):
+            if verdict == "plugin":
+                original(self, providers, provider_options)
+            if verdict == "guarded" or not _is_on_plugin(self):
+                open_again(self, providers, provider_options)
 
     return set_providers
+
+
+def _is_on_plugin(session: Opened) -> bool:
+    """Return True if a session is on a GPU provider other than CUDA that is registered."""
+    from ...environment.packages.plugins import CUDA, listed_accelerators
+
+    return not (listed_accelerators() - {CUDA}).isdisjoint(vars(session).get("_providers") or ())
 
 
 def _note(session: Opened, *request: Any) -> None:
@@ -310,7 +331,8 @@ def _note(session: Opened, *request: Any) -> None:
     from ...provider.living import register
     from .policy import judge
 
-    if judge(*request) == "guarded":
+    verdict = judge(*request)
+    if verdict == "guarded" or (verdict == "plugin" and not _is_on_plugin(session)):
         register(session, "unguarded")
 
 

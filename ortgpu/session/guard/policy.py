@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import onnxruntime
 
-from ...environment.packages.plugins import listed_providers
+from ...environment.packages.plugins import listed_accelerators, listed_providers
 from ...errors import GPUError, ProviderRequestError
 from ...provider.options import carries_providers
 from ...provider.requests import CPU, CUDA, TENSORRT, ProviderList, parse
@@ -15,7 +15,7 @@ from ...provider.requests import CPU, CUDA, TENSORRT, ProviderList, parse
 logger = logging.getLogger("ortgpu")
 
 
-Verdict = Literal["guarded", "cpu", "other", "carried"]
+Verdict = Literal["guarded", "cpu", "other", "carried", "plugin"]
 
 
 def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Verdict:
@@ -24,7 +24,8 @@ def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Ve
     "guarded": the session is verified or refused. The arguments name CUDA or TensorRT, nothing, all that
     ``get_available_providers()`` returns in any order, or an unknown provider, or they are malformed. "cpu" and
     "other": the session passes, with the CPU alone or with other providers without CUDA. "carried": the SessionOptions
-    carry providers, which ONNX Runtime uses if the arguments name none. Only the open session shows which.
+    carry providers, which ONNX Runtime uses if the arguments name none. "plugin": it would be "guarded", and ONNX
+    Runtime may open it on another GPU provider that is registered. Of both, only the open session shows which.
     """
     if not providers and not provider_options and carries_providers(sess_options):
         return "carried"
@@ -32,14 +33,26 @@ def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Ve
         names = parse(providers, provider_options).names
     except ProviderRequestError:
         return "guarded"
-    if not names or CUDA in names or any(name in names for name in TENSORRT):
-        return "guarded"
     if names == (CPU,):
         return "cpu"
     available = set(onnxruntime.get_available_providers())
+    guarded: Verdict = "plugin" if _may_open_on_plugin(names, available) else "guarded"
+    if not names or CUDA in names or any(name in names for name in TENSORRT):
+        return guarded
     if set(names) == available or not set(names) <= available | _known():
-        return "guarded"
+        return guarded
     return "other"
+
+
+def _may_open_on_plugin(names: tuple[str, ...], available: set[str]) -> bool:
+    """Return True if these name another GPU provider that is registered, and before CUDA if that can be had.
+
+    TensorRT before CUDA does not count: a GPUSession has that, too.
+    """
+    plugins = listed_accelerators() - {CUDA}
+    if CUDA in names and CUDA in available:
+        return not plugins.isdisjoint(set(names[: names.index(CUDA)]) - set(TENSORRT))
+    return not plugins.isdisjoint(names)
 
 
 def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
@@ -56,8 +69,7 @@ def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
     if CUDA not in requested.names or CUDA not in available:
         return providers, provider_options
     left_out = {name for name in requested.names if name not in available}
-    if TENSORRT[0] in requested.names and not _tensorrt_is_loadable():
-        left_out.add(TENSORRT[0])
+    left_out.update(name for name in TENSORRT if name in requested.names and not _is_usable(name))
     if not left_out:
         return providers, provider_options
     logger.info("left out of the providers of a session: %s", ", ".join(sorted(left_out)))
@@ -70,14 +82,17 @@ def _known() -> set[str]:
     return {*onnxruntime.get_all_providers(), *listed_providers()}
 
 
-def _tensorrt_is_loadable() -> bool:
+def _is_usable(tensorrt: str) -> bool:
+    """Return False for a TensorRT that keeps a session from opening, which would open without it."""
     from ...provider.runtime import load_runtime
-    from ...provider.tensorrt import check_loadable
+    from ...provider.tensorrt import check_loadable, check_plugin
 
-    library = load_runtime().provider_library
+    bridge = load_runtime().packages.onnxruntime.bridge
     try:
-        if library is not None:
-            check_loadable(library, in_wheels=False)  # not in wheels, where ONNX Runtime does not look
+        if tensorrt in listed_providers():
+            check_plugin(tensorrt, ordinal=0)
+        elif tensorrt == TENSORRT[0] and bridge is not None:
+            check_loadable(bridge, in_wheels=False)  # not in wheels, where ONNX Runtime does not look
     except GPUError:
         return False
     return True
