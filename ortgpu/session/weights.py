@@ -36,7 +36,8 @@ from ..running import dlpack
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_RELEASES = ((1, 31),)  # verified to read nothing afterwards; a test checks another release
+_FIRST = (1, 31)  # the first release of ONNX Runtime that takes weights so
+_VERIFIED = ((1, 31), (1, 32))  # to read nothing of them once a session is open: the memory of others is kept
 _FEWEST_BYTES = 8 << 20  # of a model; smaller ones gain little
 _LARGE = 64 << 10  # bytes of an initializer
 _READERS = 4  # threads
@@ -78,8 +79,8 @@ class Weights:
         return options
 
     def give_back(self) -> None:
-        """Free the memory once the session is open. The weights cannot be used afterwards."""
-        if self._memory is not None:
+        """Free the memory once the session is open, which reads it no more. The weights cannot be used afterwards."""
+        if self._memory is not None and load_runtime().release in _VERIFIED:
             with contextlib.suppress(OSError):  # fails if the program has locked its memory
                 self._memory.madvise(mmap.MADV_DONTNEED)
 
@@ -111,7 +112,7 @@ def weights_in_place(outline: GraphOutline) -> Weights | None:
 
 def _content(model: ModelSource) -> bytes | mmap.mmap | None:
     # Only tried on Linux
-    if sys.platform != "linux" or load_runtime().release not in _RELEASES or is_ort_format(model):
+    if sys.platform != "linux" or load_runtime().release < _FIRST or is_ort_format(model):
         return None
     if isinstance(model, bytes):
         return model if len(model) >= _FEWEST_BYTES else None

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.model.outline import GraphOutline, with_values_elsewhere
 from ortgpu.provider.runtime import load_runtime
-from ortgpu.session.weights import _RELEASES, Weights, weights_in_place
+from ortgpu.session.weights import _FIRST, Weights, weights_in_place
 from tests.lab.fixtures import Lab
 from tests.support.cpu_session import child
 from tests.support.networks import random_network
@@ -28,7 +28,7 @@ from tests.support.networks import random_network
 SIDE = 1536  # of a matrix of 9 MiB
 FEED = np.linspace(-1, 1, SIDE, dtype=np.float32)[None]
 
-pytestmark = pytest.mark.skipif(load_runtime().release not in _RELEASES, reason="only 1.31 is given weights so")
+pytestmark = pytest.mark.skipif(load_runtime().release < _FIRST, reason="of ONNX Runtime 1.31 and newer")
 
 
 def matrix(seed: int = 0) -> Any:
