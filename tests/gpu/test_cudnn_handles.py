@@ -9,6 +9,7 @@ import pytest
 from ortgpu.provider.runtime import load_runtime
 
 from .children import Report, run_program
+from .plugin import built_in_only
 
 pytestmark = [
     pytest.mark.ortgpu,
@@ -30,16 +31,19 @@ def sessions(mlp: Path, conv: Path) -> Report:
     return run_program("sessions_without_handles", {"mlp": mlp, "conv": conv, "count": COUNT}, deadline=120)
 
 
+@built_in_only
 def test_each_operator_computes_the_same_bits(operators: Report) -> None:
     assert operators["operators"]["compared"] > 50
     assert operators["operators"]["different"] == []
 
 
+@built_in_only
 def test_they_were_compared_on_the_gpu(operators: Report) -> None:
     """Shapes and constants are the business of the CPU."""
     assert set(operators["operators"]["not on the GPU"]) <= {"Shape", "Constant", "ConstantOfShape"}
 
 
+@built_in_only
 def test_a_session_does_without(sessions: Report) -> None:
     assert sessions["options"] == "0"
     assert sessions["chosen"][0] == "0"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from .children import Report, run_program
+from .plugin import built_in_only
 
 pytestmark = pytest.mark.ortgpu
 
@@ -45,6 +46,7 @@ def test_options_that_do_not_match_the_providers(report: Report) -> None:
     assert error.is_a("ValueError")  # ONNX Runtime's own refusal is one, too
 
 
+@built_in_only
 def test_tensorrt_that_is_not_installed(report: Report) -> None:
     if report["TensorRT loads"]:
         pytest.skip("TensorRT is installed here")

@@ -100,7 +100,7 @@ def provider_library() -> Path:
 
 
 #: Of onnxruntime-ep-webgpu 0.4.0, whose form others are to have
-_PLUGIN_MODULE = """
+PLUGIN_MODULE = """
 from pathlib import Path
 
 def get_library_path() -> str:
@@ -130,7 +130,7 @@ def add_plugin(overlay: Overlay, name: str = PLUGIN, *, packaged: bool = True, c
         overlay.replace(f"{name}/{library.name}", content)
     if not packaged:
         return
-    overlay.replace(f"{name}/__init__.py", _PLUGIN_MODULE.encode())
+    overlay.replace(f"{name}/__init__.py", PLUGIN_MODULE.encode())
     version = metadata.version(GPU_DISTRIBUTION)
     folder = f"{name}-{version}.dist-info"
     overlay.replace(f"{folder}/METADATA", f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n".encode())
