@@ -90,9 +90,9 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
         return out_of_memory(int(match[1]), text, device)
     if match := _POOL.search(text):
         code = int(match[1])
-        return out_of_memory(int(match[2]), text, device) if code == OUT_OF_MEMORY else _of_code(code, text, device)
+        return out_of_memory(int(match[2]), text, device) if code == OUT_OF_MEMORY else of_code(code, text, device)
     if (number := code_in(text)) is not None:
-        return _of_code(number, text, device)
+        return of_code(number, text, device)
     if failed := read_library_status(text):
         return _of_library(failed, text, device)
     if WITHOUT_CUDNN.search(text):
@@ -182,7 +182,8 @@ def _cudnn_without_code(text: str, device: Device | None) -> GPUError | None:
     )
 
 
-def _of_code(code: int, text: str, device: Device | None) -> GPUError:
+def of_code(code: int, text: str, device: Device | None) -> GPUError:
+    """Return the error for a code of CUDA that came up as ``text`` says."""
     evidence = [telling_line(text)]
     if code == OUT_OF_MEMORY:
         return lacks_pinned_memory(text) or out_of_memory(None, text, device)

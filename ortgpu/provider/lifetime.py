@@ -263,6 +263,15 @@ def gpu_works(ordinal: int | None) -> bool:
     return context_error(ordinal or 0) in (0, _OUT_OF_MEMORY)
 
 
+def error_of_context(ordinal: int) -> int | None:
+    """Return the error that the driver answers to every call in this process's context on a GPU, None for no error.
+
+    None also if there is no context, or if the driver cannot be asked.
+    """
+    code = context_error(ordinal)
+    return None if code in (0, _OUT_OF_MEMORY) else code
+
+
 def refuse(session: Opened, error: GPUError) -> None:
     """Make every later use of a session raise ``error``: its GPU is lost."""
     inner = vars(session).get("_sess")

@@ -142,6 +142,7 @@ def _find_gpu(context: OpeningContext, driver: Task[CudaState] | None) -> None:
     try:
         context.cuda = _working_driver(context, driver)
         context.plan = on_gpu(context.plan, context.cuda)
+        _check_context(context, context.cuda)
         report, capability = context.runtime.preload, context.plan.gpu.compute_capability
         provider = report.provider if report is not None else None
         if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
@@ -176,6 +177,22 @@ def _check_driver(context: OpeningContext, driver: Task[CudaState] | None) -> Cu
     if cuda.devices is not None and not cuda.devices:
         raise context.diagnose()
     return cuda
+
+
+def _check_context(context: OpeningContext, cuda: CudaState) -> None:
+    """Raise the sticky error of an earlier call, of whichever library: a plugin would end the process for it."""
+    arrival = context.runtime.arrival
+    if arrival is None or not arrival.is_plugin:
+        return
+    carried = context.plan.is_carried and context.plan.device is None  # which GPU it is, is not known yet
+    ordinals = [gpu.ordinal for gpu in cuda.devices or ()] if carried else [context.plan.gpu.ordinal]
+    for ordinal in ordinals:
+        code = lifetime.error_of_context(ordinal)
+        if code is not None:
+            from ..diagnosis.execution import of_code
+
+            words = f"each call in this process's CUDA context on cuda:{ordinal} returns {code}"
+            raise lifetime.noted(of_code(code, words, None))
 
 
 def _surroundings(context: OpeningContext) -> tuple[Any, ...]:

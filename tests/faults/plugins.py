@@ -27,6 +27,14 @@ onnxruntime.register_execution_provider_library(plugin.get_ep_name(), plugin.get
 """
 OF_THE_PROGRAM = {"providers": ["CUDAExecutionProvider"], "preload": False, "before": REGISTER}
 
+#: An illegal access of an earlier run, by whichever library.
+STICKY = """
+import os, ortgpu
+from ortgpu.diagnosis.probe.probing import RELU
+session = ortgpu.GPUSession(RELU)
+os.environ["STUB_CUDA_STICKY"] = "700"
+"""
+
 
 def with_plugin(lab: Lab) -> Machine:
     return lab.machine_with_plugin()
@@ -173,6 +181,17 @@ CASES = in_group(
             plain="aborted",
             plain_arguments=OF_THE_PROGRAM,
             needs=("", ""),
+            since=OPENS_CUDNN_AT_NEED,
+        ),
+        Case(
+            "plugin-and-a-sticky-error",
+            "PoisonedContextError",
+            ("ended this process's use of the GPU", "restart this process"),
+            starts=with_plugin,
+            prelude=STICKY,
+            plain="aborted logged",
+            plain_arguments={"providers": ["CUDAExecutionProvider"], "preload": False},
+            needs=("",),
             since=OPENS_CUDNN_AT_NEED,
         ),
     ],

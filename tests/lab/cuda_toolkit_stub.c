@@ -40,11 +40,14 @@ int cublasCreate_v2(void **handle) { return make(handle); }
 int cublasLtCreate(void **handle) { return make(handle); }
 int cudaStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0; }
 
-/* As the real one, it is of no use in a process that was forked from one that had used it: 3. */
-static int forked(void) {
+/* As the real one, it is of no use in a process that was forked from one that had used it, 3, and after a sticky error,
+ * which the driver's stub reads from the same variable; 2 is no sticky one. */
+static int state(void) {
     static pid_t first;
+    const char *sticky = getenv("STUB_CUDA_STICKY");
+    int code = sticky ? atoi(sticky) : 0;
     if (!first) first = getpid();
-    return first == getpid() ? 0 : 3;
+    return first != getpid() ? 3 : code == 2 ? 0 : code;
 }
 
 static __thread int current;
@@ -61,7 +64,7 @@ int cudaSetDevice(int device) {
     int count;
     cudaGetDeviceCount(&count);
     if (device < 0 || device >= count) return 101;
-    return current = device, forked();
+    return current = device, state();
 }
 int cudaRuntimeGetVersion(int *version) { return *version = 13000, 0; }
 int cudaDriverGetVersion(int *version) { return *version = 13000, 0; }
