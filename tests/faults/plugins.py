@@ -174,7 +174,7 @@ CASES = in_group(
         Case(
             "plugin-and-a-branch",
             "PlacementError",
-            ("cannot hold If", "Provider_GetHost"),
+            ("cannot compute If", "Provider_GetHost"),
             starts=with_plugin,
             model="branch",
             cpu=False,
