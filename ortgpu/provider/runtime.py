@@ -227,10 +227,10 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
     path = runtime.provider_library or ""
     if _is_for_newer_cuda(path):  # its first call of CUDA fails, which may end the process
         return "newer CUDA", None
-    if registered_library() is not None:
-        return None, None
     if release_wanted(path, str(getattr(runtime.module, "__version__", ""))) is not None:
         return "another release", None
+    if registered_library() is not None:
+        return None, None
     function = getattr(runtime.module, "register_execution_provider_library", None)
     if function is None:
         return "no plugins", None

@@ -305,22 +305,7 @@ def test_tensorrt_before_cuda_has_its_cache_options(module_lab: Lab) -> None:
 
 @pytest.fixture(scope="module")
 def bundled(module_lab: Lab) -> Machine:
-    return bundling(module_lab)
-
-
-def bundling(lab: Lab) -> Machine:
-    """A machine with a build that bundles CUDA as a plugin: the CPU package, whose build information says so."""
-    if reason := installed.older_than((1, 31)):
-        pytest.skip(reason)
-    machine = lab.machine_with_plugin(packaged=False, gpus=2)
-    library = provider_library().name
-    machine.overlay.duplicate(f"plugin/{library}", f"onnxruntime/capi/{library}").remove("plugin")
-    extension = machine.overlay.path("onnxruntime/capi/onnxruntime_pybind11_state*.so")
-    content = extension.read_bytes()
-    said, says = b", fp8-kv-cache=1, bu", b", cuda-plugin-ep=1, "  # "bu" of "build type=Release"
-    assert content.count(said) == 2, "as a string, and in the pieces from which get_build_info makes another"
-    machine.overlay.replace(f"onnxruntime/capi/{extension.name}", content.replace(said, says))
-    return machine
+    return module_lab.machine_with_bundled_plugin()
 
 
 FAILED = "Failed to register bundled CUDA plugin EP"
@@ -380,7 +365,7 @@ def test_the_doctor_names_a_bundled_plugin(bundled: Machine) -> None:
 
 @pytest.mark.parametrize("guard", ["", "ortgpu.install()"])
 def test_a_bundled_plugin_without_its_libraries(lab: Lab, guard: str) -> None:
-    machine = bundling(lab)
+    machine = lab.machine_with_bundled_plugin()
     machine.overlay.remove("nvidia/*/lib/libcublasLt*")
     code = f"""
     import warnings
@@ -393,6 +378,18 @@ def test_a_bundled_plugin_without_its_libraries(lab: Lab, guard: str) -> None:
     found = seen(machine, code)
     assert found.get("error") == "LibraryNotFoundError", found
     assert "libcublasLt" in found["text"]
+
+
+@pytest.mark.parametrize("guard", ["", "ortgpu.install()"])
+def test_a_registered_plugin_of_another_release_is_refused(lab: Lab, guard: str) -> None:
+    """Here ONNX Runtime registers it without a word, and dies of SIGSEGV when a session opens."""
+    machine = lab.machine_with_bundled_plugin("1.32.0")
+    make = "onnxruntime.InferenceSession" if guard else "ortgpu.GPUSession"
+    code = f"import ortgpu\n{guard}\n{'import onnxruntime' if guard else ''}\n"
+    found = seen(machine, code + f"attempt(lambda: {make}({str(lab.models.relu)!r}, providers=[{CUDA!r}]))")
+    assert found.get("error") == "LibraryVersionError", found
+    assert "and onnxruntime 1.32.0 is installed" in found["text"]
+    assert "onnxruntime==1.32.0" in found["fixes"][0]
 
 
 # Several packages
@@ -473,6 +470,8 @@ def test_a_package_whose_module_has_another_name(module_lab: Lab) -> None:
 def test_a_plugin_for_a_newer_cuda_than_the_drivers(module_lab: Lab, by_program: bool) -> None:
     """It is refused before ONNX Runtime is called: its first call of CUDA fails, which may end the process."""
     machine = of_the_driver(module_lab.machine_with_plugin(packaged=not by_program), 12)
+    if installed.CUDA > 12:
+        machine = machine.but(env={**machine.env, "STUB_CUDART_CODE": "35"})
     make = f"attempt(lambda: ortgpu.GPUSession({str(module_lab.models.relu)!r}))"
     found = seen(machine, registering(make) if by_program else f"import ortgpu\n{make}")
     if installed.CUDA == 12:

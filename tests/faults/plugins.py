@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from tests.faults.case import MENDED, OPENS, Case, in_group, library, removing
 from tests.faults.packages import cpu_only
-from tests.lab import Machine, Overlay
+from tests.lab import GPU, NVML, Cuda, Machine, Overlay
 from tests.lab.fixtures import PLUGIN, Lab, add_plugin
-from tests.lab.installed import LINKED, OPENS_CUDNN_AT_NEED, VERSION
+from tests.lab.installed import CUDA, LINKED, OPENS_CUDNN_AT_NEED, VERSION
 
 NAME = PLUGIN.replace("_", "-")
 
 #: A release whose core ends the process in which the installed one's provider is registered.
 ANOTHER_RELEASE = "1.32.0"
+
+#: The first release whose __init__.py registers a bundled plugin.
+BUNDLES = (1, 31)
 
 REGISTER = f"""
 import ctypes, glob, os, onnxruntime, {PLUGIN} as plugin
@@ -46,6 +49,13 @@ def without_pci_devices(lab: Lab) -> Machine:
     folder = lab.folder / "no-devices"
     folder.mkdir(exist_ok=True)
     return machine.but(env={**machine.env, "STUB_PCI_DEVICES": str(folder)})
+
+
+def with_driver_for_cuda_11(lab: Lab) -> Machine:
+    gpus = (GPU(),)
+    nvml = NVML(gpus=gpus, driver="520.61.05", cuda=11080)
+    machine = with_plugin(lab).but(cuda=Cuda(devices=gpus, version=11080), nvml=nvml)
+    return machine.but(env={**machine.env, "STUB_CUDART_CODE": "35"})
 
 
 def core_of_another_release(lab: Lab, overlay: Overlay) -> None:
@@ -192,6 +202,29 @@ CASES = in_group(
             plain="aborted logged",
             plain_arguments={"providers": ["CUDAExecutionProvider"], "preload": False},
             needs=("",),
+            since=OPENS_CUDNN_AT_NEED,
+        ),
+        Case(
+            "bundled-plugin-that-only-warned",
+            "CPUOnlyPackageError",
+            (f"the CUDA plugin of onnxruntime {VERSION} was not registered when it was imported", "preload()"),
+            prelude="import onnxruntime",
+            starts=lambda lab: lab.machine_with_bundled_plugin(),
+            ask="guarded",
+            details={"package": "onnxruntime"},
+            plain="warned",
+            after=OPENS,
+            slow_fix=False,
+            since=BUNDLES,
+        ),
+        Case(
+            "plugin-for-a-newer-cuda",
+            "DriverTooOldError",
+            ("supports CUDA up to 11.8", f"the CUDA plugin of ONNX Runtime needs CUDA {CUDA}"),
+            starts=with_driver_for_cuda_11,
+            plain="aborted logged",
+            plain_arguments=OF_THE_PROGRAM,
+            needs=("driver",),
             since=OPENS_CUDNN_AT_NEED,
         ),
     ],

@@ -52,14 +52,20 @@ static int state(void) {
 
 static __thread int current;
 
+/* What a real one answers where the driver is too old for it: $STUB_CUDART_CODE, 35. */
+static int refusal(void) {
+    const char *code = getenv("STUB_CUDART_CODE");
+    return code ? atoi(code) : 0;
+}
+
 /* As many as the driver's stub has, which are separated in its variable. */
 int cudaGetDeviceCount(int *count) {
     const char *devices = getenv("STUB_CUDA_DEVICES");
     *count = 1;
     while (devices && (devices = strchr(devices, ';'))) devices++, (*count)++;
-    return 0;
+    return refusal();
 }
-int cudaGetDevice(int *device) { return *device = current, 0; }
+int cudaGetDevice(int *device) { return *device = current, refusal(); }
 int cudaSetDevice(int device) {
     int count;
     cudaGetDeviceCount(&count);
@@ -118,7 +124,7 @@ int cudaGetDeviceProperties(Properties *found) {
     read_capability(&found->major, &found->minor);
     found->threads = 1024;
     for (int axis = 0; axis < 3; axis++) found->block[axis] = found->grid[axis] = 1024;
-    return 0;
+    return refusal();
 }
 int cudaGetDeviceProperties_v2(Properties *found) { return cudaGetDeviceProperties(found); }
 

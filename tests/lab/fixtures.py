@@ -67,6 +67,25 @@ class Lab:
         machine.overlay.uninstall(GPU_DISTRIBUTION).add_wheel(self.wheels.cpu_twin)
         return self.with_pci_devices(machine, gpus)
 
+    def machine_with_bundled_plugin(self, version: str | None = None) -> Machine:
+        """A machine with a build that bundles CUDA as a plugin: the CPU package, whose build information says so.
+
+        ``version``: of that package, where it is not that of the provider.
+        """
+        if reason := older_than((1, 31)):  # whose __init__.py registers such a plugin
+            pytest.skip(reason)
+        machine = self.machine_with_plugin(packaged=False, gpus=2)
+        if version is not None:
+            machine.overlay.uninstall("onnxruntime").add_wheel(self.wheels.get("onnxruntime", version))
+        library = provider_library().name
+        machine.overlay.duplicate(f"plugin/{library}", f"onnxruntime/capi/{library}").remove("plugin")
+        extension = machine.overlay.path("onnxruntime/capi/onnxruntime_pybind11_state*.so")
+        content = extension.read_bytes()
+        said, says = b", fp8-kv-cache=1, bu", b", cuda-plugin-ep=1, "  # "bu" of "build type=Release"
+        assert content.count(said) == 2, "as a string, and in the pieces from which get_build_info makes another"
+        machine.overlay.replace(f"onnxruntime/capi/{extension.name}", content.replace(said, says))
+        return machine
+
     def with_pci_devices(self, machine: Machine, gpus: int) -> Machine:
         """The same machine, where ONNX Runtime's search for devices sees so many GPUs."""
         devices = self.folder / f"pci{machine.overlay.root.name}"

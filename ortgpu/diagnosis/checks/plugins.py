@@ -47,11 +47,14 @@ def of_another_release(facts: Facts) -> GPUError | None:
     arrival, name = installed.arrival, installed.build_name or "onnxruntime"
     if arrival is None or wanted is None:
         return None
+    bundled = arrival.way == "bundled plugin"
+    fitting = f"{name}=={installed.version if bundled else wanted}"
+    reinstall = remedies.reinstall_onnxruntime(environment, requirement=fitting)
     return LibraryVersionError(
         f"the CUDA plugin belongs to ONNX Runtime {wanted}, and {name} {installed.version} is installed: "
         "it would end this process",
         evidence=[f"plugin: {arrival.library}", "it calls Provider_GetHost, which differs between releases"],
-        fixes=[remedies.install(environment, [f"{name}=={wanted}"])],
+        fixes=[reinstall if bundled else remedies.install(environment, [fitting])],
         needed=(f"{name} {wanted}",),
     )
 
