@@ -21,7 +21,9 @@ from ortgpu.environment.libraries.wheel import (
     parse_container,
     read_architectures,
     read_provider,
+    release_wanted,
 )
+from tests.lab.fixtures import provider_library
 from tests.lab.stubs import Stubs
 from tests.support.made_dlls import ARM64, dll
 
@@ -338,3 +340,13 @@ def test_the_provider_of_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_architectures_of_no_file(tmp_path: Path) -> None:
     assert read_architectures(str(tmp_path / "absent")) is None
     assert read_architectures(str(tmp_path)) is None
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("behind", ["", ".dev20261101001", "+cu13"])
+def test_a_plugin_belongs_to_the_release_of_its_core(behind: str) -> None:
+    """A nightly build has the date behind its version, which the provider's file does not have."""
+    version = importlib.metadata.version("onnxruntime-gpu")
+    provider = str(provider_library())
+    assert release_wanted(provider, version + behind) is None
+    assert release_wanted(provider, "1.99.0" + behind) in (version, None)

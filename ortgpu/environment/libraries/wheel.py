@@ -125,7 +125,8 @@ def release_wanted(provider: str, core: str) -> str | None:
     Such a plugin ends the process in any other, as that of 1.31.1 does in 1.32.0. Others ask for the version of the
     interface that they need when they are registered.
     """
-    if not uses_internals(provider) or not absent_strings(provider, [core]):
+    release = re.match(r"\d+\.\d+\.\d+", core)  # behind it, a nightly build has the date
+    if release is None or not uses_internals(provider) or not absent_strings(provider, [release[0]]):
         return None
     section = find_section(provider, ".rodata")
     if section is None:
