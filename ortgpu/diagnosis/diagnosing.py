@@ -48,6 +48,7 @@ CHECKS: tuple[Check, ...] = (
     packages.cpu_only,
     plugins.unknown_to_release,
     plugins.of_another_release,
+    plugins.of_no_plugin,
     packages.replaced_after_import,
     packages.in_sub_interpreter,
     packages.provider_missing,

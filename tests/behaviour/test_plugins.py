@@ -245,6 +245,35 @@ def test_a_plugin_that_lists_no_device(packaged: Machine, module_lab: Lab, tmp_p
     assert "onnxruntime-gpu" in outcome.error.fixes[0]
 
 
+def test_the_guard_knows_a_registered_plugin_that_lists_no_device(
+    packaged: Machine, module_lab: Lab, tmp_path: Path
+) -> None:
+    """It registers nothing, so it cannot ask ONNX Runtime whether that was done."""
+    model = str(module_lab.models.relu)
+    code = f"""
+    with ortgpu.enforce():
+        attempt(lambda: onnxruntime.InferenceSession({model!r}, providers=["CUDAExecutionProvider"]))
+    """
+    found = seen(packaged, registering(code, folder=PLUGIN), env={"STUB_PCI_DEVICES": str(tmp_path)})
+    assert found["error"] == "NoDeviceError", found
+
+
+def test_a_loose_plugin_that_lists_no_device_is_named(loose: Machine, module_lab: Lab, tmp_path: Path) -> None:
+    code = registering(f"attempt(lambda: ortgpu.GPUSession({str(module_lab.models.relu)!r}))")
+    found = seen(loose, code, env={"STUB_PCI_DEVICES": str(tmp_path)})
+    assert found["error"] == "CPUOnlyPackageError", found
+    assert "is loaded: if this program registered it, ONNX Runtime sees no GPU" in found["text"]
+
+
+def test_a_damaged_library_of_a_package_is_blamed_on_that_package(module_lab: Lab) -> None:
+    machine = module_lab.machine_with_plugin()
+    machine.overlay.replace(f"{PLUGIN}/{provider_library().name}", b"no library")
+    error = machine.open_session(module_lab.models.relu).error
+    assert error is not None
+    assert (error.type, error.details["package"]) == ("BrokenPackageError", PLUGIN.replace("_", "-")), error.text
+    assert error.fixes == (f"install {PLUGIN.replace('_', '-')} again, from where it came",)
+
+
 def test_libraries_that_the_plugin_links_are_missing(module_lab: Lab) -> None:
     machine = module_lab.machine_with_plugin()
     machine.overlay.remove("nvidia/*/lib/libcublasLt*")

@@ -22,7 +22,7 @@ from ortgpu.environment.packages.installed import Distribution, RefusedPath
 from ortgpu.errors import GPUError
 from ortgpu.model.contents import ModelFacts
 from tests import faults
-from tests.support.diagnosis_cases import CASES, OLD_DRIVER, OLD_GPU, Case
+from tests.support.diagnosis_cases import CASES, OLD_DRIVER, OLD_GPU, PLUGIN, WITHOUT_LIBRARY, Case
 from tests.support.made_facts import (
     AVAILABLE,
     CPU_ENGINE,
@@ -77,6 +77,9 @@ HARMLESS: dict[str, Change] = {
     "everything tried": lambda facts: replace(SEEN_HEALTHY, environment=facts.environment),
     "in a container": part("host", container="docker"),
     "a CPU build that is shadowed": engine(elsewhere=(replace(CPU_ENGINE, location="/usr"),)),
+    "a meta-package beside the plugin that it requires": engine(
+        plugins=(PLUGIN, replace(WITHOUT_LIBRARY, name="onnxruntime-ep-cuda", folder=None))
+    ),
     "licences trimmed": owned(missing_files=("onnxruntime/LICENSE", "onnxruntime/tools/check.py")),
     "a library that is not used has another size": part(
         "packages",

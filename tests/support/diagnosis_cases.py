@@ -11,7 +11,7 @@ from ortgpu.environment.gpu.cuda import CudaState
 from ortgpu.environment.gpu.driver import RefusedNode, UnlinkedFile
 from ortgpu.environment.host import OpenFiles
 from ortgpu.environment.libraries.search import Candidate
-from ortgpu.environment.libraries.wheel import Architecture
+from ortgpu.environment.libraries.wheel import Architecture, ProviderLibrary
 from ortgpu.environment.packages.installed import Distribution, RefusedPath
 from ortgpu.environment.packages.installer import Manager
 from ortgpu.environment.packages.interpreter import IN_SUB_INTERPRETER
@@ -200,6 +200,13 @@ CASES = [
         environment(release_wanted="1.31.1")), "LibraryVersionError",
         "belongs to ONNX Runtime 1.31.1, and onnxruntime 1.32.0 is installed", details={"needed":
         ("onnxruntime 1.31.1",)}),
+    Case("a plugin package with a damaged library", all_of(PLUGIN_THERE, environment(
+        provider=ProviderLibrary(str(PLUGIN.library), "not an ELF file", (), (), None))),
+        "BrokenPackageError", "install onnxruntime-ep-cuda13 again",
+        details={"package": "onnxruntime-ep-cuda13"}),
+    Case("a provider that is no plugin", all_of(PLUGIN_THERE, observed(
+        provider_error=f"{PLUGIN.library}: undefined symbol: CreateEpFactories")), "LibraryVersionError",
+        "lacks CreateEpFactories"),
     Case("a plugin that lists no GPU", all_of(PLUGIN_THERE, observed(plugin_problem="no device")), "NoDeviceError",
         "/sys/bus/pci/devices"),
     Case("a plugin that nobody registered", all_of(PLUGIN_THERE, observed(plugin_problem="not registered")),

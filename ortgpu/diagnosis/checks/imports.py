@@ -285,7 +285,7 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
     """Explain why the loader refuses the provider although every library is there."""
     report = facts.observed.preload
     text = facts.observed.provider_error
-    if text is None or of_two_runtimes(facts) is not None:
+    if text is None or "CreateEpFactories" in text or of_two_runtimes(facts) is not None:
         return None
     if (old := c_library_too_old(facts, text, "the CUDA provider cannot be loaded")) is not None:
         return old

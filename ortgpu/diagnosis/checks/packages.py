@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ...environment.libraries.library_file import wrong_machine
 from ...environment.packages.installed import Distribution, OnnxRuntime
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
-from ...environment.packages.plugins import provider_file_name
+from ...environment.packages.plugins import CUDA_LIBRARY, provider_file_name
 from ...errors import (
     BrokenPackageError,
     ConflictingPackagesError,
@@ -232,6 +232,11 @@ def cpu_only(facts: Facts) -> GPUError | None:
     evidence += [
         f"{plugin} brings another provider than CUDA" for plugin in installed.plugins if not plugin.is_for_cuda
     ]
+    evidence += [
+        f"{path} is loaded: if this program registered it, ONNX Runtime sees no GPU in /sys/bus/pci/devices"
+        for path in facts.environment.mapped
+        if CUDA_LIBRARY.fullmatch(os.path.basename(path))
+    ]
     return CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",
         evidence=evidence,
@@ -448,16 +453,20 @@ def library_damaged(facts: Facts) -> GPUError | None:
         problems[environment.provider.path] = environment.provider.problem
     damaged = {path: problem for path, problem in problems.items() if problem is not None}
     recorded = {name for owner in installed.owners for name in (*owner.altered_files, *owner.missing_files)}
-    if not damaged or any(name.endswith(os.path.basename(path)) for name in recorded for path in damaged):
-        return None  # broken_files or conflicting says it
+    arrival = installed.arrival
+    plugin = arrival.package if arrival is not None and [*damaged] == [arrival.library] else None
+    said = plugin is None and any(name.endswith(os.path.basename(path)) for name in recorded for path in damaged)
+    if not damaged or said:  # by broken_files or conflicting
+        return None
     blocked = [path for path, problem in damaged.items() if loader_words.is_blocked(problem)]
     whole = len(blocked) == len(damaged)
+    again = manual(f"install {plugin.name} again, from where it came") if plugin is not None else None
     return BrokenPackageError(
-        f"{len(damaged)} of the libraries of the installed ONNX Runtime are "
+        f"{len(damaged)} of the libraries of {plugin or 'the installed ONNX Runtime'} are "
         + ("refused to every program by this system" if whole else "damaged"),
         evidence=[f"{path}: {problem}" for path, problem in damaged.items()],
-        fixes=[remedies.unblock(blocked[0]) if whole else remedies.reinstall_onnxruntime(environment)],
-        package=installed.build_name,
+        fixes=[remedies.unblock(blocked[0]) if whole else again or remedies.reinstall_onnxruntime(environment)],
+        package=plugin.name if plugin is not None else installed.build_name,
         files=tuple(damaged),
     )
 

@@ -25,9 +25,14 @@ _REGISTER = (
 
 
 def incomplete(facts: Facts) -> GPUError | None:
-    """Check that a package of a CUDA plugin has the provider's library: a warning if CUDA comes another way."""
+    """Check that a package of a CUDA plugin has the provider's library: a warning if CUDA comes another way.
+
+    A meta-package has none, nor a module, and requires one that has.
+    """
     installed = facts.environment.packages.onnxruntime
-    empty = next((one for one in installed.plugins if one.is_for_cuda and one.library is None), None)
+    whole = any(one.library for one in installed.plugins)
+    lacking = (one for one in installed.plugins if one.is_for_cuda and one.library is None)
+    empty = next((one for one in lacking if one.folder is not None or not whole), None)
     if empty is None:
         return None
     where = f"expected in {empty.folder}" if empty.folder is not None else f"its module is not in {empty.location}"
@@ -56,6 +61,19 @@ def of_another_release(facts: Facts) -> GPUError | None:
         evidence=[f"plugin: {arrival.library}", "it calls Provider_GetHost, which differs between releases"],
         fixes=[reinstall if bundled else remedies.install(environment, [fitting])],
         needed=(f"{name} {wanted}",),
+    )
+
+
+def of_no_plugin(facts: Facts) -> GPUError | None:
+    """Check that the file is a plugin: a provider of a release before 1.23 is none."""
+    text = facts.observed.provider_error or ""
+    if "CreateEpFactories" not in text:
+        return None
+    return LibraryVersionError(
+        "the file of the CUDA plugin is none that ONNX Runtime can register: it lacks CreateEpFactories",
+        evidence=[text, "providers have that function from release 1.23 on"],
+        fixes=_with_cuda_built_in(facts),
+        needed=("CreateEpFactories",),
     )
 
 

@@ -22,7 +22,7 @@ CUDA: Final = "CUDAExecutionProvider"
 PREFIX: Final = "onnxruntime-ep-"  # onnxruntime-ep-cuda13, onnxruntime-ep-webgpu
 LIBRARY: Final = "_ORTGPU_CUDA_PLUGIN"  # tells a child process which file its parent's program had registered
 FILE_NAMES: Final = {"Linux": "lib{}.so", "Windows": "{}.dll", "Darwin": "lib{}.dylib"}  # of providers
-_CUDA_LIBRARY: Final = re.compile(r"(lib)?onnxruntime_providers_cuda\w*\.(so|dll)")
+CUDA_LIBRARY: Final = re.compile(r"(lib)?onnxruntime_providers_cuda\w*\.(so|dll)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _read_plugin(one: MetadataFolder, place: Place) -> PluginPackage:
     # onnxruntime-ep-nv-tensorrt-rtx-cu13 has a module without "cu13"
     modules = [*(one.read("top_level.txt") or b"").decode("utf-8", "replace").split(), one.name.replace("-", "_")]
     folder = next((os.path.join(place.folder, module) for module in modules if module in place.names), None)
-    libraries = sorted(filter(_CUDA_LIBRARY.fullmatch, list_names(folder))) if folder is not None else []
+    libraries = sorted(filter(CUDA_LIBRARY.fullmatch, list_names(folder))) if folder is not None else []
     library = os.path.join(folder or "", libraries[0]) if libraries else None
     return PluginPackage(one.name, one.read_version(), place.folder, folder, library)
 
