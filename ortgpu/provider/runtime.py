@@ -17,11 +17,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from ..environment.libraries.library_file import read_elf, read_library, this_machine, wrong_machine
-from ..environment.libraries.loader import read_mapped_libraries
 from ..environment.libraries.wheel import cuda_major_of, release_wanted
 from ..environment.packages.installed import Packages, locate_packages
 from ..environment.packages.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter
-from ..environment.packages.plugins import CUDA, Arrival, registered_library
+from ..environment.packages.plugins import CUDA, Arrival, loaded_library, registered_library
 from ..process.background import fork_safe_lock
 from ..process.untranslated import untranslated
 
@@ -236,7 +235,7 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
     if function is None:
         return "no plugins", None
     if not register:  # a file that is loaded was registered, and lists no device
-        return ("no device" if os.path.realpath(path) in read_mapped_libraries() else "not registered"), None
+        return ("no device" if loaded_library() is not None else "not registered"), None
     try:
         function(CUDA, path)
     except Exception as error:  # noqa: BLE001 - of classes that differ between releases

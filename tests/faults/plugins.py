@@ -222,7 +222,7 @@ CASES = in_group(
             "DriverTooOldError",
             ("supports CUDA up to 11.8", f"the CUDA plugin of ONNX Runtime needs CUDA {CUDA}"),
             starts=with_driver_for_cuda_11,
-            plain="aborted logged",
+            plain="warned",
             plain_arguments=OF_THE_PROGRAM,
             needs=("driver",),
             since=OPENS_CUDNN_AT_NEED,

@@ -63,6 +63,7 @@ int cudaGetDeviceCount(int *count) {
     const char *devices = getenv("STUB_CUDA_DEVICES");
     *count = 1;
     while (devices && (devices = strchr(devices, ';'))) devices++, (*count)++;
+    if (refusal()) *count = 0;
     return refusal();
 }
 int cudaGetDevice(int *device) { return *device = current, refusal(); }

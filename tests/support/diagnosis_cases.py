@@ -27,6 +27,7 @@ from tests.support.made_facts import (
     ENGINE,
     FOLDER,
     H200,
+    HEALTHY,
     NO_DRIVER,
     NO_ENGINE,
     NO_LIBRARIES,
@@ -78,9 +79,11 @@ OLD_GPU = all_of(
 PLUGIN = PluginPackage("onnxruntime-ep-cuda13", "1.31.1", SITE, f"{SITE}/onnxruntime_ep_cuda13",
     f"{SITE}/onnxruntime_ep_cuda13/libonnxruntime_providers_cuda.so")  # fmt: skip
 WITHOUT_LIBRARY = replace(PLUGIN, library=None)
-PLUGIN_THERE = engine(build_name="onnxruntime", owners=(CPU_ENGINE,), cuda_version=None,
-    provider_library=PLUGIN.library, plugins=(PLUGIN,),
-    arrival=Arrival("plugin package", str(PLUGIN.library), PLUGIN))  # fmt: skip
+PLUGIN_THERE = all_of(
+    engine(build_name="onnxruntime", owners=(CPU_ENGINE,), cuda_version=None, provider_library=PLUGIN.library,
+        plugins=(PLUGIN,), arrival=Arrival("plugin package", str(PLUGIN.library), PLUGIN)),
+    environment(provider=HEALTHY.environment.provider, bridge=HEALTHY.environment.bridge),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,11 @@ CASES = [
         "/sys/bus/pci/devices"),
     Case("a plugin that nobody registered", all_of(PLUGIN_THERE, observed(plugin_problem="not registered")),
         "CPUOnlyPackageError", "import onnxruntime, onnxruntime_ep_cuda13 as plugin"),
+    Case("a bundled plugin that was not registered", all_of(PLUGIN_THERE,
+        engine(arrival=Arrival("bundled plugin", PROVIDER)), observed(plugin_problem="not registered")),
+        "CPUOnlyPackageError", "was not registered when it was imported"),
+    Case("a plugin for a newer CUDA than the driver's", all_of(PLUGIN_THERE, OLD_DRIVER), "DriverTooOldError",
+        "or else install this plugin for CUDA 12"),
     Case("a plugin without a package that nobody registered", all_of(PLUGIN_THERE,
         engine(arrival=Arrival("registered by the program", "/app/libplugin.so")),
         observed(plugin_problem="not registered")), "CPUOnlyPackageError",

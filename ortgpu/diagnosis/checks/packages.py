@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ...environment.libraries.library_file import wrong_machine
 from ...environment.packages.installed import Distribution, OnnxRuntime
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
-from ...environment.packages.plugins import CUDA_LIBRARY, provider_file_name
+from ...environment.packages.plugins import provider_file_name
 from ...errors import (
     BrokenPackageError,
     ConflictingPackagesError,
@@ -231,11 +231,6 @@ def cpu_only(facts: Facts) -> GPUError | None:
     evidence += _shadowed_by(installed)
     evidence += [
         f"{plugin} brings another provider than CUDA" for plugin in installed.plugins if not plugin.is_for_cuda
-    ]
-    evidence += [
-        f"{path} is loaded: if this program registered it, ONNX Runtime sees no GPU in /sys/bus/pci/devices"
-        for path in facts.environment.mapped
-        if CUDA_LIBRARY.fullmatch(os.path.basename(path))
     ]
     return CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",

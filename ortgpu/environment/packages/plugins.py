@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from .metadata import MetadataFolder, Place, list_distributions, list_names, read_text
+from .metadata import MetadataFolder, Place, list_distributions, list_names, read_file, read_text
 
 Way = Literal["built in", "registered by the program", "bundled plugin", "plugin package"]
 
@@ -22,7 +22,8 @@ CUDA: Final = "CUDAExecutionProvider"
 PREFIX: Final = "onnxruntime-ep-"  # onnxruntime-ep-cuda13, onnxruntime-ep-webgpu
 LIBRARY: Final = "_ORTGPU_CUDA_PLUGIN"  # tells a child process which file its parent's program had registered
 FILE_NAMES: Final = {"Linux": "lib{}.so", "Windows": "{}.dll", "Darwin": "lib{}.dylib"}  # of providers
-CUDA_LIBRARY: Final = re.compile(r"(lib)?onnxruntime_providers_cuda\w*\.(so|dll)")
+_MAPPED: Final = re.compile(rb"(?m) (/.*/libonnxruntime_providers_cuda\w*\.so)$")
+_CUDA_LIBRARY: Final = re.compile(r"(lib)?onnxruntime_providers_cuda\w*\.(so|dll)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def _read_plugin(one: MetadataFolder, place: Place) -> PluginPackage:
     # onnxruntime-ep-nv-tensorrt-rtx-cu13 has a module without "cu13"
     modules = [*(one.read("top_level.txt") or b"").decode("utf-8", "replace").split(), one.name.replace("-", "_")]
     folder = next((os.path.join(place.folder, module) for module in modules if module in place.names), None)
-    libraries = sorted(filter(CUDA_LIBRARY.fullmatch, list_names(folder))) if folder is not None else []
+    libraries = sorted(filter(_CUDA_LIBRARY.fullmatch, list_names(folder))) if folder is not None else []
     library = os.path.join(folder or "", libraries[0]) if libraries else None
     return PluginPackage(one.name, one.read_version(), place.folder, folder, library)
 
@@ -108,8 +109,9 @@ def choose_arrival(
 ) -> Arrival | None:
     """Return how CUDA arrives: what the program registered before what is built in, bundled, and in a package.
 
-    A registered file of a bundled plugin or of a package is called so, whoever registered it. Last comes the file that
-    the program of another process had registered: that of the parent, or of the process that pickled a session.
+    A registered file of a bundled plugin or of a package is called so, whoever registered it. Last comes a file that
+    lists no GPU, and then the one that the program of another process had registered: that of the parent, or of the
+    process that pickled a session.
 
     Args:
         built_in: the provider's file in ONNX Runtime's own package.
@@ -130,7 +132,7 @@ def choose_arrival(
     package = next(iter(fitting or usable), None)
     if package is not None and package.library is not None:
         return Arrival("plugin package", package.library, package)
-    told = _told or os.environ.get(LIBRARY) if in_process else None
+    told = loaded_library() or _told or os.environ.get(LIBRARY) if in_process else None
     return Arrival("registered by the program", told) if told and os.path.isfile(told) else None
 
 
@@ -160,6 +162,13 @@ def registered_library() -> str | None:
     """Return the file of a CUDA plugin that is registered in this process and lists a GPU; None if there is none."""
     devices = (device for device in _listed_devices() if device.ep_name == CUDA)
     return next(filter(None, (dict(device.ep_metadata).get("library_path") for device in devices)), None)
+
+
+def loaded_library() -> str | None:
+    """Return the file of a CUDA plugin that this process has opened, which may list no GPU; None if there is none."""
+    mapped = read_file("/proc/self/maps") if "onnxruntime" in sys.modules else None
+    found = _MAPPED.search(mapped or b"")
+    return os.fsdecode(found[1]) if found is not None else None
 
 
 def listed_providers() -> tuple[str, ...]:
