@@ -17,7 +17,7 @@ from ortgpu.distributed.diagnosis.training import TrainingFacts
 from ortgpu.distributed.environment import Mpi, Network
 from ortgpu.distributed.shared_folder import FolderMeeting
 from ortgpu.environment.gpu.cuda import CudaDevice
-from ortgpu.environment.gpu.driver import GPU
+from ortgpu.environment.gpu.driver import GPU, LIBCUDA
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of
 from ortgpu.environment.libraries.search import Resolution
@@ -174,7 +174,7 @@ def _driver(environment: Environment, verbose: bool) -> Iterator[str]:
     version, cuda = driver.version, driver.supported_cuda
     parts = [version or "version not known"] if version or driver.libcuda else []
     parts += [f"for CUDA up to {dotted(cuda)}"] if cuda else []
-    parts += [driver.libcuda or "libcuda cannot be loaded"]
+    parts += [driver.libcuda or f"{LIBCUDA} cannot be loaded"]
     yield ", ".join(parts)
     if verbose and driver.libcuda_error:
         yield driver.libcuda_error

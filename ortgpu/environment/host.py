@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from .packages.interpreter import is_frozen, is_pex
-from .packages.metadata import read_text
+from .packages.metadata import LINUX_ROOT, read_below, read_text
 
 _DISPLAY_CLASS: Final = 0x03
 # The machine of a 32-bit Python, by the machine that the system reports
@@ -55,28 +55,28 @@ class Host:
     service: str | None = None  # that runs this process for its users: "Google Colab"; None: none is known
 
 
-def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> Host:
-    """Read what the operating system says about itself. Files are read below ``root``; nothing raises.
+def read_host(root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None = None) -> Host:
+    """Read what the operating system says about itself. Files are read below ``root``, if any; nothing raises.
 
     ``container`` is a best guess from the marks that runtimes leave: None does not prove that there is none.
     """
     variables = os.environ if environ is None else environ
-    release = read_text(root / "proc/sys/kernel/osrelease")
+    release = read_below(root, "proc/sys/kernel/osrelease")
     kernel = (release or platform.release()).strip() or None
     version = sys.version_info
     return Host(
         system=platform.system(),
         machine=_read_machine(),
-        os_name=parse_os_release(read_text(root / "etc/os-release") or read_text(root / "usr/lib/os-release")),
+        os_name=parse_os_release(read_below(root, "etc/os-release") or read_below(root, "usr/lib/os-release")),
         kernel=kernel,
-        libc=_read_libc(root),
+        libc=_read_libc(root) if root is not None else None,
         python=(version.major, version.minor, version.micro),
         implementation=platform.python_implementation(),
         executable=sys.executable or "",
-        memory_total=_read_memory(root),
+        memory_total=_read_memory(root) if root is not None else None,
         container=_read_container(root, variables),
         wsl=kernel is not None and "microsoft" in kernel.lower(),
-        display_vendors=_read_display_vendors(root),
+        display_vendors=_read_display_vendors(root) if root is not None else None,
         frozen=is_frozen() or is_pex(),
         address_space=_read_limits("RLIMIT_AS")[0],
         data=_read_limits("RLIMIT_DATA")[0],
@@ -172,9 +172,11 @@ def _read_memory(root: Path) -> int | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _read_container(root: Path, environ: Mapping[str, str]) -> str | None:
+def _read_container(root: Path | None, environ: Mapping[str, str]) -> str | None:
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
+    if root is None:
+        return None
     for name, mark in (
         ("docker", ".dockerenv"),
         ("podman", "run/.containerenv"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from .packages.metadata import read_file
+from .packages.metadata import LINUX_ROOT, read_file
 
 NAMES: Final[tuple[str, ...]] = (
     # Which GPUs the process may see, and in which order CUDA counts them.
@@ -90,7 +90,7 @@ def read_variables(environ: Mapping[str, str] | None = None, start: bytes | None
     """
     now = os.environ if environ is None else environ
     if start is None:
-        start = read_file("/proc/self/environ")
+        start = read_file("/proc/self/environ") if LINUX_ROOT is not None else None
     before = parse_environment_block(start) if start is not None else None
     return Variables(_chosen(now), None if before is None else _chosen(before))
 

@@ -125,6 +125,8 @@ def test_files_below_a_root(tmp_path: Path) -> None:
     assert found["device_nodes"] == ["/dev/dxg", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap"]
     found = child(f"show(driver.read_driver(Path({str(tmp_path / 'absent')!r})))")
     assert (found["kernel_version"], found["device_nodes"]) == (None, [])
+    found = child("show(driver.read_driver(None))")
+    assert (found["kernel_version"], found["device_nodes"], found["libcuda_unlinked"]) == (None, [], [])
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="folders of Linux")

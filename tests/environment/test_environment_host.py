@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -25,6 +26,14 @@ def put(root: Path, path: str, text: str = "") -> None:
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
+
+
+def test_a_system_without_the_files_of_linux() -> None:
+    """Windows, where MSYS2 or Wine may have an /etc and a /proc."""
+    host = read_host(None, NOWHERE)
+    assert (host.os_name, host.memory_total, host.container, host.display_vendors) == (None, None, None, None)
+    assert (host.libc, host.wsl, host.kernel) == (None, False, platform.release())
+    assert read_host(None, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).container == "kubernetes"
 
 
 def test_an_empty_tree_is_all_unknown(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ...environment.gpu.driver import LIBCUDA
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import wheel_name
 from ...errors import (
@@ -51,7 +52,7 @@ def died(facts: Facts) -> GPUError | None:
     if probe.signal in _FROM_OUTSIDE:
         return _ended_from_outside(probe, evidence, facts)
     if probe.died_in == "driver":
-        evidence.append(f"libcuda: {facts.environment.driver.libcuda or 'not found'}")
+        evidence.append(f"{LIBCUDA}: {facts.environment.driver.libcuda or 'not found'}")
         evidence += [f"loaded before it: {path}" for path in facts.environment.driver.interposed]
         first += driver.do_without_interposed(facts)
         again = [manual("reboot, or reload the nvidia kernel modules", needs="reboot")]

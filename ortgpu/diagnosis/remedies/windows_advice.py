@@ -1,7 +1,7 @@
 """Fixes that hold on Windows, made of those that the checks write for a POSIX shell.
 
-None of them was run on Windows. So only what installs packages stays a command, in quotes that cmd.exe knows too; the
-rest becomes a sentence for a person, and what is for Linux alone is left out.
+Only what installs packages stays a command, in quotes that cmd.exe knows too; the rest becomes a sentence for a person,
+and what is for Linux alone is left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterable
 
-from ...errors import Fix, GPUError, manual, shell
+from ...errors import DeviceError, DriverError, Fix, GPUError, manual, shell
 
 _QUOTED = re.compile(r"'([^'\s]+)'")
 _LAST_RESORT = "restart Windows, and where that does not help install the NVIDIA driver again"
@@ -20,7 +20,8 @@ def advise_for_windows(errors: Iterable[GPUError]) -> None:
     """Give errors the fixes of Windows in the place of their own."""
     for error in errors:
         fixes = tuple(dict.fromkeys(each for fix in error.fixes if (each := translated(fix)) is not None))
-        error.fixes = fixes or ((manual(_LAST_RESORT, needs="reboot"),) if error.fixes else ())
+        of_the_driver = error.fixes and isinstance(error, (DriverError, DeviceError))
+        error.fixes = fixes or ((manual(_LAST_RESORT, needs="reboot"),) if of_the_driver else ())
 
 
 def translated(fix: Fix) -> Fix | None:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
 from ..libraries.library_file import defines
-from ..packages.metadata import read_file, read_text
+from ..packages.metadata import LINUX_ROOT, read_below, read_file
 from ..variables import entries_of
 
 LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -106,23 +106,26 @@ class Driver:
 Asked = Literal["libcuda", "nvml"]
 
 
-def read_driver(root: Path = Path("/"), *, unasked: Collection[Asked] = ()) -> Driver:
+def read_driver(root: Path | None = LINUX_ROOT, *, unasked: Collection[Asked] = ()) -> Driver:
     """Read what is known of the driver without initialising CUDA. Nothing raises.
 
-    ``root`` is for the files below /proc and /dev; libcuda and NVML are always this process's own. libcuda is loaded
-    (and stays loaded, as it would once a session exists), never initialised: a fork afterwards is harmless. That it
-    loads does not prove that it works. What is ``unasked`` is left alone, as if it were there and gave no answer: it is
-    known to end the process, or never to return.
+    ``root`` is for the files below /proc and /dev, None where there are none; libcuda and NVML are always this
+    process's own. libcuda is loaded (and stays loaded, as it would once a session exists), never initialised: a fork
+    afterwards is harmless. That it loads does not prove that it works. What is ``unasked`` is left alone, as if it were
+    there and gave no answer: it is known to end the process, or never to return.
     """
     path, error, version = (LIBCUDA, None, None) if "libcuda" in unasked else load_libcuda()
-    nodes = _read_device_nodes(root)
+    nodes = _read_device_nodes(root) if root is not None else ()  # before NVML, which may make them
+    nvml = Nvml(False, "not asked", None, None, ()) if "nvml" in unasked else read_nvml()
+    if root is None:
+        return Driver(path, error, version, kernel_version=None, device_nodes=(), nvml=nvml)
     return Driver(
         libcuda=path,
         libcuda_error=error,
         cuda_version=version,
-        kernel_version=parse_kernel_version(read_text(root / "proc/driver/nvidia/version")),
+        kernel_version=parse_kernel_version(read_below(root, "proc/driver/nvidia/version")),
         device_nodes=nodes,
-        nvml=Nvml(False, "not asked", None, None, ()) if "nvml" in unasked else read_nvml(),
+        nvml=nvml,
         refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
         libcuda_elsewhere=find_elsewhere(root, LIBCUDA) if path is None else (),
         libcuda_unlinked=find_unlinked(root, LIBCUDA) if path is None else (),
@@ -260,7 +263,7 @@ def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
 @functools.cache
 def read_driver_version() -> str | None:
     """Return the driver's version as "580.159.04", from the kernel module if it says so, else from NVML."""
-    return parse_kernel_version(read_text("/proc/driver/nvidia/version")) or read_nvml().driver_version
+    return parse_kernel_version(read_below(LINUX_ROOT, "proc/driver/nvidia/version")) or read_nvml().driver_version
 
 
 def _read_device_nodes(root: Path) -> tuple[str, ...]:

@@ -103,7 +103,11 @@ def _uv(python: str) -> Installer:
     return Installer("uv", f"uv pip install {words}", f"uv pip uninstall {words}", folder=packages[0], own=packages)
 
 
-_HOW_ON_LINUX = "" if sys.platform == "win32" else " (apt-get install python3-pip)"
+_BRINGS_PIP = (
+    "you have run https://bootstrap.pypa.io/get-pip.py with it"
+    if sys.platform == "win32"
+    else "its system has brought it (apt-get install python3-pip)"
+)
 
 
 def _pip(python: str, is_there: bool) -> Installer:
@@ -111,16 +115,16 @@ def _pip(python: str, is_there: bool) -> Installer:
     folder, pip, obstacle = packages[0], f"{python} -m pip", None
     if not is_there and not managed and PathFinder.find_spec("ensurepip") is not None:
         pip = f"{python} -m ensurepip && {pip}"  # a virtual environment without pip, and no uv to fill it
-    elif not is_there:  # a Python of Debian has no ensurepip, or one that refuses
-        obstacle = f"{python} has no pip: once its system has brought it{_HOW_ON_LINUX}"
+    elif not is_there:  # a Python of Debian has no ensurepip, or one that refuses; a portable one of Windows has none
+        obstacle = f"{python} has no pip: once {_BRINGS_PIP}"
     if not _is_virtual() and site.ENABLE_USER_SITE and not os.access(folder, os.W_OK):
         folder = os.path.realpath(site.getusersitepackages())  # as pip does then, and says
     # pip sees what a new process of this interpreter would import, and takes it for its own below its prefix, or
     # outside of a virtual environment everywhere: is_local in pip/_internal/utils/misc.py.
     users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     seen = _resolved(*site.getsitepackages(), *users, folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    prefix = _resolved(sys.prefix) if _is_virtual() else (os.sep,)
-    own = (folder,) if folder not in packages else tuple(one for one in seen if _is_below(one, prefix))
+    within = tuple(one for one in seen if _is_below(one, _resolved(sys.prefix))) if _is_virtual() else seen
+    own = within if folder in packages else (folder,)
     return Installer(
         "pip", f"{pip} install{managed}", f"{pip} uninstall -y{managed}", folder=folder, own=own, obstacle=obstacle
     )

@@ -9,7 +9,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
+
+# Below it are the files in which Linux tells of itself. Windows has none, whatever MSYS2 or Wine have in /etc or /proc.
+LINUX_ROOT: Final[Path | None] = None if sys.platform == "win32" else Path("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,11 @@ def list_names(folder: str) -> list[str]:
 def read_text(path: str | os.PathLike[str]) -> str:
     """Return a file's text, with invalid UTF-8 replaced; empty if it cannot be read."""
     return (read_file(path) or b"").decode("utf-8", "replace")
+
+
+def read_below(root: Path | None, name: str) -> str:
+    """Return the text of a file of :data:`LINUX_ROOT`, or of another root; empty if it cannot be read."""
+    return read_text(root / name) if root is not None else ""
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes | None:
