@@ -162,9 +162,9 @@ def _working_driver(context: OpeningContext, driver: Task[CudaState] | None) -> 
         raise context.diagnose()
     if runtime.arrival is not None and runtime.arrival.is_plugin:  # which ends a process whose CUDA does not work
         _check_driver(context, driver)
-    context.runtime = open_provider(register=not context.is_guarded)
-    report = context.runtime.preload
-    if report is None or not report.ok or report.driver_missing or not context.runtime.provider_opened:
+    context.runtime = opened = open_provider(register=not context.is_guarded)
+    report, refused = opened.preload, opened.provider_error is not None or opened.plugin_problem is not None
+    if report is None or not report.ok or report.driver_missing or refused:
         context.cuda = driver.result() if driver is not None else initialise()
         raise context.diagnose()
     return _check_driver(context, driver)
@@ -371,7 +371,8 @@ def _verified_plan(session: RunningSession, plan: Plan, context: OpeningContext)
         )
     options = InferenceSession.get_provider_options(session)[requests.CUDA]
     ignored = [name for name, (value, _) in plan.chosen.items() if options.get(name, value) != value]
-    plan = plan.without(ignored)  # a plugin of 1.31.1 leaves enable_cudnn on, for instance
+    if ignored:  # a plugin of 1.31.1 leaves enable_cudnn on, for instance
+        plan = plan.without(ignored)
     found = options.get("device_id", "0")
     if plan.is_carried:
         plan = context.plan = bound_to(plan, int(found), context.cuda)
@@ -479,7 +480,7 @@ def _cpu_is_allowed(request: SessionRequest, error: GPUError | None = None) -> b
 
     An error of the request itself never allows the CPU, which would not mend it.
     """
-    if keeps_cpu_out(request.sess_options) or (error is not None and _is_of_the_request(error)):
+    if keeps_cpu_out(request.sess_options) or (error is not None and _is_of_the_request(error, request)):
         return False
     return cpu_is_allowed_by_variable() if request.allow_cpu is None else request.allow_cpu
 
@@ -492,8 +493,10 @@ def warn_of_cpu(session: object, error: GPUError, model: ModelSource) -> None:
     warnings.warn(warning, stacklevel=stacklevel(session))
 
 
-def _is_of_the_request(error: GPUError) -> bool:
-    of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
+def _is_of_the_request(error: GPUError, request: SessionRequest) -> bool:
+    if isinstance(error, PlacementError):  # without these, of a plugin that cannot compute the model
+        return request.cpu_nodes == "forbid" or request.cuda_graph or keeps_cpu_out(request.sess_options)
+    of_the_request = (ProviderError, CollectiveOpsUnavailableError)
     return isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
 
 
@@ -503,7 +506,7 @@ def _refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
     ONNX Runtime is asked only if our own reader finds a problem, since it would parse the whole model. A model that
     then opens on the CPU is not broken.
     """
-    if error.__cause__ is not None or _is_of_the_request(error):
+    if error.__cause__ is not None or _is_of_the_request(error, request):
         return
     facts = read_model(request.model)
     if facts.problem == NO_REGULAR_FILE or (facts.problem is None and not facts.data_problems):

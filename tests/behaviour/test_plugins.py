@@ -258,6 +258,16 @@ def test_the_guard_knows_a_registered_plugin_that_lists_no_device(
     assert found["error"] == "NoDeviceError", found
 
 
+def test_a_package_that_is_installed_in_place(module_lab: Lab, tmp_path: Path) -> None:
+    """pip install -e leaves the metadata, and a line with the folder of the module."""
+    machine = module_lab.machine_with_plugin()
+    (machine.overlay.site / PLUGIN).rename(tmp_path / PLUGIN)
+    machine.overlay.replace("__editable__.pth", f"{tmp_path}\n".encode())
+    outcome = machine.open_session(module_lab.models.relu)
+    assert outcome.error is None, outcome.error.text
+    assert outcome.providers == (CUDA, CPU)
+
+
 def test_a_damaged_library_of_a_package_is_blamed_on_that_package(module_lab: Lab) -> None:
     machine = module_lab.machine_with_plugin()
     machine.overlay.replace(f"{PLUGIN}/{provider_library().name}", b"no library")
@@ -372,6 +382,18 @@ def test_an_operator_that_ends_the_process_is_refused(packaged: Machine, tmp_pat
     plain = f"{RUN}\nrun(onnxruntime.InferenceSession({model!r}, providers=['CUDAExecutionProvider']))"
     child = packaged.run(registering(plain, folder=PLUGIN))
     assert child.returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS), child.output
+
+
+@pytest.mark.parametrize("name", ["If", "Tile"])
+def test_where_the_cpu_is_allowed_it_computes_such_an_operator(packaged: Machine, tmp_path: Path, name: str) -> None:
+    """Refused before a session opens, and after."""
+    model = made(tmp_path, DEADLY[name])
+    code = f"{RUN}\nimport ortgpu\nsession = ortgpu.GPUSession({model!r}, allow_cpu=True)\nrun(session)"
+    child = packaged.run(f"{code}\nreport(session.get_providers())")
+    assert child.json == [CPU], child.output
+    strict = packaged.open_session(Path(model), allow_cpu=True, cpu_nodes="forbid")
+    assert strict.error is not None
+    assert strict.error.type == "PlacementError"
 
 
 @pytest.mark.parametrize("name", HARMLESS)

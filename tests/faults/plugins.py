@@ -187,7 +187,6 @@ CASES = in_group(
             ("cannot compute If", "Provider_GetHost"),
             starts=with_plugin,
             model="branch",
-            cpu=False,
             plain="aborted",
             plain_arguments=OF_THE_PROGRAM,
             needs=("", ""),

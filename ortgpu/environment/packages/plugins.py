@@ -76,7 +76,7 @@ class Arrival:
 def read_plugins(places: Sequence[Place]) -> tuple[PluginPackage, ...]:
     """Return the installed packages of plugins, those of the newest CUDA first."""
     found = [
-        _read_plugin(one, place)
+        _read_plugin(one, (place, *places))
         for place in places
         if any(name.startswith("onnxruntime_ep_") for name in place.names)
         for one in list_distributions(place)
@@ -85,13 +85,14 @@ def read_plugins(places: Sequence[Place]) -> tuple[PluginPackage, ...]:
     return tuple(sorted(found, key=lambda one: -(one.cuda_major or 0)))
 
 
-def _read_plugin(one: MetadataFolder, place: Place) -> PluginPackage:
-    # onnxruntime-ep-nv-tensorrt-rtx-cu13 has a module without "cu13"
+def _read_plugin(one: MetadataFolder, places: Sequence[Place]) -> PluginPackage:
+    # onnxruntime-ep-nv-tensorrt-rtx-cu13 has a module without "cu13"; an editable install has its own elsewhere
     modules = [*(one.read("top_level.txt") or b"").decode("utf-8", "replace").split(), one.name.replace("-", "_")]
-    folder = next((os.path.join(place.folder, module) for module in modules if module in place.names), None)
+    found = (os.path.join(place.folder, module) for place in places for module in modules if module in place.names)
+    folder = next(found, None)
     libraries = sorted(filter(_CUDA_LIBRARY.fullmatch, list_names(folder))) if folder is not None else []
     library = os.path.join(folder or "", libraries[0]) if libraries else None
-    return PluginPackage(one.name, one.read_version(), place.folder, folder, library)
+    return PluginPackage(one.name, one.read_version(), one.location, folder, library)
 
 
 def provider_file_name(provider: str, system: str) -> str:
