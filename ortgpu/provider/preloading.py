@@ -281,11 +281,13 @@ def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
     Only for a process in which ONNX Runtime was imported and failed to open it: the file calls into ONNX Runtime while
     it is being loaded, and dies of SIGSEGV where that is not there yet, or where another one would answer.
     """
-    bridge, handles = bridge_of(provider.path), loader_of_this_process().handles
-    return (
-        open_library(bridge, mode=getattr(os, "RTLD_GLOBAL", 0))
-        or taken_from_another("Provider_GetHost", handles[bridge], bridge)
-        or open_library(provider.path)
+    return why_another_answers(bridge_of(provider.path)) or open_library(provider.path)
+
+
+def why_another_answers(bridge: str) -> str | None:
+    """Open the library between ONNX Runtime and its providers. Return why they would not call into it, or None."""
+    return open_library(bridge, mode=getattr(os, "RTLD_GLOBAL", 0)) or taken_from_another(
+        "Provider_GetHost", loader_of_this_process().handles[bridge], bridge
     )
 
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from ..environment.libraries.library_file import read_elf, read_library, this_machine, wrong_machine
-from ..environment.libraries.wheel import cuda_major_of, release_wanted
+from ..environment.libraries.wheel import cuda_major_of, release_wanted, uses_internals
 from ..environment.packages.installed import Packages, locate_packages
 from ..environment.packages.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter
 from ..environment.packages.plugins import CUDA, Arrival, loaded_library, registered_library
@@ -236,6 +236,12 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
         return "no plugins", None
     if not register:  # a file that is loaded was registered, and lists no device
         return ("no device" if loaded_library() is not None else "not registered"), None
+    bridge = runtime.packages.onnxruntime.bridge
+    if bridge is not None and uses_internals(path):
+        from .preloading import why_another_answers
+
+        if (conflict := why_another_answers(bridge)) is not None:
+            return None, conflict
     try:
         function(CUDA, path)
     except Exception as error:  # noqa: BLE001 - of classes that differ between releases

@@ -6,6 +6,7 @@ The sessions are over the lab's CUDA libraries, which compute nothing; tests/gpu
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import textwrap
 from collections.abc import Mapping
@@ -266,6 +267,20 @@ def test_a_package_that_is_installed_in_place(module_lab: Lab, tmp_path: Path) -
     outcome = machine.open_session(module_lab.models.relu)
     assert outcome.error is None, outcome.error.text
     assert outcome.providers == (CUDA, CPU)
+
+
+def test_a_plugin_that_would_call_into_another_onnx_runtime(packaged: Machine, module_lab: Lab, tmp_path: Path) -> None:
+    """As beside a program's own ONNX Runtime. Plain ONNX Runtime dies of SIGSEGV."""
+    other = str(shutil.copy(packaged.overlay.path("onnxruntime/capi/libonnxruntime_providers_shared.so"), tmp_path))
+    model = str(module_lab.models.relu)
+    code = f"""
+    import ctypes, ortgpu
+    ctypes.CDLL({other!r}, ctypes.RTLD_GLOBAL)
+    attempt(lambda: ortgpu.GPUSession({model!r}))
+    """
+    found = seen(packaged, code)
+    assert found.get("error") == "RuntimeConflictError", found
+    assert f"Provider_GetHost is taken from {other}" in found["text"]
 
 
 def test_a_damaged_library_of_a_package_is_blamed_on_that_package(module_lab: Lab) -> None:
