@@ -119,7 +119,7 @@ class CapturingSession:
         self._run_in = run_in = {threading.main_thread().ident}
         self._executor = Executor(1, "ortgpu-graph", lambda: run_in.add(threading.get_ident()))
         self._stream = stream.handle
-        self._waits = inner.get_provider_options()[_PROVIDER].get("has_user_compute_stream") == "0"
+        self._waits = inner.get_provider_options().get(_PROVIDER, {}).get("has_user_compute_stream") == "0"
         # The C++ session uses the stream until its end, which metadata kept by the caller may delay.
         weakref.finalize(inner, _let_go_of, stream).atexit = False
 
