@@ -227,6 +227,9 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
     path = runtime.provider_library or ""
     if _is_for_newer_cuda(path):  # its first call of CUDA fails, which may end the process
         return "newer CUDA", None
+    loose = runtime.arrival is not None and runtime.arrival.way == "registered by the program"
+    if loose and registered_library() is None and path == loaded_library():
+        return "no device", None  # nor is it registered here: it may be another ONNX Runtime's
     if release_wanted(path, str(getattr(runtime.module, "__version__", ""))) is not None:
         return "another release", None
     if registered_library() is not None:

@@ -259,6 +259,20 @@ def test_the_guard_knows_a_registered_plugin_that_lists_no_device(
     assert found["error"] == "NoDeviceError", found
 
 
+def test_a_provider_that_the_program_only_holds_is_not_registered(loose: Machine, module_lab: Lab) -> None:
+    """It may be that of another ONNX Runtime in this process, which would end it."""
+    code = f"""
+    import mmap, ortgpu, onnxruntime
+    with open({str(loose.overlay.path("plugin/*providers_cuda*"))!r}, "rb") as file:
+        held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    attempt(lambda: ortgpu.GPUSession({str(module_lab.models.relu)!r}))
+    assert [device.ep_name for device in onnxruntime.get_ep_devices()] == [{CPU!r}]
+    """
+    found = seen(loose, code)
+    assert found.get("error") == "NoDeviceError", found
+    assert "onnxruntime-gpu" in found["fixes"][0]
+
+
 def test_a_package_that_is_installed_in_place(module_lab: Lab, tmp_path: Path) -> None:
     """pip install -e leaves the metadata, and a line with the folder of the module."""
     machine = module_lab.machine_with_plugin()

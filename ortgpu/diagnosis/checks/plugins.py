@@ -50,7 +50,7 @@ def of_another_release(facts: Facts) -> GPUError | None:
     environment = facts.environment
     installed, wanted = environment.packages.onnxruntime, environment.release_wanted
     arrival, name = installed.arrival, installed.build_name or "onnxruntime"
-    if arrival is None or wanted is None:
+    if arrival is None or wanted is None or facts.observed.plugin_problem == "no device":
         return None
     bundled = arrival.way == "bundled plugin"
     fitting = f"{name}=={installed.version if bundled else wanted}"
