@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,38 @@ def test_no_driver(windows: Windows) -> None:
     found = opened(windows)
     assert "nvcuda.dll cannot be loaded" in found["errors"]["DriverNotFoundError"]
     assert "install an NVIDIA driver for CUDA 13" in found["errors"]["DriverNotFoundError"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "variable", "expected", "said", "fix"),
+    [
+        ({"init": 100}, None, "NoDeviceError", "cuInit returned 100", "use a machine with an NVIDIA GPU"),
+        ({}, "-1", "NoDeviceError", "CUDA_VISIBLE_DEVICES='-1'", "remove CUDA_VISIBLE_DEVICES"),
+        (
+            {"init": 999},
+            None,
+            "DriverUnusableError",
+            "nvcuda.dll: C:\\windows\\system32\\nvcuda.dll",
+            "restart Windows",
+        ),
+        ({"version": 12040}, None, "DriverTooOldError", "supports CUDA up to 12.4", "driver for CUDA 13"),
+    ],
+    ids=["none", "hidden", "999", "old"],
+)
+def test_a_driver_that_does_not_serve(
+    answers: dict[str, int], variable: str | None, expected: str, said: str, fix: str, windows: Windows
+) -> None:
+    gpus = (RTX_4090,) if variable else ()
+    version: dict[str, Any] = {"driver": "551.61", "cuda": answers["version"]} if "version" in answers else {}
+    windows.install_driver(Cuda(devices=(RTX_4090,), **answers), replace(NVML(gpus=gpus), **version))
+    variables = {"CUDA_VISIBLE_DEVICES": variable} if variable else {}
+    found = windows.python("-m", "ortgpu", "doctor", "--json", variables=variables)
+    assert found.returncode == 1, found.output
+    problems = {one["type"]: one for one in json.loads(found.stdout)["problems"]}
+    assert said in " ".join([problems[expected]["summary"], *problems[expected]["evidence"]])
+    text = problems[expected]["fixes"][0]["text"]
+    assert fix in text
+    assert not text.startswith("or ")
 
 
 def test_a_library_is_missing(windows: Windows) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from ...environment.gpu.driver import LIBCUDA
 from ...environment.libraries.catalogue import spec_for
 from ...environment.packages.installed import Distribution
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
@@ -332,9 +333,9 @@ def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
         return None
     found, major = facts.environment.driver, facts.environment.cuda_major
     return DriverTooOldError(
-        f"the driver's library libcuda.so.1 lacks {symbol}, which the CUDA provider calls: "
+        f"the driver's library {LIBCUDA} lacks {symbol}, which the CUDA provider calls: "
         "it is older than this ONNX Runtime needs, or no driver",
-        evidence=[text, f"libcuda: {found.libcuda or 'not found'}"],
+        evidence=[text, f"{LIBCUDA}: {found.libcuda or 'not found'}"],
         fixes=[remedies.update_driver(facts.environment)],
         driver_version=found.version,
         driver_cuda=found.cuda_version,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ...environment.gpu.driver import LIBCUDA
 from ...environment.libraries.catalogue import BY_STEM
 from ...environment.libraries.search import SYSTEM
 from ...errors import (
@@ -158,7 +159,7 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     meaning = meaning_of(code)
     evidence = [*evidence, f"driver {found.version or 'of unknown version'}"]
     if found.libcuda:
-        evidence.append(f"libcuda: {found.libcuda}")
+        evidence.append(f"{LIBCUDA}: {found.libcuda}")
     if found.nvml.error:
         evidence.append(f"NVML: {found.nvml.error}")
     fixes = list(meaning.fixes)

@@ -21,6 +21,8 @@ def advise_for_windows(errors: Iterable[GPUError]) -> None:
     for error in errors:
         fixes = tuple(dict.fromkeys(each for fix in error.fixes if (each := translated(fix)) is not None))
         of_the_driver = error.fixes and isinstance(error, (DriverError, DeviceError))
+        if fixes and fixes[0].kind == "manual":  # the fix before it may be of Linux alone
+            fixes = (manual(fixes[0].removeprefix("or ").removeprefix("and "), needs=fixes[0].needs), *fixes[1:])
         error.fixes = fixes or ((manual(_LAST_RESORT, needs="reboot"),) if of_the_driver else ())
 
 
