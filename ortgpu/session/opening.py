@@ -391,7 +391,7 @@ def without_cuda(bound: tuple[str, ...]) -> ProviderRequestError:
     """Return the error for a session that the providers in its SessionOptions leave without CUDA."""
     return ProviderRequestError(
         "the providers that the SessionOptions carry leave this session "
-        + ("on the CPU" if bound == (requests.CPU,) else "without CUDA"),
+        + ("on the CPU" if bound == (requests.CPU,) else "on other providers than CUDA"),
         evidence=[
             "set by add_provider_for_devices or set_provider_selection_policy",
             f"devices that they choose from: {', '.join(listed_providers()) or 'none'}",
