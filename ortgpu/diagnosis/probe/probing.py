@@ -211,7 +211,7 @@ def _import() -> _Outcome:
 
     from ...provider.runtime import load_runtime
 
-    providers = list(load_runtime().available_providers or ())
+    providers = list(load_runtime().available_providers or onnxruntime.get_available_providers())
     return CUDA in providers, f"onnxruntime {onnxruntime.__version__}", {"providers": providers}
 
 
