@@ -146,8 +146,8 @@ def _onnxruntime(environment: Environment) -> Iterator[str]:
         name = " ".join(filter(None, (installed.build_name, installed.build_version))) or "of unknown build"
         cuda = f"for CUDA {environment.cuda_major}" if environment.cuda_major else "without a known CUDA provider"
         yield f"{name}, {cuda}, in {installed.folder}"
-        if installed.arrival is not None and installed.arrival.is_plugin:
-            yield f"CUDA comes from a {installed.arrival}, in {installed.arrival.library}"
+        if installed.cuda_is_plugin:
+            yield f"CUDA comes from a {installed.arrival}, in {installed.provider_library}"
     if len(installed.owners) > 1 or installed.folder is None:
         for owner in installed.owners:
             yield f"on record: {_with_version(owner)}"

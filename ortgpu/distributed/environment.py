@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ..environment.child import parse_answer, run, run_python
-from ..environment.libraries.library_file import find_section
+from ..environment.libraries.library_file import read_section
 from ..environment.libraries.places import (
     DEFAULT_FOLDERS,
     SearchPlaces,
@@ -201,15 +201,8 @@ def _read_nccl_library(path: str, source: Source, timeout: float) -> NcclLibrary
 
 
 def _read_compiled_cuda(path: str) -> tuple[int, int] | None:
-    section = find_section(path, ".rodata")  # a few MB of a file of hundreds
-    if section is None:
-        return None
-    try:
-        with open(path, "rb") as file:
-            file.seek(section[0])
-            return parse_compiled_cuda(file.read(section[1]))
-    except OSError:
-        return None
+    content = read_section(path, ".rodata")  # a few MB of a file of hundreds
+    return parse_compiled_cuda(content) if content is not None else None
 
 
 # The network of this machine. That between two machines is not known: a fast card may be plugged into a slow switch.

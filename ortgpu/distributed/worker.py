@@ -220,7 +220,7 @@ def _onnxruntime() -> str | None:
     if build.build_name is None:
         return None
     cuda = f" (CUDA {build.cuda_version[0]}.{build.cuda_version[1]})" if build.cuda_version else ""
-    if build.arrival is not None and build.arrival.is_plugin:
+    if build.cuda_is_plugin:
         cuda = f" (CUDA from a {build.arrival})"
     return f"{build.build_name} {build.build_version}{cuda}"
 

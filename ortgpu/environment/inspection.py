@@ -96,9 +96,8 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
 
 
 def _release_wanted(installed: OnnxRuntime) -> str | None:
-    if installed.arrival is None or not installed.arrival.is_plugin:
-        return None
-    return release_wanted(installed.arrival.library, installed.version or "")
+    library = installed.provider_library if installed.cuda_is_plugin else None
+    return release_wanted(library, installed.version or "") if library is not None else None
 
 
 def _libraries_by_cuda(packages: Packages) -> dict[int, tuple[str, ...]]:

@@ -12,6 +12,7 @@ import functools
 import re
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ..process.background import fork_safe_lock
@@ -75,15 +76,15 @@ def _entry_names() -> tuple[str, ...]:
     """Return the names of configuration entries that the installed ONNX Runtime or its CUDA provider reads."""
     from onnxruntime.capi import onnxruntime_pybind11_state as extension
 
-    from ..environment.libraries.library_file import find_section
+    from ..environment.libraries.library_file import read_section
     from .runtime import load_runtime
 
     names = set(_ENTRIES)
     for path in filter(None, (extension.__file__, load_runtime().provider_library)):
-        offset, size = find_section(path, ".rodata") or (0, -1)
-        with open(path, "rb") as file:  # not mapped: what a writer cuts off a mapped file ends the process
-            file.seek(offset)
-            names.update(name.decode() for name in _ENTRY.findall(file.read(size)))
+        content = read_section(path, ".rodata")
+        if content is None:  # such as a DLL, whose strings are elsewhere
+            content = Path(path).read_bytes()
+        names.update(name.decode() for name in _ENTRY.findall(content))
     return tuple(sorted(names))
 
 

@@ -62,8 +62,12 @@ class Runtime:
             names = tuple(self.module.get_available_providers()) if self.module is not None else None
         except AttributeError:
             return None
-        brings = self.arrival is not None and self.arrival.is_plugin  # and lists CUDA once it is registered
+        brings = self.cuda_is_plugin  # and lists CUDA once it is registered
         return (*names, CUDA) if names is not None and brings and CUDA not in names else names
+
+    @property
+    def cuda_is_plugin(self) -> bool:
+        return self.packages.onnxruntime.cuda_is_plugin
 
     @property
     def arrival(self) -> Arrival | None:
@@ -203,7 +207,7 @@ def open_provider(*, register: bool = True) -> Runtime:
         problem: PluginProblem | None = None
         opened = report.ok and report.provider is not None and not report.driver_missing
         if opened and report.provider is not None:
-            if runtime.arrival is not None and runtime.arrival.is_plugin:
+            if runtime.cuda_is_plugin:
                 problem, error = why_plugin_is_of_no_use(runtime, register=register)
             else:
                 error = why_provider_does_not_load(report.provider)

@@ -160,7 +160,7 @@ def _working_driver(context: OpeningContext, driver: Task[CudaState] | None) -> 
     runtime = context.runtime
     if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
         raise context.diagnose()
-    if runtime.arrival is not None and runtime.arrival.is_plugin:  # which ends a process whose CUDA does not work
+    if runtime.cuda_is_plugin:  # which ends a process whose CUDA does not work
         _check_driver(context, driver)
     context.runtime = opened = open_provider(register=not context.is_guarded)
     report, refused = opened.preload, opened.provider_error is not None or opened.plugin_problem is not None
@@ -181,8 +181,7 @@ def _check_driver(context: OpeningContext, driver: Task[CudaState] | None) -> Cu
 
 def _check_context(context: OpeningContext, cuda: CudaState) -> None:
     """Raise the sticky error of an earlier call, of whichever library: a plugin would end the process for it."""
-    arrival = context.runtime.arrival
-    if arrival is None or not arrival.is_plugin:
+    if not context.runtime.cuda_is_plugin:
         return
     carried = context.plan.is_carried and context.plan.device is None  # which GPU it is, is not known yet
     ordinals = [gpu.ordinal for gpu in cuda.devices or ()] if carried else [context.plan.gpu.ordinal]
@@ -228,8 +227,7 @@ def _open_as_chosen(
         from ..running.graph_requests import own_stream
 
         session._stream = own_stream(plan.gpu.ordinal)
-        arrival = context.runtime.arrival
-        if session._stream is not None and not (arrival is not None and arrival.is_plugin):
+        if session._stream is not None and not context.runtime.cuda_is_plugin:
             plan = plan.in_stream(session._stream.handle)  # a plugin of 1.31.1 begins each capture twice with it
     outline = GraphOutline(plan.request.model)
     check_before_opening(plan.request, context.runtime, outline)

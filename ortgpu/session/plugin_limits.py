@@ -65,10 +65,10 @@ def check_before_running(placement: Placement, runtime: Runtime, outline: GraphO
 
 
 def _may_end_the_process(runtime: Runtime) -> bool:
-    arrival = runtime.arrival
-    if arrival is None or not arrival.is_plugin or onnxruntime.get_device().startswith("GPU"):
+    library = runtime.provider_library
+    if not runtime.cuda_is_plugin or library is None or onnxruntime.get_device().startswith("GPU"):
         return False
-    return uses_internals(arrival.library)
+    return uses_internals(library)
 
 
 def _resizes_to_sizes(outline: GraphOutline) -> bool:
@@ -86,11 +86,10 @@ def _resizes_to_sizes(outline: GraphOutline) -> bool:
 
 
 def _refusal(operators: Collection[str], runtime: Runtime) -> PlacementError:
-    library = runtime.provider_library
     return PlacementError(
         f"CUDA as a plugin cannot compute {' and '.join(operators)} here: it would end this process",
         evidence=[
-            f"plugin: {library}",
+            f"plugin: {runtime.provider_library}",
             f"its kernels call functions that onnxruntime {onnxruntime.__version__} built without CUDA does not have",
         ],
         fixes=[

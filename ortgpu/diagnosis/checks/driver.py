@@ -154,9 +154,8 @@ def too_old(facts: Facts) -> GPUError | None:
     older = FOR_CUDA_12.why_not_for(environment.host) is None and all(
         runs_with_cuda_12(environment.host, gpu.compute_capability) for gpu in visible_gpus(environment)
     )
-    arrival = environment.packages.onnxruntime.arrival
     what = "installed ONNX Runtime"
-    if arrival is not None and arrival.is_plugin:
+    if environment.packages.onnxruntime.cuda_is_plugin:
         what = "CUDA plugin of ONNX Runtime"
         either = manual(
             f"{fixes[0]}; or else install this plugin for CUDA {supported[0]}, if you have it", needs="driver"

@@ -72,7 +72,7 @@ def of_no_plugin(facts: Facts) -> GPUError | None:
     return LibraryVersionError(
         "the file of the CUDA plugin is none that ONNX Runtime can register: it lacks CreateEpFactories",
         evidence=[text, "providers have that function from release 1.23 on"],
-        fixes=_with_cuda_built_in(facts),
+        fixes=replace_build(facts),
         needed=("CreateEpFactories",),
     )
 
@@ -85,7 +85,7 @@ def without_device(facts: Facts) -> GPUError | None:
         "the CUDA plugin is registered, and lists no GPU",
         evidence=["ONNX Runtime looks for GPUs in /sys/class/drm and /sys/bus/pci/devices, where it sees none"],
         fixes=[
-            *_with_cuda_built_in(facts),
+            *replace_build(facts),
             manual("or start this container with /sys, where the host's PCI devices are"),
         ],
     )
@@ -125,14 +125,10 @@ def unknown_to_release(facts: Facts) -> GPUError | None:
     return CPUOnlyPackageError(
         f"{installed.build_name or 'onnxruntime'} {installed.version} has no CUDA, and takes no plugins",
         evidence=["register_execution_provider_library came with release 1.23"],
-        fixes=_with_cuda_built_in(facts),
+        fixes=replace_build(facts),
         package=installed.build_name,
         version=installed.version,
     )
-
-
-def _with_cuda_built_in(facts: Facts) -> list[Fix]:
-    return replace_build(facts)
 
 
 def _registration(package: PluginPackage | None, library: str) -> Fix:

@@ -233,7 +233,7 @@ def _provider() -> _Outcome:
     path = runtime.provider_library
     if path is None:
         return False, "there is no CUDA provider library", {}
-    if runtime.arrival is not None and runtime.arrival.is_plugin:
+    if runtime.cuda_is_plugin:
         problem, error = why_plugin_is_of_no_use(runtime)
         return not (problem or error), error or problem or path, {"plugin_problem": problem}
     error = why_provider_does_not_load(read_provider(path))

@@ -131,6 +131,16 @@ def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] |
     return None
 
 
+def read_section(path: str | os.PathLike[str], wanted: str) -> bytes | None:
+    """Return the content of a section, or None if the file has no such section, or is damaged."""
+    with suppress(*_UNREADABLE), open(path, "rb") as file:  # not mapped: what a writer cuts off it ends the process
+        section = (_Dll(file) if _is_of_windows(path) else _Elf(file)).find_section(wanted)
+        if section is not None:
+            file.seek(section[0])
+            return file.read(section[1])
+    return None
+
+
 _PIECE = 1 << 20  # bytes
 
 

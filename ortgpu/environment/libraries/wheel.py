@@ -18,7 +18,16 @@ from typing import BinaryIO, Literal
 
 from ..packages.plugins import provider_file_name
 from .catalogue import CUDNN_CODE, is_dll, major_of, stem_of
-from .library_file import ElfFile, absent_strings, borrows, find_section, read_library, this_machine, wrong_machine
+from .library_file import (
+    ElfFile,
+    absent_strings,
+    borrows,
+    find_section,
+    read_library,
+    read_section,
+    this_machine,
+    wrong_machine,
+)
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PTX, _SASS = 1, 2
@@ -128,15 +137,7 @@ def release_wanted(provider: str, core: str) -> str | None:
     release = re.match(r"\d+\.\d+\.\d+", core)  # behind it, a nightly build has the date
     if release is None or not uses_internals(provider) or not absent_strings(provider, [release[0]]):
         return None
-    section = find_section(provider, ".rodata")
-    if section is None:
-        return None
-    try:
-        with open(provider, "rb") as file:
-            file.seek(section[0])
-            found = re.search(rb"\0(1\.\d+\.\d+)\0", file.read(section[1]))
-    except (OSError, ValueError):
-        return None
+    found = re.search(rb"\0(1\.\d+\.\d+)\0", read_section(provider, ".rodata") or b"")
     return found[1].decode("ascii") if found is not None else None
 
 

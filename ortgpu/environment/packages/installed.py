@@ -87,6 +87,10 @@ class OnnxRuntime:
     plugins: tuple[PluginPackage, ...] = ()  # the installed packages that bring an execution provider as a plugin
 
     @property
+    def cuda_is_plugin(self) -> bool:
+        return self.arrival is not None and self.arrival.is_plugin
+
+    @property
     def bridge(self) -> str | None:
         """The library between it and its providers; None if there is no provider."""
         provider = self.provider_library
@@ -311,7 +315,9 @@ def _read_onnxruntime(
     build = parse_assignments(read_text(os.path.join(capi, "build_and_package_info.py"))) if capi else {}
     plugins = read_plugins(places)
     built_in = _first_of(capi, names, [provider_file_name("cuda", each) for each in FILE_NAMES])
-    arrival = choose_arrival(built_in, folder, plugins, in_process=in_process, driver_cuda=_cuda_of_driver(plugins))
+    extension = _first_of(capi, names, _extension_names(names))
+    cuda = _cuda_of_driver(plugins)
+    arrival = choose_arrival(built_in, extension, plugins, in_process=in_process, driver_cuda=cuda)
     return OnnxRuntime(
         folder=folder,
         importable=package.importable,
@@ -321,7 +327,7 @@ def _read_onnxruntime(
         build_version=build.get("__version__") or None,
         cuda_version=parse_cuda_version(build.get("cuda_version")),
         provider_library=arrival.library if arrival is not None else None,
-        extension=_first_of(capi, names, _extension_names(names)),
+        extension=extension,
         tensorrt_library=_first_of(capi, names, [provider_file_name("tensorrt", each) for each in FILE_NAMES]),
         shadowed_by=package.shadowed_by,
         imported_as=_imported_as(folder, build.get("package_name"), build.get("__version__")),

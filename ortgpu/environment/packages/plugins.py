@@ -102,7 +102,7 @@ def provider_file_name(provider: str, system: str) -> str:
 
 def choose_arrival(
     built_in: str | None,
-    package_folder: str | None,
+    extension: str | None,
     plugins: Sequence[PluginPackage],
     *,
     in_process: bool,
@@ -116,17 +116,18 @@ def choose_arrival(
 
     Args:
         built_in: the provider's file in ONNX Runtime's own package.
+        extension: the file of its extension module.
         in_process: the package is that of this process, whose program may have registered a plugin.
         driver_cuda: the major version of CUDA that the driver supports. It decides between several packages.
     """
     registered = registered_library() if in_process else None
     if registered is not None:
-        if _is_file(registered, built_in) and _bundles_plugin(package_folder, sys.modules.get("onnxruntime")):
+        if _is_file(registered, built_in) and _bundles_plugin(extension, sys.modules.get("onnxruntime")):
             return Arrival("bundled plugin", registered)
         package = next((one for one in plugins if _is_file(registered, one.library)), None)
         return Arrival("plugin package" if package is not None else "registered by the program", registered, package)
     if built_in is not None:
-        bundled = _bundles_plugin(package_folder, sys.modules.get("onnxruntime") if in_process else None)
+        bundled = _bundles_plugin(extension, sys.modules.get("onnxruntime") if in_process else None)
         return Arrival("bundled plugin" if bundled else "built in", built_in)
     usable = [one for one in plugins if one.library is not None]
     fitting = [one for one in usable if driver_cuda is None or (one.cuda_major or 0) <= driver_cuda]
@@ -195,7 +196,7 @@ def _listed_devices() -> Sequence[Any]:
         return ()
 
 
-def _bundles_plugin(folder: str | None, module: object) -> bool:
+def _bundles_plugin(extension: str | None, module: object) -> bool:
     """Return True if ONNX Runtime registers the provider's file in its package as a plugin when it is imported.
 
     Its build information says so. Before the import that is a string in the file of the extension module.
@@ -203,21 +204,14 @@ def _bundles_plugin(folder: str | None, module: object) -> bool:
     build_info: Any = getattr(module, "get_build_info", None)
     if callable(build_info):
         return _MARK.decode() in str(build_info())
-    if folder is None or "cuda-plugin-ep" not in read_text(os.path.join(folder, "__init__.py")):
+    if extension is None:
         return False
-    from ..libraries.library_file import find_section  # only for releases that may bundle a plugin
+    package = os.path.dirname(os.path.dirname(extension))
+    if "cuda-plugin-ep" not in read_text(os.path.join(package, "__init__.py")):
+        return False
+    from ..libraries.library_file import read_section  # only for releases that may bundle a plugin
 
-    names = (name for name in list_names(os.path.join(folder, "capi")) if "pybind11_state" in name)
-    path = os.path.join(folder, "capi", next(names, ""))
-    section = find_section(path, ".rodata")
-    if section is None:
-        return False
-    try:
-        with open(path, "rb") as file:
-            file.seek(section[0])
-            return _MARK in file.read(section[1])
-    except (OSError, ValueError):
-        return False
+    return _MARK in (read_section(extension, ".rodata") or b"")
 
 
 _MARK: Final = b", cuda-plugin-ep="
