@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from types import FunctionType
 from typing import Any
 
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
 # Import it from the module that defines it, since a tracer may replace the public name by a function or a subclass.
 from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession as InferenceSession
+
+from ..model.files import ModelSource
+
+
+def session_on_cpu(model: ModelSource, options: Any) -> Any:
+    """Return a C++ session of a model on the CPU alone, which guards, tracers and ortgpu.sessions() do not see.
+
+    Raises:
+        Exception: ONNX Runtime's own, if it refuses the model.
+    """
+    in_file = not isinstance(model, bytes)
+    session = native.InferenceSession(options, os.fspath(model) if in_file else model, in_file, False)
+    session.initialize_session(["CPUExecutionProvider"], [{}], set())
+    return session
 
 
 def is_onnxruntimes(function: Any) -> bool:

@@ -46,7 +46,7 @@ from ..provider.placement import CPUNodesWarning, Placement
 from ..provider.preloading import PreloadReport
 from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
-from ..running.onnxruntimes import InferenceSession, is_onnxruntimes
+from ..running.onnxruntimes import InferenceSession, is_onnxruntimes, session_on_cpu
 from .chosen.choose import unfit
 from .plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of
 from .plugin_limits import check_before_opening, check_before_running
@@ -509,13 +509,9 @@ def _refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
     facts = read_model(request.model)
     if facts.problem == NO_REGULAR_FILE or (facts.problem is None and not facts.data_problems):
         return
-    in_file = not isinstance(request.model, bytes)
     options = request.sess_options if request.sess_options is not None else native.get_default_session_options()
     try:
-        # Not an InferenceSession, which guards, tracers and ortgpu.sessions() would see
-        model = os.fspath(request.model) if in_file else request.model
-        opened = native.InferenceSession(options, model, in_file, False)
-        opened.initialize_session([requests.CPU], [{}], set())
+        session_on_cpu(request.model, options)
     except Exception as refusal:
         if _placement_refused(refusal) is None:
             raise refusal from None

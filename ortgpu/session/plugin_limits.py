@@ -8,19 +8,18 @@ SIGSEGV. The names below are those of that header, less those whose kernels of 1
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..environment.libraries.wheel import uses_internals
 from ..errors import PlacementError, manual
 from ..model.outline import STANDARD, UNREADABLE, GraphOutline, Node
 from ..provider.options import recording
 from ..provider.placement import Placement
-from ..provider.requests import CPU, CUDA
+from ..provider.requests import CUDA
 from ..provider.runtime import Runtime
+from ..running.onnxruntimes import session_on_cpu
 from .request import SessionRequest
 
 _WHEN_OPENED = {"If", "Scan"}
@@ -100,12 +99,9 @@ def _refusal(operators: Collection[str], runtime: Runtime) -> PlacementError:
 
 
 def _left_after_optimising(request: SessionRequest) -> list[str]:
-    in_file = not isinstance(request.model, bytes)
-    model = os.fspath(request.model) if in_file else request.model
     with recording(request.sess_options) as options:
         try:
-            opened = native.InferenceSession(options, model, in_file, False)
-            opened.initialize_session([CPU], [{}], set())
+            opened = session_on_cpu(request.model, options)
             nodes = [node for part in opened.get_provider_graph_assignment_info() for node in part.get_nodes()]
         except Exception:  # noqa: BLE001 - ONNX Runtime raises it again, in its own words, before it comes to the plugin
             return []
