@@ -8,19 +8,24 @@ the portable Python of python.org in ``C:\\Python``, and R:, this repository.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from tests.lab.environments import call, kept_environment
+from ortgpu.environment.libraries.library_file import imported_names
+from tests.lab.environments import call, kept_environment, packages_of
 from tests.lab.stubs import NVML, SOURCES, Cuda
 from tests.support.children import ROOT, Child
 
@@ -38,6 +43,29 @@ _PACKAGES = (
     *("rich", "markdown-it-py", "mdurl", "pygments", "click", "colorama"),
 )
 _FOR_WINDOWS = ("--only-binary=:all:", "--platform=win_amd64", "--python-version=3.11", "--implementation=cp")
+# NVIDIA's wheels, with the folder and the libraries of each: 1.1 GB, which are downloaded when a test asks for them.
+_CUDA_FOLDER, _CUDNN_FOLDER = "nvidia/cu13/bin/x86_64", "nvidia/cudnn/bin"
+CUDNN = tuple(
+    f"cudnn{part}64_9.dll"
+    for part in ("", "_graph", "_ops", "_cnn", "_adv", "_heuristic", "_engines_precompiled",
+                 "_engines_runtime_compiled", "_engines_tensor_ir", "_ext")
+)  # fmt: skip
+WHEELS: Mapping[str, tuple[str, Sequence[str]]] = MappingProxyType({
+    "nvidia-cublas==13.10.0.20": (_CUDA_FOLDER, ("cublasLt64_13.dll", "cublas64_13.dll")),
+    "nvidia-cuda-runtime==13.5.37": (_CUDA_FOLDER, ("cudart64_13.dll",)),
+    "nvidia-cufft==12.5.0.14": (_CUDA_FOLDER, ("cufft64_12.dll",)),
+    "nvidia-cuda-nvrtc==13.5.37": (_CUDA_FOLDER, ("nvrtc64_130_0.dll",)),
+    "nvidia-nvjitlink==13.5.37": (_CUDA_FOLDER, ("nvJitLink_130_0.dll",)),
+    "nvidia-cudnn-cu13==9.28.1.4": (_CUDNN_FOLDER, CUDNN),
+})  # fmt: skip
+CUDA = tuple(name for _, names in WHEELS.values() for name in names)
+
+# Folders of drive C.
+SYSTEM32 = "windows\\system32"
+SITE_PACKAGES = "Python\\Lib\\site-packages"
+TOOLKIT = "Program Files\\NVIDIA GPU Computing Toolkit\\CUDA\\v13.0\\bin\\x64"
+TORCH = f"{SITE_PACKAGES}\\torch\\lib"
+
 _COMPILED = ("-X", "pycache_prefix=C:\\pycache")
 _IMPORTS = "import numpy, onnx, onnxruntime, rich.console, rich.table, click, pynvml"  # compiled once for all machines
 _PATH = "python311.zip\n.\nLib\\site-packages\nR:\\\nimport site\n"
@@ -48,6 +76,13 @@ _WINE, _SERVER = (
     next(filter(None, (shutil.which(name, path=_FOLDERS) for name in names)), None)
     for names in (("wine64", "wine"), ("wineserver64", "wineserver"))
 )
+
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+# Of what is not NVIDIA's, the functions that do not answer 0.
+_ANSWERS = {"cudnn64_9.dll": {"cudnnGetCudartVersion": 13000, "cudnnGetVersion": 92801}}
+_CHECKS = ("cudnnGraphVersionCheck", "cudnnOpsVersionCheck", "cudnnCnnVersionCheck", "cudnnAdvVersionCheck")
 
 
 def why_not() -> str | None:
@@ -104,8 +139,77 @@ class Windows:
     def install_driver(self, cuda: Cuda, nvml: NVML) -> None:
         """Put a driver into System32 that answers what it is told to."""
         for name in ("nvcuda.dll", "nvml.dll"):
-            _link(_kept().parent / name, self.path(f"windows\\system32\\{name}"))
+            _link(_kept().parent / name, self.path(f"{SYSTEM32}\\{name}"))
         self.variables.update({**cuda.variables(), **nvml.variables()})
+
+    def make(
+        self,
+        name: str,
+        *,
+        exports: Mapping[str, int] = _NOTHING,
+        needs: Mapping[str, Sequence[str]] = _NOTHING,
+        fails: bool = False,
+        machine: int | None = None,
+    ) -> None:
+        """Build a DLL. ``exports``: its functions, each with what it returns. ``needs``: the DLLs that it links, each
+        with the functions that it takes by name. ``fails``: its DllMain refuses. ``machine``: what its header says."""
+        links = tuple((library, tuple(functions)) for library, functions in needs.items())
+        content = bytearray(_made(name.rsplit("\\", 1)[-1], tuple(exports.items()), links, fails))
+        if machine is not None:
+            (at,) = struct.unpack_from("<I", content, 60)
+            struct.pack_into("<H", content, at + 4, machine)
+        self.write(name, bytes(content))
+
+    def place_cuda(self, folder: str, *names: str, real: bool = False) -> None:
+        """Put these libraries of CUDA into a folder, or all. Those that are not NVIDIA's have functions that answer 0.
+
+        The provider can be loaded over both.
+        """
+        for name in names or CUDA:
+            if real:
+                self._take(_nvidia() / _folder_of(name) / name, self.path(f"{folder}\\{name}"))
+            else:
+                self.make(f"{folder}\\{name}", exports=dict.fromkeys(_exports(name), 0) | _ANSWERS.get(name, {}),
+                          needs={"cublasLt64_13.dll": ["call"]} if name == "cublas64_13.dll" else {})  # fmt: skip
+
+    def install_cuda(self, *, real: bool = False) -> None:
+        """Install NVIDIA's wheels, or packages of their names with the libraries of :meth:`place_cuda`."""
+        if real:
+            for file in filter(Path.is_file, _nvidia().rglob("*")):
+                if file.relative_to(_nvidia()).parts[0].startswith("nvidia"):
+                    self._take(file, self.site / file.relative_to(_nvidia()))
+            return
+        for requirement, (folder, names) in WHEELS.items():
+            self._describe(requirement)
+            self.place_cuda(f"{SITE_PACKAGES}\\{folder}".replace("/", "\\"), *names)
+
+    def install_torch(self, version: str = "2.12.0", cuda: str = "13.0", *, real: bool = False) -> None:
+        """Install a torch that holds libraries of CUDA, and cannot be imported."""
+        self._describe(f"torch=={version}")
+        self.write(f"{SITE_PACKAGES}\\torch\\__init__.py", b"raise ImportError('there is no torch here')\n")
+        said = f"__version__ = '{version}+cu{cuda.replace('.', '')}'\ncuda = '{cuda}'\n"
+        self.write(f"{SITE_PACKAGES}\\torch\\version.py", said.encode())
+        self.place_cuda(TORCH, real=real)
+
+    def install_pip(self) -> None:
+        for name in ("pip", *(path.name for path in _pip().glob("pip-*.dist-info"))):
+            shutil.copytree(_pip() / name, self.site / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def search(self, *folders: str) -> None:
+        """Put folders of drive C in front of PATH."""
+        before = filter(None, [self.variables.get("WINEPATH")])
+        self.variables["WINEPATH"] = ";".join([*(f"C:\\{folder}" for folder in folders), *before])
+
+    def _describe(self, requirement: str) -> None:
+        name, version = requirement.split("==")
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        self.write(f"{SITE_PACKAGES}\\{name.replace('-', '_')}-{version}.dist-info\\METADATA", text.encode())
+
+    @staticmethod
+    def _take(source: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        _link(source, target)
 
     def python(self, *arguments: str, variables: Mapping[str, str] | None = None, deadline: float = 90) -> Child:
         """Run Python in it, on an empty standard input, until its end or the deadline; then nothing of it is left.
@@ -144,11 +248,66 @@ class Windows:
         subprocess.run([_SERVER, "-k", "-w"], env=_variables(self.folder), timeout=60, check=False, capture_output=True)
 
 
+@functools.cache
+def _made(
+    name: str, exports: tuple[tuple[str, int], ...], needs: tuple[tuple[str, tuple[str, ...]], ...], fails: bool
+) -> bytes:
+    """Build a DLL without any library of C in it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        lines = [f"__declspec(dllexport) int {function}(void) {{ return {answer}; }}" for function, answer in exports]
+        for library, functions in needs:
+            (folder / library).write_bytes(_made(library, tuple(dict.fromkeys(functions, 0).items()), (), False))
+            for function in functions:
+                lines.append(f"__declspec(dllimport) int {function}(void);")
+                lines.append(f"int (*volatile taken_{function})(void) = {function};")
+        lines.append(f"int DllMain(void *module, int reason, void *reserved) {{ return {int(not fails)}; }}")
+        source, target = folder / "source.c", folder / "made" / name
+        source.write_text("\n".join(lines), encoding="utf-8")
+        target.parent.mkdir()
+        options = ["-shared", "-nostdlib", "-e", "DllMain", "-w", "-fno-builtin"]
+        linked = [str(folder / library) for library, _ in needs]
+        call([_COMPILER or "", *options, "-o", str(target), str(source), *linked])
+        return target.read_bytes()
+
+
+@functools.cache
+def _exports(name: str) -> tuple[str, ...]:
+    """Return the functions for a library of CUDA: those that the provider takes, and ``call``."""
+    provider = _kept() / "drive_c/Python/Lib/site-packages/onnxruntime/capi/onnxruntime_providers_cuda.dll"
+    checks = _CHECKS if name == "cudnn64_9.dll" else ()
+    return ("call", *sorted(imported_names(provider, name) or ()), *checks)
+
+
+def _folder_of(name: str) -> str:
+    return next(folder for folder, names in WHEELS.values() if name in names)
+
+
+@functools.cache
+def _nvidia() -> Path:
+    def fill(interpreter: Path) -> None:
+        site = packages_of(interpreter)
+        for requirement in WHEELS:
+            with tempfile.TemporaryDirectory(dir=site) as folder:
+                _download(Path(folder), *_FOR_WINDOWS, requirement)
+                _unpack(Path(folder), site)
+
+    return packages_of(kept_environment("windows-nvidia", "\n".join(["for Windows", *WHEELS]), fill))
+
+
+def _pip() -> Path:
+    spec = importlib.util.find_spec("pip")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parents[1]
+
+
 def _variables(prefix: Path) -> dict[str, str]:
     """Return what a program of Windows gets of the environment. No debugger is started for one that crashes."""
     return {
         "HOME": str(prefix),
         "PATH": os.defpath,
+        "LC_ALL": "C.UTF-8",  # of names of files
         "WINEPREFIX": str(prefix),
         "WINEDEBUG": "-all",
         "WINEDLLOVERRIDES": "mscoree,mshtml=d;winedbg.exe=d",
