@@ -6,6 +6,7 @@ shows itself; nobody sees a traceback for it.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import os
@@ -21,15 +22,16 @@ from ortgpu.errors import GPUError
 if TYPE_CHECKING:  # for PyInstaller too, which does not find modules that are imported by a computed name
     from ortgpu.cli import bench, check, demo, doctor, exec, explain, preflight  # noqa: A004, F401 - named as commands are
 
-# name: the module of this package that holds a click command of the same name, and what `ortgpu --help` says of it
+# name: the module of this package that holds a click command of the same name, and what `ortgpu --help` says of it; in
+# the order of use
 COMMANDS = {
     "demo": "Show what plain ONNX Runtime does on this machine, and what a GPUSession does.",
     "check": "Open MODEL on the GPU and prove that it runs there.",
     "doctor": "Say what is wrong, why, and what to do; then what was found.",
     "explain": "Say what an error means, how it comes about, how to tell, and how to mend it.",
     "bench": "Measure MODEL on this machine: plain ONNX Runtime and the ways of ortgpu, in turns, in one process.",
-    "preflight": "Find out whether the ranks of a job can work together, each on a GPU of its own.",
     "exec": "Run a command in which every InferenceSession keeps the promise of a GPUSession.",
+    "preflight": "Find out whether the ranks of a job can work together, each on a GPU of its own.",
 }
 
 
@@ -44,6 +46,13 @@ class _Commands(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(f"ortgpu.cli.{name}"), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        for near in difflib.get_close_matches(args[0], [] if args[0] in COMMANDS else COMMANDS, n=1, cutoff=0.5):
+            ctx.fail(f"There is no command {args[0]!r}; did you mean {near}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -78,8 +87,12 @@ def run(argv: list[str]) -> int:
     try:
         result = ortgpu.main(args=argv, prog_name="ortgpu", standalone_mode=False)
         sys.stdout.flush()
-    except click.ClickException as error:  # wrong usage, mostly: click shows it with a hint at --help
-        error.show()
+    except click.ClickException as error:
+        console, wrong = output.stderr(), getattr(error, "ctx", None)
+        if wrong is not None:
+            output.line(console, wrong.get_usage())
+            output.line(console, f"Try '{wrong.command_path} --help' for help.\n")
+        output.line(console, f"Error: {error.format_message()}")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130  # as a shell reports an interrupt

@@ -59,9 +59,9 @@ def check(
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
-      "device", "providers", "provider_options", "placement", "gpu_memory" (bytes),
-      "latency_ms", "latency_error", "warnings", "on_cpu_because" and, with
-      --placement or --html, "placement_details"
+      "device", "providers", "provider_options", "placement",
+      "gpu_memory" (bytes), "latency_ms", "latency_error", "warnings",
+      "on_cpu_because" and, with --placement or --html, "placement_details"
     null is unknown.
     """
     from ortgpu.cli import report
@@ -100,9 +100,10 @@ def check(
         output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
     found.show(console)
     if details and placement:
-        output.line(console, "")
-        for text in str(details).splitlines():
-            output.line(console, text)
+        output.line(console)
+        output.line(console, str(details).partition("\n")[0])
+        rows = [(node, node.kind, reason or "not known") for node, reason in details.off_gpu]
+        output.table(console, ("on the CPU", "kind", "reason"), rows)
     if html:
         output.line(console, f"Written: {html}" if details else f"{html} is not written: nothing is on a GPU.")
     return int(refused)

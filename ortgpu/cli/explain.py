@@ -73,10 +73,10 @@ def _find(code: str) -> str:
 
 
 def _list(console: Console) -> None:
-    width, classes = max(len(code) for code in sections()), catalogue()
+    column, classes = max(len(code) for code in sections()) + 2, catalogue()
     for code, section in sections().items():
         bold = "bold" if classes[code].__subclasses__() else None
-        output.line(console, f"{code:<{width}}  {section.title}", style=bold)
+        output.line(console, code.ljust(column) + section.title, style=bold, column=column)
 
 
 def _show(console: Console, code: str, section: Section) -> None:
@@ -89,7 +89,7 @@ def _show(console: Console, code: str, section: Section) -> None:
         if line.strip() == "```":
             is_command = not is_command
         elif is_command:
-            output.line(console, f"      {line.strip()}", style="green")
+            output.command(console, f"      {line.strip()}", style="green")
         elif line.startswith("**"):
             output.line(console)
             output.heading(console, line.strip("*"))

@@ -82,10 +82,7 @@ class Report:
             "requirements": requirements(self.requirements),
             "probe": _probe(probe, verbose),
         }
-        width = max(map(len, rows))
-        for name, lines in rows.items():
-            for number, text in enumerate(lines):
-                output.line(console, f"  {name if number == 0 else '':<{width}}  {text}".rstrip())
+        output.facts(console, {name: text for name, lines in rows.items() if (text := "\n".join(lines))})
 
     def _show_problems(self, console: Console, verbose: bool) -> None:
         problems = self.diagnosis.problems

@@ -9,20 +9,24 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from ortgpu.errors import GPUError
 
-_UNLIMITED = 10_000  # columns without a terminal, so that lines are not folded
+_UNLIMITED = 1 << 20  # columns without a terminal, so that lines are not folded
 _USUAL = 80  # columns of a terminal that does not say how wide it is
 SCHEMA = 1  # of JSON documents; increased if a key is removed or changes its meaning
 _INDENT = "  "
+_LEAD = re.compile(r" *(?:[-|] )?")  # what a line begins with, and what goes on below it does not
+_NARROWEST = 20  # columns that a text gets behind its lead, also on a terminal that has not so many
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # C0 without tab and line feed, C1
 
 
@@ -67,25 +71,51 @@ def stderr() -> Console:
 
 
 def _console(stream: TextIO) -> Console:
-    # Set both explicitly, because rich would read FORCE_COLOR and COLUMNS, or guess a width of 80.
-    terminal = stream.isatty()
+    # Set all explicitly, because rich would read COLUMNS, or guess a width of 80.
+    terminal, coloured = stream.isatty(), bool(os.environ.get("FORCE_COLOR"))
     # mpirun gives its ranks terminals without a size, which Python before 3.11 reports as 0.
     width = (shutil.get_terminal_size().columns or _USUAL) if terminal else _UNLIMITED
-    return Console(file=stream, force_terminal=terminal, width=width, markup=False, emoji=False, highlight=False)
+    return Console(
+        file=stream,
+        force_terminal=terminal or coloured,
+        color_system="standard" if coloured else "auto",  # else TERM=dumb, usual in CI, would take the colours away
+        width=width,
+        height=25,  # without one, rich takes its own width for TERM=dumb
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
 
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[None]:
     """Show a text with a spinner on a terminal. Show nothing elsewhere."""
-    console = stderr()
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         yield
         return
-    with console.status(text, spinner="line"):  # in ASCII, which every terminal shows
+    with stderr().status(text, spinner="line"):  # in ASCII, which every terminal shows
         yield
 
 
-def line(console: Console, text: str = "", style: str | None = None) -> None:
+def line(console: Console, text: str = "", style: str | None = None, *, column: int = 0) -> None:
+    """Write a text. A terminal gets it folded between words, aligned behind ``column`` and the indent of the text.
+
+    A word that is too long for that, such as a path, is in a line of its own, and further left if it fits there.
+    """
+    for each in _harmless(text).split("\n"):
+        lead = _LEAD.match(each, column)
+        hang = max(lead.end() if lead else 0, column)
+        room = max(console.width - hang, _NARROWEST)
+        parts = textwrap.wrap(each[hang:], room, break_long_words=False, break_on_hyphens=False) or [""]
+        if len(parts[0]) > room:
+            parts.insert(0, "")
+        for number, part in enumerate(parts):
+            further_left = _INDENT if len(_INDENT + part) <= console.width else ""
+            indent = each[:hang] if number == 0 else " " * hang if len(part) <= room else further_left
+            command(console, f"{indent}{part}".rstrip(), style)
+
+
+def command(console: Console, text: str, style: str | None = None) -> None:
     """Write a text as it is. The terminal folds a long line, so a command copied from it is still one line."""
     console.print(_harmless(text), style=style, soft_wrap=True)
 
@@ -100,21 +130,35 @@ def heading(console: Console, text: str) -> None:
 
 
 def facts(console: Console, values: Mapping[str, object]) -> None:
-    """Write names and values, one pair on a line, with values aligned."""
-    width = max((len(name) for name in values), default=0)
+    """Write names and values, one pair on a line, with values aligned, also those of several lines."""
+    column = max((len(name) for name in values), default=0) + 2 * len(_INDENT)
     for name, value in values.items():
-        line(console, f"{_INDENT}{name:<{width}}  {value}".rstrip())
+        for number, text in enumerate(str(value).split("\n")):
+            line(console, f"{_INDENT}{'' if number else name}".ljust(column) + text, column=column)
 
 
-def table(console: Console, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """Write a table without a frame, which looks the same in a terminal, a log and a bug report."""
+def table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Write a table without a frame, which looks the same in a terminal, a log and a bug report.
+
+    Cells are folded between words. Where that is not enough, each row is written as a list of names and values.
+    """
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         result.add_column(column, overflow="fold")
-    for row in rows:
-        result.add_row(*(_harmless(str(cell)) for cell in row))
+    cells = [[_harmless(str(cell)) for cell in row] for row in rows]
+    for row in cells:
+        result.add_row(*row)
+    if not cells:
+        return
+    width = console.width - len(_INDENT)
+    if Measurement.get(console, console.options.update(max_width=_UNLIMITED), result).minimum > width:
+        for number, row in enumerate(cells):
+            if number:
+                line(console)
+            facts(console, dict(zip(columns, row, strict=True)))
+        return
     with console.capture() as capture:
-        console.print(result, width=console.width - len(_INDENT))
+        console.print(result, width=width)
     for text in capture.get().splitlines():
         console.print(f"{_INDENT}{text.rstrip()}", soft_wrap=True)
 
@@ -175,7 +219,10 @@ def show_reasons(console: Console, error: GPUError, *, most_facts: int | None = 
 def show_fixes(console: Console, error: GPUError) -> None:
     for fix in error.fixes:
         for text in fix.splitlines():
-            line(console, f"    {text}", style="green" if fix.executable else None)
+            if fix.kind == "manual":
+                line(console, f"    {text}")
+            else:
+                command(console, f"    {text}", style="green" if fix.executable else None)
 
 
 def error_document(error: Exception, also: Sequence[GPUError] = ()) -> dict[str, object]:

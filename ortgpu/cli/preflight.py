@@ -47,7 +47,8 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", and "error" or:
-      "rank" (of rank 0), "ranks", "differences", "collectives", "notes", "seconds"
+      "rank" (of rank 0), "ranks", "differences", "collectives", "notes",
+      "seconds"
     null is unknown.
     """
     from ortgpu.distributed import current_rank

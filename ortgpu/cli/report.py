@@ -88,8 +88,10 @@ class SessionReport:
     def show(self, console: Console, *, options: bool = True) -> None:
         output.facts(console, self._facts())
         output.heading(console, "Placement of the nodes")
-        for text in str(self.placement).splitlines():
-            output.line(console, f"  {text}".rstrip())
+        if self.placement.known:
+            output.table(console, ("provider", "kind", "operator", "nodes"), self.placement.rows())
+        else:
+            output.line(console, f"  {self.placement}")
         if options and self.options:
             output.heading(console, f"Options bound to {CUDA}")
             output.facts(console, dict(sorted(self.options.items())))

@@ -179,7 +179,7 @@ def test_every_way_is_measured_with_every_batch(model: Path) -> None:
 
 
 def test_figures_for_people(fixed: Path) -> None:
-    result = ortgpu("bench", str(fixed), "--allow-cpu", "--rounds", "5", env={**NO_GPU, "FORCE_COLOR": "1"})
+    result = ortgpu("bench", str(fixed), "--allow-cpu", "--rounds", "5", env=NO_GPU)
     assert result.returncode == 0, result
     assert is_clean(result)
     assert "Measured on the CPU all the same, because --allow-cpu was given." in result.stdout

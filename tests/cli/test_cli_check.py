@@ -66,7 +66,7 @@ def test_example_model_is_valid_and_always_the_same() -> None:
 
 
 def test_check_without_a_gpu() -> None:
-    result = ortgpu("check", env={**NO_GPU, "FORCE_COLOR": "1", "COLUMNS": "40"})
+    result = ortgpu("check", env={**NO_GPU, "COLUMNS": "40"})
     assert result.returncode == 1
     assert is_clean(result)
     lines = result.stdout.splitlines()

@@ -18,7 +18,7 @@ from tests.support.command_line import ESCAPE, NO_GPU, Terminal, example_error, 
 
 
 def test_plain_text_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("COLUMNS", "20")
     file = io.StringIO()
     monkeypatch.setattr(sys, "stdout", file)

@@ -22,7 +22,7 @@ ESCAPE = "\x1b"
 def ortgpu(*arguments: str, env: dict[str, str] | None = None) -> Child:
     """Run ``python -m ortgpu`` with its output in files."""
     command = [sys.executable, "-m", "ortgpu", *arguments]
-    return run_child(command, env={**os.environ, **(env or {})}, deadline=DEADLINE)
+    return run_child(command, env={**os.environ, "FORCE_COLOR": "", **(env or {})}, deadline=DEADLINE)
 
 
 def is_clean(result: Child) -> bool:

@@ -1,0 +1,216 @@
+"""What the command line shows in a terminal of 80 columns: whole words, and commands that can be copied."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import io
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from ortgpu.__main__ import main
+from ortgpu.cli import COMMANDS, output
+from ortgpu.cli.explain import sections
+from ortgpu.errors import catalogue
+from ortgpu.provider.placement import PlacedNode, Placement
+from tests.support.command_line import DEADLINE, ESCAPE, NO_GPU, Terminal, example_report, ortgpu
+
+BRANCHES = [code for code, cls in catalogue().items() if not cls.__subclasses__()]
+COLUMNS = 80
+MODEL = """
+<ir_version: 8, opset_import: ["": 17]>
+relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }
+"""
+
+
+def lines_in_a_terminal(*arguments: str, columns: int = COLUMNS, env: dict[str, str] | None = None) -> list[str]:
+    """Run ``python -m ortgpu`` in a terminal, and return its lines without colours, before the terminal folds any."""
+    ours, its = os.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    without = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "ortgpu", *arguments]
+    child = subprocess.Popen(
+        command, stdin=its, stdout=its, stderr=its, env={**without, "TERM": "xterm-256color", **(env or {})}
+    )
+    os.close(its)
+    written = b""
+    while True:
+        try:
+            written += os.read(ours, 1 << 16)
+        except OSError:  # Linux says EIO once the last process has closed it
+            break
+    os.close(ours)
+    child.wait(DEADLINE)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).replace("\r\n", "\n")
+    return [each.rpartition("\r")[2].rstrip() for each in text.split("\n")]  # a spinner goes back with \r
+
+
+def breaks_a_word(text: str, columns: int = COLUMNS) -> bool:
+    """Return True if the terminal folds a line that is neither one long word nor a command."""
+    is_command = re.match(r" {4,}(\S*/python|pip|sudo|uv|echo)\b", text)
+    return len(text) > columns and " " in text.strip() and not is_command
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    import onnx.parser
+
+    path = tmp_path / "model.onnx"
+    path.write_bytes(onnx.parser.parse_model(MODEL).SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "doctor",
+        "doctor --verbose --no-probe",
+        "doctor --profile training",
+        "demo",
+        "check {model}",
+        "check --allow-cpu {model}",
+        "bench --allow-cpu --rounds 5 --batch 1 {model}",
+        "preflight",
+        "explain",
+        "chekc",
+        "check --device=cuda:99 --inputs={model} {model} --allow-cpu",
+        "bench --plot /no/such/folder/whose/name/is/rather/long/figures.svg {model}",
+        *(f"{command} --help" for command in COMMANDS),
+    ],
+)
+def test_no_line_breaks_a_word(arguments: str, model: Path) -> None:
+    shown = lines_in_a_terminal(*arguments.format(model=model).split(), env=NO_GPU)
+    assert len("".join(shown)) > 40
+    assert "Traceback (most recent call last):" not in shown
+    assert [line for line in shown if breaks_a_word(line)] == []
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_no_word_is_lost_on_the_way(columns: int) -> None:
+    """As wide as the terminal is, it shows the words that a file gets."""
+    for arguments in (["doctor", "--no-probe", "--verbose"], ["explain"], ["explain", "driver-not-found"]):
+        piped, shown = (
+            ortgpu(*arguments, env=NO_GPU).stdout,
+            lines_in_a_terminal(*arguments, columns=columns, env=NO_GPU),
+        )
+        assert [word for line in shown for word in line.split()][-50:] == piped.split()[-50:]
+        assert sum(len(line) > columns for line in shown) <= sum(len(word) > columns - 4 for word in piped.split())
+
+
+def shown_by(monkeypatch: pytest.MonkeyPatch, columns: int = COLUMNS) -> io.StringIO:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    return terminal
+
+
+@pytest.mark.parametrize("code", BRANCHES)
+def test_explanations_are_folded_and_their_commands_are_not(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = shown_by(monkeypatch)
+    assert main(["explain", code]) == 0
+    commands = {line.strip() for block in re.findall(r"```\n(.*?)```", sections()[code].text, re.DOTALL)
+                for line in block.splitlines()}  # fmt: skip
+    lines = terminal.getvalue().splitlines()
+    assert commands <= {line.strip() for line in lines}
+    assert [
+        line for line in lines if len(line) > COLUMNS and " " in line.strip() and line.strip() not in commands
+    ] == []
+
+
+def test_text_goes_on_below_its_own_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = shown_by(monkeypatch, 40)
+    console = output.stdout()
+    output.line(console, "  - a fact of which there is more to say than fits")
+    output.facts(console, {"name": "a value that is longer than the line\nand another line", "second": "x"})
+    output.facts(console, {"path": "in /a/folder/whose/name/is/longer/than/that"})
+    output.command(console, "    pip install --force-reinstall --no-deps 'onnxruntime-gpu>=1.28'")
+    assert terminal.getvalue() == (
+        "  - a fact of which there is more to say\n"
+        "    than fits\n"
+        "  name    a value that is longer than\n"
+        "          the line\n"
+        "          and another line\n"
+        "  second  x\n"
+        "  path  in\n"
+        "/a/folder/whose/name/is/longer/than/that\n"
+        "    pip install --force-reinstall --no-deps 'onnxruntime-gpu>=1.28'\n"
+    )
+
+
+def test_table_that_does_not_fit_is_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("0", "host-of-a-cluster.example", "GPU-11111111-2222-3333-4444-555555555555")]
+    narrow = shown_by(monkeypatch, 70)
+    output.table(output.stdout(), ("rank", "host", "UUID"), rows * 2)
+    one = (
+        "  rank  0\n"
+        "  host  host-of-a-cluster.example\n"
+        "  UUID  GPU-11111111-2222-3333-4444-555555555555\n"
+    )  # fmt: skip
+    assert narrow.getvalue() == f"{one}\n{one}"
+    wide = shown_by(monkeypatch, 80)
+    output.table(output.stdout(), ("rank", "host", "UUID"), rows)
+    assert len(wide.getvalue().splitlines()) == 2
+
+
+def test_placement_with_long_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = PlacedNode("n", "QLinearGlobalAveragePoolOfSomebodyElse", "com.example", "CPUExecutionProvider", "compute")
+    terminal = shown_by(monkeypatch, 60)
+    dataclasses.replace(example_report(), placement=Placement((node,))).show(output.stdout())
+    assert [line for line in terminal.getvalue().splitlines() if len(line) > 60] == []
+    assert "operator  QLinearGlobalAveragePoolOfSomebodyElse\n" in terminal.getvalue()
+
+
+# Colours
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb", ""])
+def test_colours_without_a_terminal_when_asked(term: str) -> None:
+    result = ortgpu("explain", "no-device", env={"FORCE_COLOR": "1", "TERM": term, "NO_COLOR": ""})
+    assert ESCAPE in result.stdout
+    plain = ortgpu("explain", "no-device", env={"FORCE_COLOR": "", "TERM": term})
+    assert re.sub(r"\x1b\[[0-9;]*m", "", result.stdout) == plain.stdout
+
+
+def test_no_spinner_without_a_terminal() -> None:
+    result = ortgpu("doctor", env={"FORCE_COLOR": "1", **NO_GPU})
+    assert "Looking at" not in result.stderr
+
+
+def test_document_has_no_colours() -> None:
+    assert ESCAPE not in ortgpu("doctor", "--no-probe", "--json", env={"FORCE_COLOR": "1"}).stdout
+
+
+# Commands
+
+
+def test_commands_are_listed_in_the_order_of_use() -> None:
+    order = ["demo", "check", "doctor", "explain", "tune", "bench", "exec", "preflight"]
+    assert list(COMMANDS) == [name for name in order if name in COMMANDS]
+    assert set(COMMANDS) <= set(order)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("chek", "check"), ("docter", "doctor"), ("explian", "explain"),
+                                              ("pre-flight", "preflight"), ("benchmark", "bench")])  # fmt: skip
+def test_unknown_command_is_answered_with_the_nearest(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([typed, "model.onnx"]) == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"), [("ortgpu ch", "plain,check"), ("ortgpu check --allow", "plain,--allow-cpu")]
+)
+def test_a_shell_completes_commands_and_options(words: str, completed: str) -> None:
+    """As the guide says: eval "$(_ORTGPU_COMPLETE=bash_source ortgpu)"."""
+    env = {"_ORTGPU_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    assert ortgpu(env=env).stdout.split() == [completed]
+    assert "complete -o nosort" in ortgpu(env={"_ORTGPU_COMPLETE": "bash_source"}).stdout
