@@ -1,7 +1,8 @@
 """The implementation of ``GPUSession.map``: many feeds at a time, with results in order.
 
 Concurrent runs of a session use separate streams, so some runs copy while another computes. Threads that call ``run``
-are therefore enough. Pinned memory lets the copies run at full speed.
+are therefore enough. Pinned memory lets the copies run at full speed. Runs so short that threads only delay them are
+made by the thread that iterates.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import operator
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
@@ -33,6 +35,10 @@ Copy = Callable[[Feed, Iterable[Callable[[], object]]], tuple[Feed, bool]]
 # Two threads with pinned arrays reach what an H200 can do with batches of 8 and more; batches of 1 gain up to four.
 THREADS = 4
 
+_SHORT = 1e-3  # seconds for a feed, up to which runs in the iterating thread are tried
+_BLOCK = 4  # times the feeds in flight are timed together, since threads take feeds in bursts
+_KEPT = 64, 1024  # blocks until both ways are timed again: the first time, and at most
+
 # Bytes of an array from which on `run` copies it in threads. Each thread copies smaller arrays of its own feed itself.
 _COPIED_BY_RUN_FROM = 32 << 20
 
@@ -52,13 +58,23 @@ def map_session(
         return with_values(session, feed) or as_it_is_now(feed)
 
     copy = copies_for(session).of if may_be_written_to(feeds, ahead) else None
-    # Convert arrays of other libraries in this thread, since only the thread that made them knows their stream. Use
-    # map, not a generator, which would keep a feed until the next is requested.
-    converted = map(convert, source)
     run = functools.partial(staged_run, session, output_names)
-    if not session._gpu_runner.is_captured:
+
+    def in_threads(feeds: Iterator[Any]) -> Iterator[Any]:
+        # Convert arrays of other libraries in this thread, since only the thread that made them knows their stream. Use
+        # map, not a generator, which would keep a feed until the next is requested.
+        converted = map(convert, feeds)
+        if session._gpu_runner.is_captured:
+            return _captured_in_order(session, run, converted, ahead, copy)
         return in_order(run, converted, ahead, THREADS, copy)
-    return _captured_in_order(session, run, converted, ahead, copy)
+
+    def in_line(feed: Any) -> Any:
+        return session.run(output_names, mapping(feed))
+
+    if ahead == 1:
+        return in_threads(source)
+    pace = Pace(source, ahead, in_line=session._gpu_runner.maps_in_line)
+    return _in_the_faster_way(session, pace, in_threads, in_line)
 
 
 def may_be_written_to(feeds: Any, in_flight: int) -> bool:
@@ -83,11 +99,96 @@ def staged_run(session: RunningSession, output_names: Any, feed: Mapping[str, An
         TypeError: the feed is no mapping.
         Exception: as ``run`` raises.
     """
-    if not isinstance(feed, Mapping):
-        raise TypeError(f"a feed is a mapping of input names to arrays, not {type(feed).__name__}")
-    if session._gpu_runner.stages(feed, _COPIED_BY_RUN_FROM):
+    if session._gpu_runner.stages(mapping(feed), _COPIED_BY_RUN_FROM):
         return session.run(output_names, feed)
     return session.run(output_names, memory_of(session).staged(feed))
+
+
+def mapping(feed: Any) -> Any:
+    """Return ``feed``. Raises TypeError if it is no mapping."""
+    if not isinstance(feed, Mapping):
+        raise TypeError(f"a feed is a mapping of input names to arrays, not {type(feed).__name__}")
+    return feed
+
+
+def _in_the_faster_way(
+    session: RunningSession,
+    pace: Pace[Feed],
+    in_threads: Callable[[Iterator[Feed]], Iterator[Result]],
+    in_line: Callable[[Feed], Result],
+) -> Iterator[Result]:
+    """Yield the results of each stretch of feeds. The session's next iteration begins in the way in which this ends."""
+    runner = session._gpu_runner
+    try:
+        while not pace.has_ended:
+            yield from map(in_line, pace) if pace.in_line else in_threads(pace)
+    finally:
+        runner.maps_in_line = pace.in_line
+
+
+class Pace(Iterator[Feed]):
+    """Feeds in stretches: those of one are run by threads, those of the next by the iterating thread.
+
+    Passing a feed to another thread and its result back takes longer than a short run. Both ways are timed, with the
+    caller's own work between results, and the faster one is kept for many feeds. Threads keep feeds that take longer
+    than a millisecond.
+
+    Args:
+        in_flight: the number of feeds that threads take ahead.
+        in_line: begin in the iterating thread.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        feeds: Iterator[Feed],
+        in_flight: int,
+        *,
+        in_line: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.in_line = in_line  # the way of this stretch; at its end, of the next
+        self.has_ended = False
+        self._feeds = feeds
+        self._block = self._left = _BLOCK * in_flight
+        self._clock = clock
+        self._since = clock() if in_line else None  # None: the block after a change of ways is not timed
+        self._in_threads: float | None = None  # seconds of the last block, while the other way is tried
+        self._due = _KEPT[0] if in_line else 0  # blocks until both ways are timed
+        self._kept = _KEPT[0]
+
+    def __next__(self) -> Feed:
+        if not self._left:
+            in_line = self.in_line
+            self._judge()
+            if self.in_line is not in_line:
+                raise StopIteration
+        self._left -= 1
+        try:
+            return next(self._feeds)
+        except BaseException:
+            self.has_ended = True
+            raise
+
+    def _judge(self) -> None:
+        """Choose the way of the next block, by the time of the last one."""
+        now, was_in_line = self._clock(), self.in_line
+        took = now - self._since if self._since is not None else None
+        if took is not None:
+            if took > _SHORT * self._block:
+                self.in_line = False
+            elif self._due:
+                self._due -= 1
+            elif not self.in_line:
+                self._in_threads, self.in_line = took, True
+            elif self._in_threads is None:
+                self.in_line = False
+            else:
+                self.in_line = took < self._in_threads
+                self._in_threads, self._due = None, self._kept
+                self._kept = min(2 * self._kept, _KEPT[1])
+        self._left = self._block
+        self._since = now if self.in_line is was_in_line else None
 
 
 def _captured_in_order(

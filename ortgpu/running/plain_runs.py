@@ -52,6 +52,7 @@ class PlainRunner:
     """
 
     is_captured = False
+    maps_in_line = False  # how the last iteration of map ended
 
     def __init__(self, session: RunningSession | None = None, staged_from: int = sys.maxsize) -> None:
         names = _names_for_direct_runs(session) if session is not None else None

@@ -33,7 +33,8 @@ class ThroughputMethods(LastOfOurs):
         """Yield ``run(output_names, feed)`` for each of ``feeds``, in their order, with up to four runs at a time.
 
         Copies to the GPU, computation and copies back overlap, and arrays go through pinned memory. This gives the
-        highest throughput. Four runs need the GPU memory of four; a smaller ``in_flight`` needs less.
+        highest throughput. Four runs need the GPU memory of four; a smaller ``in_flight`` needs less. The iterating
+        thread makes runs of less than a millisecond itself, if that takes less time for each feed.
 
         Args:
             feeds: any iterable, also an endless generator. The iterating thread consumes it. A generator may fill the

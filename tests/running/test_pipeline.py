@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ortgpu.process import threads
 from ortgpu.running import copying, cuda_graph, graph_buffers, pinned, staged_runs, staging
-from ortgpu.running.pipeline import in_order
+from ortgpu.running.pipeline import Pace, in_order
 from ortgpu.session.pool import pool
 from tests.support.cpu_session import child
 
@@ -27,6 +27,80 @@ def test_results_are_those_of_run_in_order() -> None:
                 all((a[0] == b[0]).all() for a, b in zip(plain, named)), threads()])
     """)
     assert found == [60, True, True, []]
+
+
+@pytest.mark.parametrize(
+    ("threads_take", "line_takes", "least", "most"),
+    [
+        pytest.param(1.8e-4, 1e-4, 9_800, 9_900, id="a short run"),
+        pytest.param(3e-4, 9e-4, 64, 512, id="a run that copies while another computes"),
+        pytest.param(0.025, 0.052, 0, 0, id="a long run"),
+    ],
+)
+def test_the_faster_way_is_kept(threads_take: float, line_takes: float, least: int, most: int) -> None:
+    now = 0.0
+    pace, in_line = Pace(iter(range(10_000)), 8, clock=lambda: now), []
+    while not pace.has_ended:
+        way = pace.in_line
+        for _ in pace:
+            in_line.append(way)
+            now += line_takes if way else threads_take
+    assert len(in_line) == 10_000
+    assert least <= sum(in_line) <= most
+
+
+def test_feeds_that_become_long_go_back_to_the_threads() -> None:
+    now = 0.0
+    pace = Pace(iter(range(1000)), 8, in_line=True, clock=lambda: now)
+    for _ in pace:
+        now += 0.05
+    assert (pace.in_line, pace.has_ended, next(pace)) == (False, False, 32)
+
+
+def test_short_runs_of_a_generator_that_fills_one_array_give_the_results_of_run() -> None:
+    found = child("""
+        here = threading.current_thread()
+        class Seen(GPUSession):
+            seen, takes = [], 0
+            def run(self, *arguments):
+                self.seen.append(threading.current_thread() is here)
+                if self.takes:
+                    time.sleep(self.takes)
+                return super().run(*arguments)
+        session = Seen(NEG)
+        def refilled(count):
+            array = np.empty(4, np.float32)
+            for number in range(count):
+                array[:] = number
+                yield {"x": array}
+        def mapped(count):
+            session.seen.clear()
+            right = [int(result[0][0]) for result in session.map(refilled(count))] == [-n for n in range(count)]
+            return right, sum(session.seen)
+        short = mapped(3000)
+        session.takes = 0.005
+        long = mapped(100)
+        report([short[0], short[1] >= 32, long[0], long[1] <= 32, mapped(20), threads()])
+    """)
+    assert found == [True, True, True, True, [True, 0], []]
+
+
+def test_failures_of_short_runs_come_out_at_their_place() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        def outcome_of(given):
+            handed_out = []
+            failed = outcome(lambda: handed_out.extend(session.map(given)))
+            return [len(handed_out), failed["type"]]
+        def broken():
+            yield from feeds(700)
+            raise LookupError
+        bad = feeds(1000)
+        bad[700] = {"x": np.zeros((2, 2), dtype=np.float32)}
+        none = [*feeds(700), 5]
+        report([outcome_of(each) for _ in range(2) for each in (broken(), bad, none)] + [threads()])
+    """)
+    assert found == [[700, "LookupError"], [700, "InvalidArgument"], [700, "TypeError"]] * 2 + [[]]
 
 
 def test_names_of_outputs_from_a_generator_are_for_every_feed() -> None:
