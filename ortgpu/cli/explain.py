@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ortgpu.cli import output
+from ortgpu.diagnosis.pasted import recognise
 from ortgpu.errors import catalogue
 
 if TYPE_CHECKING:
@@ -42,15 +43,19 @@ def sections() -> dict[str, Section]:
 
 
 @click.command()
-@click.argument("code", required=False)
+@click.argument("words", metavar="[CODE | TEXT | -]", nargs=-1)
 @click.option("--markdown", is_flag=True, help="Write the reference page instead: all errors, or the one of CODE.")
-def explain(code: str | None, markdown: bool) -> int:
+def explain(words: tuple[str, ...], markdown: bool) -> int:
     """Say what an error means, how it comes about, how to tell, and how to mend it.
 
     CODE is the last line of an error's message (driver-not-found); the name of its class will do as well
     (DriverNotFoundError). Without it, all errors are listed.
+
+    TEXT is what ONNX Runtime, the loader or a traceback says, in quotes; - reads it from the standard input. It may
+    come from another machine: `ortgpu doctor` looks at this one.
     """
-    found = _find(code) if code is not None else None
+    text = click.open_file("-", encoding="utf-8", errors="replace").read() if words == ("-",) else " ".join(words)
+    found = _find(text) if words else None
     if markdown:
         click.echo(page() if found is None else f"## {found}\n\n{sections()[found].text}\n", nl=False)
     elif found is not None:
@@ -60,16 +65,21 @@ def explain(code: str | None, markdown: bool) -> int:
     return 0
 
 
-def _find(code: str) -> str:
-    """Return the code for a code or class name in any case. Raises UsageError if there is none."""
+def _find(text: str) -> str:
+    """Return the code for a code or class name in any case, or for a text. Raises UsageError if there is none."""
     names = {cls.__name__.lower(): known for known, cls in catalogue().items()}
-    wanted = code.strip(" :.,`").lower().replace("_", "-")  # it may be copied from a text
-    found = names.get(wanted, wanted)
-    if found in sections():
+    wanted = text.strip(" :.,`\n").lower().replace("_", "-")  # it may be copied from a text
+    if (found := names.get(wanted, wanted)) in sections():
         return found
+    if known := recognise(text):
+        output.line(output.stderr(), f"In the text: {known[1]}", style="dim")
+        return known[0]
+    if len(wanted.split()) > 1:
+        hint = "`ortgpu explain` lists all, and `ortgpu doctor` looks at this machine."
+        raise click.UsageError(f"no check knows a line of this text; {hint}")
     close = difflib.get_close_matches(wanted, [*sections(), *names], n=1, cutoff=0.5)
     hint = f"did you mean {names.get(close[0], close[0])}?" if close else "`ortgpu explain` lists all."
-    raise click.UsageError(f"there is no error {code!r}; {hint}")
+    raise click.UsageError(f"there is no error {text!r}; {hint}")
 
 
 def _list(console: Console) -> None:

@@ -9,6 +9,7 @@ _NOT_FOUND = re.compile(
     rf"{_SONAME}: cannot open shared object"
     rf"|links {_SONAME}, of which there are only damaged"  # preloading.py
     r"|(?i:([^\s\\/]+\.dll), which it links, was not found)"  # environment/loader_windows.py
+    r'|.*which depends on "([^"\\/]+\.dll)" which is missing'  # ONNX Runtime's provider_bridge_ort.cc
 )
 # glibc has two texts for a symbol with a version; the second went without a comma before 2.31
 _LACKED = re.compile(
@@ -66,7 +67,7 @@ def lacks_symbol(words: str) -> tuple[str, str | None] | None:
 def not_found_for(words: str) -> str | None:
     """Return the linked library that the loader did not find, or refused, when it opened a file."""
     match = _NOT_FOUND.match(words)
-    return match[1] or match[2] or match[3] if match else None
+    return next(filter(None, match.groups()), None) if match else None
 
 
 def lacks_function(words: str) -> tuple[str, str] | None:
@@ -79,3 +80,9 @@ def may_be_visual_c(words: str) -> bool:
     """Return True if an old or absent Visual C++ Redistributable may be the reason: Windows names no file."""
     of_the_file = r"Access is denied|not a valid Win32 application"
     return re.search(rf"\(error (126|127|1114)\)|DLL load failed(?!.*({of_the_file}))", words) is not None
+
+
+def refuses(words: str) -> bool:
+    """Return True for words in which a loader refuses a library, in any of the ways above."""
+    ways = (not_found_for, lacks_symbol, lacks_function, lacks_thread_storage, cannot_be_mapped, is_musl, is_blocked)
+    return any(way(words) for way in ways)

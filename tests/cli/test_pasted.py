@@ -1,0 +1,125 @@
+"""`ortgpu explain` with what people paste: lines of ONNX Runtime, of the loader and of Python, from any machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ortgpu.__main__ import main
+from ortgpu.diagnosis.pasted import recognise
+from ortgpu.errors import catalogue
+from tests.support.children import run_python
+from tests.support.command_line import DEADLINE, NO_GPU
+
+BRIDGE = (
+    "2026-11-23 16:49:15.358 [E:onnxruntime:Default, provider_bridge_ort.cc:2458 operator()] /onnxruntime_src/"
+    "onnxruntime/core/session/provider_bridge_ort.cc:2043 onnxruntime::Provider& onnxruntime::ProviderLibrary::Get() "
+    "[ONNXRuntimeError] : 1 : FAIL : Failed to load library /x/libonnxruntime_providers_cuda.so with error: "
+)
+WARNED = (
+    "[W:onnxruntime:Default, onnxruntime_pybind_state.cc:1295 CreateExecutionProviderFactoryInstance] Failed to create "
+    "CUDAExecutionProvider. Require cuDNN 9.* and CUDA 13.*. Please install all dependencies as mentioned in the GPU "
+    "requirements page (https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html#requirements)"
+)
+CALL = (
+    "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t onnxruntime::CudaCall(...) "
+)
+RUN = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Conv node. Name:'a' "
+ABSENT = "cannot open shared object file: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (f"{BRIDGE}libcublasLt.so.12: {ABSENT}\n\n{WARNED}\n", "library-not-found"),
+        (f"{WARNED}\n{BRIDGE}libcudnn.so.9: {ABSENT}", "library-not-found"),
+        (WARNED, "provider-fallback"),
+        (f"{BRIDGE}libcuda.so.1: {ABSENT}", "driver-not-found"),
+        (f"ImportError: libcudart.so.13: {ABSENT}", "library-not-found"),
+        (f"{BRIDGE}/x/libcublas.so.13: undefined symbol: cublasLtFoo, version libcublasLt.so.13", "library-version"),
+        (f"{BRIDGE}/x/libcudnn.so.9: failed to map segment from shared object", "broken-package"),
+        ("ImportError: /lib/libc.so.6: version `GLIBC_2.34' not found (required by /x/onnxruntime_pybind11_state.so)",
+            "unsupported-platform"),
+        ("ImportError: Error loading shared library ld-linux-x86-64.so.2: No such file or directory (needed by "
+            "/usr/lib/python3.12/site-packages/onnxruntime/capi/onnxruntime_pybind11_state.so)",
+            "unsupported-platform"),
+        (r'[ONNXRuntimeError] : 1 : FAIL : Error loading "C:\x\onnxruntime_providers_cuda.dll" which depends on '
+            r'"cudnn64_9.dll" which is missing. (Error 126: "The specified module could not be found.")',
+            "library-not-found"),
+        ("ImportError: DLL load failed while importing onnxruntime_pybind11_state: A dynamic link library (DLL) "
+            "initialization routine failed.", "broken-package"),
+        ("UserWarning: Specified provider 'CUDAExecutionProvider' is not in available provider names.Available "
+            "providers: 'AzureExecutionProvider, CPUExecutionProvider'", "cpu-only-package"),
+        ("Traceback (most recent call last):\n  File \"app.py\", line 1, in <module>\n    import onnxruntime\n"
+            "ModuleNotFoundError: No module named 'onnxruntime'\n", "onnxruntime-not-installed"),
+        (f"{CALL}CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version", "driver-too-old"),
+        (f"{CALL}CUDA failure 100: no CUDA-capable device is detected", "no-device"),
+        (f"{CALL}CUDA failure 101: invalid device ordinal", "device-not-found"),
+        (f"{CALL}CUDA failure 803: system has unsupported display driver", "driver-unusable"),
+        (f"{CALL}CUDA failure 46: all CUDA-capable devices are busy or unavailable", "device-busy"),
+        (f"{CALL}CUDA failure 2: out of memory", "insufficient-device-memory"),
+        (f"{RUN}Status Message: {CALL}CUDA failure 2: out of memory", "gpu-out-of-memory"),
+        (f"{RUN}Status Message: {CALL}CUDA failure 700: an illegal memory access", "poisoned-context"),
+        (f"{RUN}Status Message: CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED", "provider-failure"),
+        ('EP Error Unknown provider option: "cudnn_conv_algo". when using [\'CUDAExecutionProvider\']',
+            "provider-option"),
+        ("    raise error\northpu\nortgpu.errors.DriverNotFoundError: the NVIDIA driver's library cannot be loaded",
+            "driver-not-found"),
+        ("To fix it:\n    look\nMore: ortgpu explain rank-device\n", "rank-device"),
+    ],
+)  # fmt: skip
+def test_text_leads_to_its_code(text: str, code: str) -> None:
+    found = recognise(text)
+    assert found is not None
+    assert found[0] == code in catalogue()
+    assert found[1] in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hello world",
+        "ModuleNotFoundError: No module named 'pandas'",
+        "rm: cannot remove 'x': Operation not permitted",
+        "[ONNXRuntimeError] : 3 : NO_SUCHFILE : Load model from CUDA failure 700/m.onnx failed: File doesn't exist",
+        "ortgpu explain nothing-of-this-name",
+    ],
+)
+def test_other_text_leads_nowhere(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert recognise(text) is None
+    assert main(["explain", text]) == 2
+    assert "no check knows a line of this text" in capsys.readouterr().err
+
+
+def test_text_in_quotes_and_without(capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"libcublas.so.12: {ABSENT}"
+    for arguments in ([words], words.split()):
+        assert main(["explain", *arguments]) == 0
+        captured = capsys.readouterr()
+        assert captured.out.startswith("library-not-found: ")
+        assert captured.err == f"In the text: {words}\n"
+
+
+def test_what_onnxruntime_says_here_is_explained_from_a_pipe() -> None:
+    """Plain ONNX Runtime, in a process without ortgpu: it finds no CUDA library, or no GPU."""
+    program = """
+        import onnx.parser, onnxruntime
+        text = '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Relu(x) }'
+        model = onnx.parser.parse_model(text).SerializeToString()
+        onnxruntime.InferenceSession(model, providers=["CUDAExecutionProvider"])
+    """
+    said = run_python(program, env={**os.environ, **NO_GPU}).stderr
+    assert "onnxruntime" in said
+    command = [sys.executable, "-m", "ortgpu", "explain", "-"]
+    done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=DEADLINE, check=True)
+    assert done.stdout.split(":")[0] in {"library-not-found", "no-device", "driver-too-old"}, said
+
+
+def test_long_log_takes_no_time() -> None:
+    started = time.monotonic()
+    assert recognise("2026-11-23 INFO a request was answered in 3 ms\n" * 5_000 + "CUDA failure 100: x") is not None
+    assert time.monotonic() - started < 20  # seconds; it takes one
