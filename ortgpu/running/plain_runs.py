@@ -48,24 +48,24 @@ class PlainRunner:
     another library stands in for ``InferenceSession.run`` when the runner is made, no run is direct.
 
     Args:
-        staged_from: arrays of so many bytes or more are not for direct runs.
+        direct_below: direct runs are those whose inputs all have fewer bytes.
     """
 
     is_captured = False
     maps_in_line = False  # how the last iteration of map ended
 
-    def __init__(self, session: RunningSession | None = None, staged_from: int = sys.maxsize) -> None:
+    def __init__(self, session: RunningSession | None = None, direct_below: int = sys.maxsize) -> None:
         names = _names_for_direct_runs(session) if session is not None else None
         self._input_names, self._output_names = names or ([], [])
         self._input_count = len(self._input_names) if names is not None else -1  # which no feed has
-        self._staged_from = staged_from
+        self._direct_below = direct_below
 
     def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Any:
         """Run the model and return the results. Deciding on a direct run takes a tenth of a microsecond."""
         if run_options is None and type(feed) is dict and len(feed) == self._input_count:
             for name in self._input_names:
                 value = feed.get(name)
-                if type(value) is not ndarray or value.nbytes >= self._staged_from:
+                if type(value) is not ndarray or value.nbytes >= self._direct_below:
                     break
             else:
                 return session._sess.run(output_names or self._output_names, feed, None)

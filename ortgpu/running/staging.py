@@ -60,23 +60,18 @@ class StagedRunner(PlainRunner):
         threads: int | None = None,
         piece: int = PIECE,
     ) -> None:
-        super().__init__(session, staged_from)
+        super().__init__(session, 0)
         self._threads = threads or min(COPY_THREADS, cores())
         self._piece = piece
-        # For any inputs, since unknown dimensions are at least 1
-        self._has_large_outputs = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
-        if self._has_large_outputs:
-            self._input_count = -1  # no run is direct
+        self._large = staged_from
+        # Bytes of the largest input, from which on a run is staged: any run, if a model declares large outputs. Free
+        # dimensions are at least 1, and what they come to is learned from runs.
+        declared = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
+        self._staged_from = 0 if declared else staged_from
         self._runs: StagedRuns | None = None
 
     def stages(self, feed: Any, limit: int) -> bool:
-        try:
-            for value in feed.values():
-                if value.nbytes >= limit:
-                    return True
-        except (AttributeError, TypeError):  # no arrays or no mapping: ONNX Runtime raises for these
-            pass
-        return False
+        return _largest(feed) >= limit
 
     def close(self, error: GPUError) -> None:
         """Free the memory that no array uses. A running run ends normally."""
@@ -85,11 +80,23 @@ class StagedRunner(PlainRunner):
             runs.close()
 
     def _run_indirectly(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Any:
-        if run_options is None and (self._has_large_outputs or self.stages(feed, self._staged_from)):
+        size = _largest(feed) if run_options is None else -1
+        if size >= self._staged_from:
             results = self._run_staged(session, output_names, feed)
             if results is not None:
                 return results
-        return super()._run_indirectly(session, output_names, feed, run_options)
+        results = super()._run_indirectly(session, output_names, feed, run_options)
+        if size >= self._direct_below:
+            self._learn(size, results)
+        return results
+
+    def _learn(self, size: int, results: Any) -> None:
+        """Stage runs with inputs like those of a run with large outputs from now on, and make others directly."""
+        if any(each.nbytes >= self._large for each in results):
+            self._staged_from = min(self._staged_from, size)
+        else:
+            self._direct_below = size + 1
+        self._direct_below = min(self._direct_below, self._staged_from)
 
     def _run_staged(self, session: RunningSession, output_names: Any, feed: Any) -> list[Any] | None:
         """Run the model and return the results. None: plain ``run`` has to do it, or to raise what is wrong.
@@ -116,7 +123,7 @@ class StagedRunner(PlainRunner):
             if self._runs is None:
                 runtime = runtime_of(device_of(session))
                 if runtime is not None:
-                    self._runs = StagedRuns(session, runtime, self._staged_from, self._threads, self._piece)
+                    self._runs = StagedRuns(session, runtime, self._large, self._threads, self._piece)
             return self._runs
 
 
@@ -145,6 +152,14 @@ def gives_memory(session: VerifiedSession) -> bool:
     if not {CUDA, CPU}.issuperset(providers):
         return False  # TensorRT has its own rules for the addresses of inputs
     return all(providers[CUDA].get(option, "0") == "0" for option in _REFUSED)
+
+
+def _largest(feed: Any) -> int:
+    """Return the bytes of the largest array. -1 if not all are arrays: ONNX Runtime takes or refuses these."""
+    try:
+        return max((int(value.nbytes) for value in feed.values()), default=0)
+    except (AttributeError, TypeError):
+        return -1
 
 
 def _bytes(value: Any, unknown: int) -> int:
