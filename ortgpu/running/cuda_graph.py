@@ -32,13 +32,13 @@ from ..provider.lifetime import fresh_copy
 from .cudart import CAPTURE_MODE_GLOBAL, CAPTURE_MODE_RELAXED, CudaCallError, CudaRuntime, Stream
 from .graph_buffers import Constant, Input, Kind, Output, buffers, kind_of, size_of
 from .onnxruntimes import onnxruntimes_run
+from .pinned import OrdinaryMemory, PinnedMemory
 from .plain_runs import PlainRunner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..provider.devices import Device
-    from .pinned import PinnedMemory
     from .plain_runs import RunningSession
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
@@ -100,6 +100,7 @@ class CapturingSession:
         self._runtime = runtime
         self._relaxed = runtime.relaxed()
         self._memory = memory
+        self._results = OrdinaryMemory(memory.limit)
         self._device = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
         self._input_names = [each.name for each in inner.inputs_meta]
         self._known_inputs = frozenset(self._input_names)
@@ -146,6 +147,7 @@ class CapturingSession:
             self._unusable = error
         self._executor.close()
         self._let_go()
+        self._results.close()
 
     def _let_go(self) -> None:
         """Drop the C++ session in the relaxed capture mode.
@@ -242,7 +244,7 @@ class CapturingSession:
             self._give_up(self._graphs.popitem(last=False)[1])
         values = dict(zip(self._output_names, first, strict=True))
         on_device = {name: (value.shape, value.dtype) for name, value in values.items() if name not in self._on_cpu}
-        inputs, written = buffers(self._runtime, self._stream, self._memory, kinds, on_device)
+        inputs, written = buffers(self._runtime, self._stream, self._memory, self._results, kinds, on_device)
         outputs = {name: written[name] if name in written else Constant(value) for name, value in values.items()}
         self._captures += 1  # numbers begin at 1: 0 is ONNX Runtime's default
         if self._captures == MAX_CAPTURES:

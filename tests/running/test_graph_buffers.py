@@ -27,7 +27,7 @@ def right(session, value, rows, size, names=None):
     expected = {"y": np.full((rows, 2), -value), "z": np.full(size, -value - 1), "s": np.array([rows, 2])}
     names = names or list(expected)
     return len(found) == len(names) and all(
-        type(each) is np.ndarray and each.flags.owndata and each.flags.writeable and each.shape == expected[name].shape
+        type(each) is np.ndarray and each.flags.writeable and each.shape == expected[name].shape
         and bool((each == expected[name]).all()) for name, each in zip(names, found)
     )
 """
@@ -53,6 +53,28 @@ def test_small_and_large_arrays_in_one_graph(with_stub: Any, limit: int) -> None
     # Blocks of 64 KiB: of the third graph the two inputs and two of the outputs take one each.
     pinned = {0: 0, 1 << 16: 1 << 16, 1 << 24: (1 + 1 + 5 + 1 + 1) << 16}[limit]
     assert found == [120, True, pinned, 0, 0]
+
+
+def test_the_memory_of_a_large_result_is_used_again_once_the_caller_has_dropped_it(with_stub: Any) -> None:
+    found = with_stub("""
+        session = capturing(PAIR, limit=1 << 20)
+        def large(value):
+            return session.run(["z"], {"x": np.zeros((1, 2), np.float32), "w": np.full(LARGE, value, np.float32)})[0]
+        def address(array):
+            return array.__array_interface__["data"][0]
+        first = large(1)
+        used = [address(first)]
+        kept = [large(value) for value in range(2, 30)]  # more than the limit has room for
+        used.append(address(first) in map(address, kept))
+        right = bool((first == -1).all()) and all((each == -value).all() for value, each in enumerate(kept, 2))
+        del first, kept
+        for value in range(2):
+            result = large(value)
+            used.append(address(result))
+            del result
+        report([right, used[1], used[2] == used[3], len(large(1))])
+    """)
+    assert found == [True, False, True, 16385]
 
 
 def test_what_is_computed_on_the_cpu_is_the_callers_own_too(with_stub: Any) -> None:
