@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Literal
 
 import click
 
 from ortgpu.cli import output, signals
+from ortgpu.cli.other_python import diagnose_in, find_python
 from ortgpu.errors import LauncherConflictError
 
 
@@ -19,6 +21,12 @@ from ortgpu.errors import LauncherConflictError
     metavar="M",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Judge what this model needs as well, and open it.",
+)
+@click.option(
+    "--python",
+    metavar="PYTHON",
+    callback=find_python,
+    help="Judge the environment of this interpreter, or the virtual environment in this folder.",
 )
 @click.option(
     "--profile",
@@ -49,6 +57,7 @@ def doctor(
     as_json: bool,
     verbose: bool,
     model: Path | None,
+    python: str | None,
     profile: Literal["inference", "training"],
     hosts: tuple[str, ...],
     shared_folder: Path | None,
@@ -60,6 +69,8 @@ def doctor(
 
     Looks at packages, libraries, driver and GPUs, and judges them. Then, in a child process with a deadline, the
     driver, the provider and a session are really opened: a library that ends its process ends the child.
+
+    With --python the other environment needs neither ortgpu nor what it needs: uvx ortgpu doctor --python .venv
 
     With --profile training: the training package of ONNX Runtime, MPI, NCCL, the network; in child processes, the
     driver, onnxruntime.training and MPI are really started. --ssh HOST runs `true` there, with ssh's BatchMode.
@@ -96,7 +107,8 @@ def doctor(
         raise click.UsageError("--model is for --profile inference")
     try:
         with output.progress("Looking at this machine"), signals.as_exceptions():
-            diagnosis = diagnose(
+            judge = diagnose if python is None else functools.partial(diagnose_in, python)
+            diagnosis = judge(
                 model, probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
             )
     except LauncherConflictError as error:

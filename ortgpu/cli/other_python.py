@@ -1,0 +1,85 @@
+"""A diagnosis of the environment of another interpreter, in which neither ortgpu nor what it needs is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ortgpu
+from ortgpu.environment.child import run
+from ortgpu.errors import GPUError
+
+_BESIDE_THE_PROBE = 90.0  # seconds for all else that the child does: it reads files, and asks the driver
+
+# The first entry of sys.path is the folder with this library, in the place of the working directory.
+_PROGRAM = """\
+import sys
+if sys.version_info < (3, 10):
+    sys.exit("it is Python %d.%d, and ortgpu needs 3.10 or newer" % sys.version_info[:2])
+import json, pickle
+folder, settings = sys.argv[1:]
+sys.path[0] = folder
+from ortgpu import diagnose
+from ortgpu.errors import GPUError
+try:
+    found = diagnose(**json.loads(settings))
+except GPUError as error:
+    found = error
+with open(folder + "/result", "wb") as file:
+    pickle.dump(found, file)
+"""
+
+
+def find_python(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+    """Return the path of an interpreter, for its path, its name on PATH, or the folder of its virtual environment."""
+    if given is None:
+        return None
+    inside = [os.path.join(given, *each) for each in (("bin", "python"), ("Scripts", "python.exe"))]
+    found = next((path for path in inside if os.path.isfile(path)), None) or shutil.which(given)
+    if found is None:
+        raise click.BadParameter(f"{given!r} is neither an interpreter nor the folder of a virtual environment")
+    return os.path.abspath(found)  # not the target of a link, which is outside of the environment
+
+
+def diagnose_in(python: str, model: Path | None, *, timeout: float, **settings: Any) -> ortgpu.Diagnosis:
+    """Return what :func:`ortgpu.diagnose` finds in a process of the interpreter ``python``.
+
+    Raises:
+        GPUError: as it does.
+        click.ClickException: the interpreter does not run this library.
+    """
+    with tempfile.TemporaryDirectory(prefix="ortgpu-doctor-") as folder:
+        for name in ("ortgpu", "pynvml"):  # nothing else, which would hide that it is missing there
+            spec = find_spec(name)
+            if spec is not None and spec.origin is not None:
+                _lend(Path(spec.origin), Path(folder))
+        asked = json.dumps({"model": model, "timeout": timeout, **settings}, default=os.fspath)
+        environ = {name: value for name, value in os.environ.items() if name != "ORTGPU_ENFORCE"}
+        ended = run([python, "-c", _PROGRAM, folder, asked], timeout=timeout + _BESIDE_THE_PROBE, environ=environ)
+        result = Path(folder, "result")
+        if not result.exists():
+            last = (ended.errors.strip().splitlines() or [f"exit status {ended.returncode}"])[-1]
+            raise click.ClickException(f"{python}: {'it did not answer in time' if ended.timed_out else last}")
+        found = pickle.loads(result.read_bytes())  # noqa: S301 - of a child that ran this very library
+    if isinstance(found, GPUError):
+        raise found
+    assert isinstance(found, ortgpu.Diagnosis)
+    return found
+
+
+def _lend(origin: Path, folder: Path) -> None:
+    """Put a module or a package into a folder: as a link, or where those are not allowed, as a copy."""
+    source = origin.parent if origin.name == "__init__.py" else origin
+    with suppress(OSError):
+        (folder / source.name).symlink_to(source)
+        return
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / source.name)

@@ -1,0 +1,93 @@
+"""`ortgpu doctor --python`: an environment that has neither ortgpu nor what it needs, judged from another one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.lab.fixtures import Lab
+from tests.support.command_line import DEADLINE, NO_GPU, ortgpu
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a virtual environment without any package."""
+    folder = tmp_path_factory.mktemp("bare") / "with a space"
+    venv.create(folder, with_pip=False)
+    return folder
+
+
+def test_environment_without_any_package(bare: Path) -> None:
+    for given in (bare, bare / "bin" / "python"):
+        result = ortgpu("doctor", "--json", "--python", str(given), env=NO_GPU)
+        assert result.returncode == 1, result
+        found = json.loads(result.stdout)
+        assert found["problems"][0]["code"] == "onnxruntime-not-installed"
+        assert found["environment"]["host"]["executable"] == str(bare / "bin" / "python")
+        assert found["environment"]["packages"]["others"] == [], "what this environment has is not that one's"
+        fix = found["problems"][0]["fixes"][0]["text"]
+        assert shlex.split(fix)[0] == str(bare / "bin" / "python"), "where it is missing, it is to be installed"
+    assert list(bare.rglob("*ortgpu*")) == []
+
+
+def test_it_is_that_environment_that_is_broken(lab: Lab) -> None:
+    machine = lab.machine()
+    machine.overlay.remove("nvidia/*/lib/libcublas.so.*", "ortgpu", "click", "rich", "onnx", "pynvml.py")
+    done = ortgpu("doctor", "--json", "--python", str(machine.overlay.root), env=NO_GPU)
+    problems = {problem["code"]: problem for problem in json.loads(done.stdout)["problems"]}
+    assert {"driver-not-found", "library-not-found"} & set(problems)
+    missing = next(each for each in problems.values() if "cublas" in each["summary"])
+    assert missing["code"] in {"library-not-found", "broken-package", "library-version"}
+    assert str(machine.overlay.python) in missing["fixes"][0]["text"]
+    ours = ortgpu("doctor", "--json", env=NO_GPU)
+    assert "cublas" not in json.dumps(json.loads(ours.stdout)["problems"])
+
+
+def test_problem_that_the_diagnosis_raises_is_raised_here(bare: Path) -> None:
+    two = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    result = ortgpu("doctor", "--profile", "training", "--shared-folder", str(bare), "--python", str(bare), env=two)
+    assert result.returncode == 1
+    assert (result.stdout + result.stderr).startswith("LauncherConflictError: "), result
+
+
+def test_interpreter_that_does_not_run_this_library(tmp_path: Path) -> None:
+    """Python 3.9, or what says so: the version is all that is asked before anything is imported."""
+    old = tmp_path / "old"
+    venv.create(old, with_pip=False)
+    [site] = old.glob("lib/python3*/site-packages")
+    (site / "sitecustomize.py").write_text("import sys\nsys.version_info = (3, 9, 18, 'final', 0)\n", encoding="utf-8")
+    result = ortgpu("doctor", "--python", str(old))
+    assert result.returncode == 1
+    assert "it is Python 3.9, and ortgpu needs 3.10 or newer" in result.stderr
+    none = ortgpu("doctor", "--python", "/bin/true")
+    assert (none.returncode, none.stdout) == (1, "")
+    assert "/bin/true: " in none.stderr
+
+
+@pytest.mark.parametrize("given", ["no-such-python", ".", "/no/such/folder"])
+def test_no_interpreter_is_wrong_usage(given: str) -> None:
+    result = ortgpu("doctor", "--python", given)
+    assert result.returncode == 2
+    assert "neither an interpreter nor the folder of a virtual environment" in " ".join(result.stderr.split())
+
+
+def test_the_guard_of_that_environment_does_not_answer(bare: Path) -> None:
+    result = ortgpu("doctor", "--no-probe", "--python", str(bare), env={"ORTGPU_ENFORCE": "1"})
+    assert "OnnxRuntimeNotInstalledError" in result.stdout, result
+
+
+def test_relative_model_is_that_of_the_working_directory(bare: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    command = [sys.executable, "-m", "ortgpu", "doctor", "--python", str(bare), "--model", "model.onnx", "--json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **NO_GPU}, capture_output=True, timeout=DEADLINE, check=False
+    )
+    summaries = [problem["summary"] for problem in json.loads(done.stdout)["problems"]]
+    assert any("model.onnx" in summary for summary in summaries), summaries
