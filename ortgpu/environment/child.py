@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from .packages.interpreter import is_frozen, this_interpreter
 from .packages.metadata import search_path
@@ -48,42 +48,50 @@ def run(
     writing.
     """
     try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if together else subprocess.PIPE,
-            env=environ,
-            start_new_session=True,
-        )
+        with _file() as output, _file() as errors:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if together else errors,
+                env=environ,
+                start_new_session=True,
+            )
+            timed_out = not _ends(child, timeout, grace)
+            text, said = (_content(file) for file in (output, errors))
     except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
         return Ended(None, "", str(error))
-    timed_out = False
-    try:
-        output, errors = child.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        timed_out = child.poll() is None  # it may have ended, and something that it started still hold its output
-        if timed_out and grace:
-            child.terminate()
-            with suppress(subprocess.TimeoutExpired):  # killed now, as it would be without grace
-                child.wait(grace)
-        kill_group(child)
-        output, errors = _rest(child)
-    finally:
-        kill_group(child)
-    text, said = ((each or b"").decode("utf-8", "replace") for each in (output, errors))
     return Ended(None if timed_out else child.returncode, text, said, timed_out)
 
 
-def _rest(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Return the output of an ended child, without a long wait: a process that left its group may hold the pipes."""
+def _file() -> IO[bytes]:
+    """Return an empty file for output. A pipe would be held open, and so its reader, by any process that is left."""
     try:
-        return child.communicate(timeout=1.0)
-    except subprocess.TimeoutExpired as expired:
-        for pipe in (child.stdout, child.stderr):
-            if pipe is not None:
-                pipe.close()
-        return expired.output or b"", expired.stderr or b""
+        return open(os.memfd_create("output"), "w+b")
+    except (AttributeError, OSError):  # not Linux, or an old or restricted one
+        import tempfile  # not at the top: it is slow to import, and seldom needed
+
+        return tempfile.TemporaryFile()
+
+
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace")
+
+
+def _ends(child: subprocess.Popen[bytes], timeout: float, grace: float) -> bool:
+    """Wait for a child and then kill its group. Return False if it did not end by itself."""
+    try:
+        child.wait(timeout)
+        return True
+    except subprocess.TimeoutExpired:
+        if grace:
+            child.terminate()
+            with suppress(subprocess.TimeoutExpired):  # killed now, as it would be without grace
+                child.wait(grace)
+        return False
+    finally:
+        kill_group(child)
 
 
 def interpreter() -> str:

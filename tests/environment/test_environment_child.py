@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,9 @@ open({str(tmp_path / "pid")!r}, "w").write(str(left.pid))
 print("done", flush=True)
 os._exit(7)
 """
-    ended = child.run([sys.executable, "-c", code], timeout=2.0)
+    started = time.monotonic()
+    ended = child.run([sys.executable, "-c", code], timeout=DEADLINE)
+    assert time.monotonic() - started < DEADLINE / 2
     left = int((tmp_path / "pid").read_text(encoding="utf-8"))
     try:
         assert (ended.returncode, ended.timed_out, ended.output) == (7, False, "done\n")
