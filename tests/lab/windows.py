@@ -68,6 +68,8 @@ TORCH = f"{SITE_PACKAGES}\\torch\\lib"
 
 _COMPILED = ("-X", "pycache_prefix=C:\\pycache")
 _IMPORTS = "import numpy, onnx, onnxruntime, rich.console, rich.table, click, pynvml"  # compiled once for all machines
+# What stays while others come and go: services and a desktop, which the first process would start with its own output.
+_RESIDENT = "import ctypes, sys; ctypes.windll.user32.GetDesktopWindow(); print(flush=True); sys.stdin.read()"
 _PATH = "python311.zip\n.\nLib\\site-packages\nR:\\\nimport site\n"
 
 _COMPILER = shutil.which("x86_64-w64-mingw32-gcc")
@@ -109,6 +111,7 @@ class Windows:
         self.folder = folder
         self.site = folder / "drive_c/Python/Lib/site-packages"
         self.variables: dict[str, str] = {}
+        self._resident: subprocess.Popen[bytes] | None = None
 
     def path(self, name: str) -> Path:
         """The file of a path of drive C:, such as ``Windows\\System32\\nvcuda.dll``; letters count."""
@@ -212,24 +215,13 @@ class Windows:
         _link(source, target)
 
     def python(self, *arguments: str, variables: Mapping[str, str] | None = None, deadline: float = 90) -> Child:
-        """Run Python in it, on an empty standard input, until its end or the deadline; then nothing of it is left.
-
-        It is a pipe, as its output is: Wine gives a program no file that none of its drives has.
-        """
-        assert _WINE is not None
-        assert _SERVER is not None
-        env = {**_variables(self.folder), **self.variables, **(variables or {})}
-        command = (_WINE, PYTHON, *_COMPILED, *arguments)
+        """Run Python in it, on an empty standard input, until its end or the deadline; then nothing of it is left."""
+        if self._resident is None:
+            self._resident = self._start(PYTHON, "-c", _RESIDENT)
+            assert self._resident.stdout is not None
+            self._resident.stdout.readline()
         started = time.monotonic()
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-            cwd=self.folder / "drive_c",
-            start_new_session=True,
-        )
+        process = self._start(PYTHON, *_COMPILED, *arguments, variables={**self.variables, **(variables or {})})
         returncode: int | None = None
         try:
             out, err = process.communicate(timeout=deadline)
@@ -240,12 +232,28 @@ class Windows:
                 os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
         stdout, stderr = (each.decode("utf-8", "replace").replace("\r\n", "\n") for each in (out, err))
-        return Child(command, returncode, time.monotonic() - started, stdout, stderr, {})
+        return Child((PYTHON, *arguments), returncode, time.monotonic() - started, stdout, stderr, {})
+
+    def _start(self, *command: str, variables: Mapping[str, str] = _NOTHING) -> subprocess.Popen[bytes]:
+        """Start a program with pipes: Wine gives it no file that none of its drives has."""
+        assert _WINE is not None
+        return subprocess.Popen(
+            (_WINE, *command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**_variables(self.folder), **variables},
+            cwd=self.folder / "drive_c",
+            start_new_session=True,
+        )
 
     def end(self) -> None:
         """End every process of this machine, and of no other."""
         assert _SERVER is not None
         subprocess.run([_SERVER, "-k", "-w"], env=_variables(self.folder), timeout=60, check=False, capture_output=True)
+        if self._resident is not None:
+            self._resident.communicate(timeout=60)
+            self._resident = None
 
 
 @functools.cache
