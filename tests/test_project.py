@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 import json
 import os
 import re
@@ -226,6 +227,24 @@ def test_code_and_commands_of_a_page_name_only_what_exists(page: str) -> None:
             command = getattr(importlib.import_module(f"ortgpu.cli.{name}"), name)
             known = {option for parameter in command.params for option in parameter.opts}
             assert set(re.findall(r" (--[a-z-]+)", rest)) <= known, f"ortgpu {name}{rest}"
+
+
+def test_table_from_inference_session_names_what_both_have() -> None:
+    from onnxruntime import InferenceSession
+
+    from ortgpu import GPUSession
+
+    page = (ROOT / "examples" / "SESSION.md").read_text(encoding="utf-8")
+    table = page.partition("| with InferenceSession |")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+    assert len(rows) == 10
+    for side, cls in enumerate((InferenceSession, GPUSession)):
+        names = re.findall(r"\b(?:session|GPUSession)\.(\w+)", " ".join(row[side] for row in rows))
+        assert names
+        assert [name for name in names if not hasattr(cls, name) and name not in ("device", "placement")] == []
+    arguments = set(re.findall(r"`(\w+)=", " ".join(row[1] for row in rows)))
+    assert arguments
+    assert arguments <= set(inspect.signature(GPUSession).parameters)
 
 
 def test_guide_counts_the_faults_as_they_were_recorded() -> None:
