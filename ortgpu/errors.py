@@ -28,7 +28,6 @@ class Fix(str):
 
     kind: FixKind
     needs: Needs | None
-    linux_only = False  # the diagnosis of Windows leaves such a fix out
 
     def __new__(cls, text: str, *, kind: FixKind = "shell", needs: Needs | None = None) -> Fix:
         self = super().__new__(cls, text)
@@ -55,13 +54,6 @@ def python(code: str) -> Fix:
 
 def manual(sentence: str, *, needs: Needs | None = None) -> Fix:
     return Fix(sentence, kind="manual", needs=needs)
-
-
-def on_linux(sentence: str, *, needs: Needs | None = None) -> Fix:
-    """Return a sentence for a person, of which there is nothing on Windows."""
-    fix = manual(sentence, needs=needs)
-    fix.linux_only = True
-    return fix
 
 
 class GPUError(RuntimeError):

@@ -32,7 +32,6 @@ from .facts import Facts, Observed, Request
 from .probe import attempts
 from .probe.result import ProbeResult
 from .remedies import fixes as remedies
-from .remedies.windows_advice import advise_for_windows
 
 Check = Callable[[Facts], GPUError | None]
 
@@ -102,8 +101,6 @@ def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUEr
         error = check(facts)
         if error is not None and (error.code, error.summary) not in {(each.code, each.summary) for each in found}:
             found.append(error)
-    if facts.environment.host.system == "Windows":
-        advise_for_windows(found)
     roots: list[GPUError] = []
     for error in (each for each in found if each.severity == "fatal"):
         cause = next((root for root in roots if _explains(root, error, facts)), None)

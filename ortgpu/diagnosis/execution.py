@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 
 from ..environment.libraries.catalogue import BY_STEM, CUDNN_CODE
 from ..environment.libraries.loader import read_mapped_libraries
@@ -64,6 +65,7 @@ from .messages.runtime_words import (
 )
 
 _MIB = 1 << 20
+_ON_WINDOWS = sys.platform == "win32"
 
 # Texts of ONNX Runtime 1.18 to 1.31 that quote names, which may say anything: of inputs and outputs, with the prefix of
 # its bindings, and of nodes whose inputs do not fit together.
@@ -186,7 +188,7 @@ def of_code(code: int, text: str, device: Device | None) -> GPUError:
     """Return the error for a code of CUDA that came up as ``text`` says."""
     evidence = [telling_line(text)]
     if code == OUT_OF_MEMORY:
-        return lacks_pinned_memory(text) or out_of_memory(None, text, device)
+        return lacks_pinned_memory(text, _ON_WINDOWS) or out_of_memory(None, text, device)
     if code in STICKY:
         return poisoned(code, evidence)
     if code in CAPTURING:
@@ -195,7 +197,7 @@ def of_code(code: int, text: str, device: Device | None) -> GPUError:
         return lifetime.context_destroyed(evidence)
     if code in NO_CODE:
         return kernel_without_code(device, evidence)
-    meaning = meaning_of(code)
+    meaning = meaning_of(code, _ON_WINDOWS)
     if code in (CALL_REQUIRES_NEWER_DRIVER, UNSUPPORTED_PTX_VERSION):
         version = device.driver_version if device is not None else None
         return DriverTooOldError(

@@ -19,7 +19,6 @@ from .checks import driver, opening
 from .diagnosing import find_problems
 from .facts import Facts, Observed, Request
 from .messages.runtime_words import OF_WHEELS
-from .remedies.windows_advice import advise_for_windows
 
 _FOR_WHAT_NO_CHECK_KNOWS = (
     manual("run `ortgpu doctor`: it opens the driver, the provider and a small session in a process of its own"),
@@ -51,8 +50,6 @@ def why_unusable(
     # Altered files seemed harmless, and are a better guess than none.
     fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
     said = opening.of_construction(str(cause), facts) if cause is not None else None
-    if said is not None and facts.environment.host.system == "Windows":
-        advise_for_windows([said])
     if said is None and cause is not None:
         return None
     if isinstance(said, ProviderFailureError) and said.library in OF_WHEELS:

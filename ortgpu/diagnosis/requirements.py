@@ -106,7 +106,7 @@ def _cudnn(environment: Environment) -> Requirement:
 def _driver(environment: Environment) -> Requirement:
     driver, major = environment.driver, environment.cuda_major
     version, supported = driver.version, driver.supported_cuda
-    lowest = remedies.LOWEST_DRIVER.get(major or 0)
+    lowest = remedies.lowest_driver(environment, major or 0)
     recommended = "535" if major == 12 else lowest
     found = f"{version or 'version not known'}" + (f", CUDA up to {dotted(supported)}" if supported else "")
     note = "published: 470 (CUDA 11), 525 (CUDA 12), 580 (CUDA 13)"

@@ -37,7 +37,7 @@ class Host:
 
     system: str  # platform.system(): "Linux", "Windows", "Darwin"
     machine: str  # platform.machine(): "x86_64", "aarch64", "AMD64"; where Python is for 32 bits, that: "i686", "x86"
-    os_name: str | None  # PRETTY_NAME of /etc/os-release
+    os_name: str | None  # PRETTY_NAME of /etc/os-release; "Windows 11 10.0.26100"
     kernel: str | None
     libc: str | None  # "glibc 2.36", "musl"
     python: tuple[int, int, int]
@@ -54,6 +54,11 @@ class Host:
     stack: int | None = None  # bytes, of the stack that each thread gets (ulimit -s); None: as before
     service: str | None = None  # that runs this process for its users: "Google Colab"; None: none is known
 
+    @property
+    def is_windows(self) -> bool:
+        """True for Windows itself; WSL is Linux."""
+        return self.system == "Windows"
+
 
 def read_host(root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None = None) -> Host:
     """Read what the operating system says about itself. Files are read below ``root``, if any; nothing raises.
@@ -67,13 +72,13 @@ def read_host(root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None 
     return Host(
         system=platform.system(),
         machine=_read_machine(),
-        os_name=parse_os_release(read_below(root, "etc/os-release") or read_below(root, "usr/lib/os-release")),
+        os_name=_read_os_name(root),
         kernel=kernel,
         libc=_read_libc(root) if root is not None else None,
         python=(version.major, version.minor, version.micro),
         implementation=platform.python_implementation(),
         executable=sys.executable or "",
-        memory_total=_read_memory(root) if root is not None else None,
+        memory_total=_read_memory(root) if root is not None else _read_memory_of_windows(),
         container=_read_container(root, variables),
         wsl=kernel is not None and "microsoft" in kernel.lower(),
         display_vendors=_read_display_vendors(root) if root is not None else None,
@@ -84,6 +89,12 @@ def read_host(root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None 
         open_files=_read_open_files(),
         service=_read_service(variables),
     )
+
+
+def _read_os_name(root: Path | None) -> str | None:
+    if sys.platform == "win32":
+        return f"Windows {platform.release()} {platform.version()}"
+    return parse_os_release(read_below(root, "etc/os-release") or read_below(root, "usr/lib/os-release"))
 
 
 def _read_machine() -> str:
@@ -170,6 +181,15 @@ def _read_memory(root: Path) -> int | None:
     limits.append(mount / "memory/memory.limit_in_bytes")  # of version 1, for a container
     values = [parse_meminfo(read_text(root / "proc/meminfo")), *map(parse_memory_limit, map(read_text, limits))]
     return min((value for value in values if value is not None), default=None)
+
+
+def _read_memory_of_windows() -> int | None:
+    import ctypes
+
+    if sys.platform != "win32":
+        return None
+    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: two DWORDs, of which the first is its size; then ullTotalPhys
+    return status[1] if ctypes.windll.kernel32.GlobalMemoryStatusEx(status) else None
 
 
 def _read_container(root: Path | None, environ: Mapping[str, str]) -> str | None:

@@ -142,7 +142,8 @@ def test_numbers_in_the_texts_are_those_of_the_checks() -> None:
         one = BY_CODE[code]
         return " ".join((one.means, *one.comes_about, *one.tell, *one.mend))
 
-    assert all(remedies.LOWEST_DRIVER[major] in text("driver-too-old") for major in (12, 13))
+    lowest = (remedies.LOWEST_DRIVER, remedies.LOWEST_DRIVER_OF_WINDOWS)
+    assert all(numbers[major] in text("driver-too-old") for numbers in lowest for major in (12, 13))
     assert f"`{releases.FOR_CUDA_12.requirement}`" in text("library-version")
     entries = [entry.partition(":")[0] for entry in BY_CODE["driver-unusable"].comes_about]
     ranges = [re.fullmatch(r"(\d+)(?: to (\d+))?", entry) for entry in entries]

@@ -171,8 +171,9 @@ def test_doctor(windows: Windows) -> None:
     assert no_words_of_linux(json.dumps(said["problems"]))
     host, driver = said["environment"]["host"], said["environment"]["driver"]
     assert (host["system"], host["machine"], host["python"]) == ("Windows", "AMD64", [3, 11, 9])
-    assert [host[name] for name in ("os_name", "container", "libc", "wsl")] == [None, None, None, False]
-    assert host["memory_total"] != 1024
+    assert [host[name] for name in ("container", "libc", "wsl")] == [None, None, False]
+    assert host["os_name"].startswith("Windows 10 10.0.")
+    assert host["memory_total"] > 1 << 28
     assert (driver["kernel_version"], driver["device_nodes"], driver["libcuda"]) == (None, [], None)
 
 

@@ -19,13 +19,12 @@ from ...errors import (
     NoDeviceError,
     UnsupportedDeviceError,
     manual,
-    on_linux,
     shell,
 )
 from ...provider.devices import Device, choose, describe, narrowed_by, not_found, ordinal_of
 from ...provider.requests import CUDA, TENSORRT
 from ..facts import Facts
-from ..messages.cuda_codes import NO_DEVICE, returned_by_cuinit
+from ..messages.cuda_codes import NO_DEVICE, RESTART_WINDOWS, returned_by_cuinit
 from ..remedies import fixes as remedies
 from ..remedies import releases
 from .surroundings import (
@@ -156,8 +155,8 @@ def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
     nvml = environment.driver.nvml
     if nvml.available and nvml.gpus and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus):
         return ["MIG is enabled, and no GPU has an instance: CUDA then has no device"], [
-            shell("sudo nvidia-smi -mig 0", needs="root"),
-            on_linux("or make instances: sudo nvidia-smi mig -cgi PROFILE -C", needs="root"),
+            remedies.of_administrator(environment, "nvidia-smi -mig 0"),
+            manual("or make instances, as the administrator: nvidia-smi mig -cgi PROFILE -C", needs="root"),
         ]
     if (rented := of_service(environment)) is not None:
         return [rented[0]], [rented[1]]
@@ -167,7 +166,13 @@ def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
         return [], _ways_to_those_that_nvml_sees(environment)
     if nvml.available and has_nvidia(environment) and not environment.host.container and not environment.host.wsl:
         return ["on the PCI bus is a GPU of NVIDIA, which the driver left out"], remedies.serve_the_gpu()
-    return [], [give_the_gpu(environment), manual("or use a machine with an NVIDIA GPU", needs="hardware")]
+    other = "use a machine with an NVIDIA GPU"
+    if environment.host.is_windows:
+        return [], [
+            manual(other, needs="hardware"),
+            manual(f"or, if this has one: {RESTART_WINDOWS}", needs="reboot"),
+        ]
+    return [], [give_the_gpu(environment), manual(f"or {other}", needs="hardware")]
 
 
 def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
@@ -176,7 +181,7 @@ def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
     if environment.host.container:
         again = f"start this container again with its GPU ({how(environment)})"
         look = f"if CUDA sees none then either, look into the kernel's log on its host: {log}"
-        return [on_linux(f"{again}; {look}", needs="host"), manual("or reboot its host", needs="reboot")]
+        return [manual(f"{again}; {look}", needs="host"), manual("or reboot its host", needs="reboot")]
     restart = manual("reboot; if that does not help, install the driver again", needs="reboot")
     return remedies.restart_driver(environment, [shell(log, needs="root"), restart])
 
@@ -190,7 +195,7 @@ def busy(facts: Facts) -> GPUError | None:
     return DeviceBusyError(
         f"{gpu.name or 'the GPU'} accepts no CUDA process: its compute mode is prohibited",
         evidence=[f"{gpu.uuid}: compute mode {gpu.compute_mode}"],
-        fixes=[shell(f"sudo nvidia-smi -i {gpu.uuid} -c DEFAULT", needs="root")],
+        fixes=[remedies.of_administrator(facts.environment, f"nvidia-smi -i {gpu.uuid} -c DEFAULT")],
         uuid=gpu.uuid,
     )
 

@@ -8,6 +8,7 @@ import shlex
 from pathlib import PurePosixPath
 
 from ...environment.gpu.driver import TEGRA_MEMORY, Driver, RefusedNode, UnlinkedFile
+from ...environment.host import Host
 from ...environment.packages.metadata import numbers_of
 from ...errors import (
     DriverNotFoundError,
@@ -16,13 +17,12 @@ from ...errors import (
     Fix,
     GPUError,
     manual,
-    on_linux,
     python,
     shell,
 )
 from ..facts import Facts
 from ..messages import loader_words
-from ..messages.cuda_codes import UNUSABLE, Meaning, name_of, returned_by_cuinit
+from ..messages.cuda_codes import RESTART_WINDOWS, UNUSABLE, Meaning, meaning_of, name_of, returned_by_cuinit
 from ..remedies import fixes as remedies
 from ..remedies.releases import FOR_CUDA_12, runs_with_cuda_12
 from . import surroundings
@@ -34,9 +34,13 @@ def not_found(facts: Facts) -> GPUError | None:
     driver, host = environment.driver, environment.host
     if driver.libcuda is not None:
         return None
-    if host.system == "Windows":
-        return _not_found_on_windows(facts)
-    library = "libcuda.so.1"
+    library = _libcuda(host)
+    if host.is_windows:
+        return DriverNotFoundError(
+            f"the NVIDIA driver's library {library} cannot be loaded",
+            evidence=[driver.libcuda_error or f"{library} cannot be loaded", *_said_by_nvml(driver)],
+            fixes=[remedies.update_driver(environment)],
+        )
     evidence = [driver.libcuda_error or f"{library} cannot be loaded", *_said_by_nvml(driver)]
     if driver.kernel_version:
         evidence.append(f"kernel module: {driver.kernel_version}")
@@ -58,14 +62,8 @@ def not_found(facts: Facts) -> GPUError | None:
     )
 
 
-def _not_found_on_windows(facts: Facts) -> GPUError:
-    """Return the error on Windows, where only the installer of the driver puts its files into System32."""
-    driver = facts.environment.driver
-    return DriverNotFoundError(
-        "the NVIDIA driver's library nvcuda.dll cannot be loaded",
-        evidence=[driver.libcuda_error or "nvcuda.dll cannot be loaded", *_said_by_nvml(driver)],
-        fixes=[remedies.update_driver(facts.environment)],
-    )
+def _libcuda(host: Host) -> str:
+    return "nvcuda.dll" if host.is_windows else "libcuda.so.1"
 
 
 def _said_by_nvml(driver: Driver) -> list[str]:
@@ -88,7 +86,7 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     if environment.host.wsl and not environment.host.container:
         return [
             remedies.look_first_in(remedies.WSL_DRIVER),
-            on_linux("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
+            manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
     fixes = []
     if not environment.host.container:
@@ -109,7 +107,7 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
                 needs="host",
             )
         )
-    if environment.host.container and not remedies.is_enough(environment.driver.version, major or 13):
+    if environment.host.container and not remedies.is_enough(environment, major or 13):
         fixes.append(manual(f"and {remedies.update_driver(environment)}", needs="driver"))
     return fixes
 
@@ -131,7 +129,7 @@ def _rest_of_the_driver(facts: Facts) -> Fix | None:
     """Return how to install the missing part: distributions split the driver, and a display needs no CUDA."""
     environment = facts.environment
     version, major = environment.driver.version, environment.cuda_major
-    if major is None or not remedies.is_enough(version, major):
+    if major is None or not remedies.is_enough(environment, major):
         return None
     return manual(
         f"install the part of driver {version} that has libcuda.so.1, in that version (Ubuntu: libnvidia-compute-*, "
@@ -148,7 +146,7 @@ def too_old(facts: Facts) -> GPUError | None:
         return None
     if (other := _older(facts, major)) is not None:
         return other
-    if driver.cuda_version is None and remedies.is_enough(driver.version, major):
+    if driver.cuda_version is None and remedies.is_enough(environment, major):
         return None  # NVML answered by a libcuda.so.1 that only NVML found
     fixes = [remedies.update_driver(environment)]
     older = FOR_CUDA_12.why_not_for(environment.host) is None and all(
@@ -168,7 +166,7 @@ def too_old(facts: Facts) -> GPUError | None:
         f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, the {what} needs CUDA {major}",
         evidence=[
             f"driver {driver.version or 'of unknown version'}",
-            f"needed: {remedies.LOWEST_DRIVER.get(major, 'a newer one')} or newer",
+            f"needed: {remedies.lowest_driver(environment, major) or 'a newer one'} or newer",
             f"provider: {provider.path if provider else ''}",
         ],
         fixes=fixes,
@@ -189,12 +187,12 @@ def _older(facts: Facts, cuda_major: int) -> DriverTooOldError | None:
         return None
     if by_nvml is not None and by_nvml[0] >= cuda_major:
         own = f"this machine's driver up to {by_nvml[0]}.{by_nvml[1]}"
-    elif remedies.is_enough(driver.version, cuda_major):  # NVML's answer may be that of the loaded libcuda, too
+    elif remedies.is_enough(facts.environment, cuda_major):  # NVML's answer may be that of the loaded libcuda, too
         own = f"this machine's driver, {driver.version}, is new enough for CUDA {cuda_major}"
     else:
         return None
     return DriverTooOldError(
-        f"the libcuda.so.1 that is loaded supports CUDA up to {loaded[0]}.{loaded[1]}, {own}, "
+        f"the {_libcuda(facts.environment.host)} that is loaded supports CUDA up to {loaded[0]}.{loaded[1]}, {own}, "
         f"and the installed ONNX Runtime needs CUDA {cuda_major}",
         evidence=_versions(facts),
         fixes=[off] if (off := off_the_path(facts)) is not None else _ways_to_the_drivers_own(facts),
@@ -285,9 +283,11 @@ def _versions(facts: Facts) -> list[str]:
 
 def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
     host, driver = facts.environment.host, facts.environment.driver
+    if host.is_windows:
+        return [manual(f"let the nvcuda.dll of the driver, which is in System32, be found before {driver.libcuda}")]
     if _is_compat(facts):
         everywhere = "take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration"
-        return [off_the_path(facts) or on_linux(everywhere, needs="root"), *_update(facts)]
+        return [off_the_path(facts) or manual(everywhere, needs="root"), *_update(facts)]
     if host.container:
         return [
             manual(
@@ -305,7 +305,7 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
 def _update(facts: Facts) -> list[Fix]:
     """Return an update of the driver if it is too old even without cuda-compat."""
     major, version = facts.environment.cuda_major, facts.environment.driver.version
-    if major is None or version is None or remedies.is_enough(version, major):
+    if major is None or version is None or remedies.is_enough(facts.environment, major):
         return []
     return [remedies.update_driver(facts.environment)]
 
@@ -315,7 +315,7 @@ _VAGUE = frozenset({1, 3, 100, 101, 304, 801, 999})
 
 _NOT_LOADED, _LOST, _DIFFERS = 9, 15, 18  # nvmlReturn_t, nvml.h
 
-_IN_WSL = on_linux("in WSL: update it (wsl --update) and the NVIDIA driver of Windows, and restart it", needs="host")
+_IN_WSL = manual("in WSL: update it (wsl --update) and the NVIDIA driver of Windows, and restart it", needs="host")
 
 _SAID_BY_NVML: dict[int, Meaning] = {
     _LOST: Meaning(  # Xid 79
@@ -339,7 +339,7 @@ _SAID_BY_NVML: dict[int, Meaning] = {
 def not_ready(facts: Facts) -> DriverUnusableError | None:
     """Explain by NVML a ``cuInit`` that failed with a code that says nothing."""
     environment, cuda = facts.environment, facts.observed.cuda
-    nvml = environment.driver.nvml
+    nvml, host = environment.driver.nvml, environment.host
     if cuda is None or cuda.code not in _VAGUE or hides_everything(environment):
         return None
     evidence = [returned_by_cuinit(cuda.code), f"NVML: {nvml.error}"]
@@ -347,15 +347,16 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
         found = of_another_driver(cuda.code, facts, evidence)
         if found is not None:
             return found
-        meaning = UNUSABLE[803]
+        meaning = meaning_of(_MISMATCH, host.is_windows)
     elif nvml.code == _NOT_LOADED and environment.driver.version is None and not environment.driver.is_tegra:
         meaning = _not_loaded(facts)
     elif nvml.code in _SAID_BY_NVML:
         meaning = _SAID_BY_NVML[nvml.code]
     else:
         return None
+    fixes = (RESTART_WINDOWS,) if host.is_windows else meaning.fixes
     return DriverUnusableError(
-        f"{meaning.what} ({name_of(cuda.code)})", evidence=evidence, fixes=meaning.fixes, cuda_code=cuda.code
+        f"{meaning.what} ({name_of(cuda.code)})", evidence=evidence, fixes=fixes, cuda_code=cuda.code
     )
 
 
@@ -363,7 +364,8 @@ def _not_loaded(facts: Facts) -> Meaning:
     host = facts.environment.host
     if host.wsl and not host.container:  # which has no module of NVIDIA's: microsoft/WSL issue 9134
         return Meaning("WSL does not reach the NVIDIA driver of Windows", (of_wsl(facts.environment) or _IN_WSL,))
-    return Meaning("the NVIDIA kernel module is not loaded", _ways_to_load_it(facts))
+    what = "the NVIDIA driver is not loaded" if host.is_windows else "the NVIDIA kernel module is not loaded"
+    return Meaning(what, _ways_to_load_it(facts))
 
 
 def _ways_to_load_it(facts: Facts) -> tuple[Fix, ...]:
@@ -373,7 +375,7 @@ def _ways_to_load_it(facts: Facts) -> tuple[Fix, ...]:
         )
     return (
         shell("sudo modprobe nvidia", needs="root"),
-        on_linux(
+        manual(
             "if that fails, install the driver again for this kernel (uname -r): a kernel that was upgraded has no "
             "module of it, Secure Boot refuses one that is not signed, nouveau may hold the GPU, and drivers from 590 "
             "on leave out GPUs before the RTX 20 series (sudo dmesg | grep -i nvrm)",
@@ -410,7 +412,7 @@ def device_files_closed(facts: Facts) -> GPUError | None:
     has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
     if has_own and not facts.environment.host.wsl and not driver.is_tegra:
         whole = surroundings.how(facts.environment)
-        in_container = on_linux(f"in a container: give it {_UVM} too, as this does: {whole}", needs="host")
+        in_container = manual(f"in a container: give it {_UVM} too, as this does: {whole}", needs="host")
         made = shell("sudo nvidia-modprobe -u -c=0", needs="root")
         return DriverUnusableError(
             f"the device file {_UVM} is missing, which CUDA needs beside those of the GPUs",
@@ -430,11 +432,11 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
                 "`systemctl daemon-reload` on the host does",
                 needs="host",
             ),
-            on_linux("in a service of systemd: DeviceAllow=char-nvidia* rw where it has a DevicePolicy", needs="root"),
+            manual("in a service of systemd: DeviceAllow=char-nvidia* rw where it has a DevicePolicy", needs="root"),
         ]
     if not any(node.by_mode for node in nodes):
         return [
-            on_linux(
+            manual(
                 "their mode allows it: let SELinux, or what else guards this system, allow it too (docker run "
                 "--security-opt label=disable ...; sudo ausearch -m avc -ts recent says what it refused)",
                 needs="host" if container is not None else "root",
@@ -444,7 +446,7 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
     if groups and container is not None:  # its own /etc/group has no effect there
         options = " ".join(f"--group-add {name}" for name in groups)
         return [
-            on_linux(
+            manual(
                 f"start this container with these groups: docker run {options} ..., podman run --group-add keep-groups "
                 "..., or supplementalGroups in the securityContext of its pod",
                 needs="host",
@@ -453,7 +455,7 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
     if groups:
         return [manual(f"make this user a member of {' and '.join(groups)}, and log in again", needs="root")]
     return [
-        on_linux(
+        manual(
             "let this user read and write these files: nvidia-modprobe makes them so"
             + (" on the host of this container" if container is not None else ""),
             needs="host" if container is not None else "root",
@@ -487,7 +489,7 @@ def too_few_descriptors(code: int | None, facts: Facts, evidence: list[str]) -> 
         may = f"({higher}, resource.getrlimit(resource.RLIMIT_NOFILE)[1])"
         fixes.append(python(f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {may})"))
     fixes.append(
-        on_linux(
+        manual(
             ("first of all in the program, or " if fixes else "")
             + "raise the limit of this process (ulimit -n, LimitNOFILE= of a service, docker run --ulimit "
             "nofile=65536), or let it close what it does not need; and restart it: the driver does not try again",

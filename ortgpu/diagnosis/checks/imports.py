@@ -62,7 +62,7 @@ def failed(facts: Facts) -> GPUError | None:
         return BrokenPackageError(
             "import onnxruntime fails: this process may have no further thread",
             evidence=[text, threads[0]],
-            fixes=[remedies.let_it_have_threads()],
+            fixes=[remedies.let_it_have_threads(facts.environment)],
         )
     if any("more than once per process" in line for line in (text, *_printed_meanwhile(facts))):
         return _numpy_imported_again(facts, text)
@@ -90,7 +90,7 @@ def _ways_to_import_it(facts: Facts, text: str) -> list[Fix]:
         what = "remove what puts something else in the place of onnxruntime: the package itself is not imported"
         return [manual(what)]
     again = remedies.reinstall_onnxruntime(environment)
-    if environment.host.system == "Windows" and loader_words.may_be_visual_c(text):
+    if environment.host.is_windows and loader_words.may_be_visual_c(text):
         return [remedies.update_visual_c(), again]
     return [again]
 

@@ -20,7 +20,6 @@ from ...errors import (
     Severity,
     UnsupportedPlatformError,
     manual,
-    shell,
 )
 from ...provider.preloading import LoadedLibrary, MissingLibrary
 from ..facts import Facts
@@ -270,8 +269,8 @@ def _ways_to_the_right_cudnn(facts: Facts, loaded: LoadedLibrary, built_for: int
     if right is None or environment.host.frozen:
         return fixes
     if any(wheel.name == wrong for wheel in environment.packages.nvidia):
-        command = f"{environment.installer.uninstall} {wrong}"
-        return [shell(f"{command} && {remedies.install(environment, [right], again=True)}"), *fixes]
+        command, then = f"{environment.installer.uninstall} {wrong}", remedies.install(environment, [right], again=True)
+        return [remedies.in_order(environment, command, then), *fixes]
     if loaded.source not in _BEFORE_WHEELS:
         return [remedies.install_libraries(environment, [right])]
     return fixes

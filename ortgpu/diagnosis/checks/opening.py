@@ -25,7 +25,6 @@ from ...errors import (
     ProviderOptionError,
     UnsupportedDeviceError,
     manual,
-    on_linux,
 )
 from ...provider.devices import not_found
 from ...provider.requests import CUDA
@@ -101,10 +100,10 @@ def unusable(facts: Facts) -> GPUError | None:
 
 def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:
     """Return the error for too little host memory: ``cuInit`` asks for no memory of the GPU."""
-    if remedies.limit_on_memory(facts.environment) is not None:
+    if facts.environment.host.is_windows or remedies.limit_on_memory(facts.environment) is not None:
         fix = remedies.let_it_be_mapped(facts.environment, "")
     else:
-        fix = on_linux(
+        fix = manual(
             "raise what limits the memory of this process: ulimit -a, its container or job, and the kernel's "
             "vm.overcommit_memory=2, with which CUDA cannot reserve its address space",
             needs="host",
@@ -156,7 +155,7 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         return captured_meanwhile(code, evidence)
     if code in OF_ANOTHER_DRIVER and (other := driver.of_another_driver(code, facts, evidence)) is not None:
         return other
-    meaning = meaning_of(code)
+    meaning = meaning_of(code, facts.environment.host.is_windows)
     evidence = [*evidence, f"driver {found.version or 'of unknown version'}"]
     if found.libcuda:
         evidence.append(f"{LIBCUDA}: {found.libcuda}")
@@ -179,7 +178,7 @@ def session_failed(facts: Facts) -> GPUError | None:
     return of_construction(step.detail, facts) or ProviderFallbackError(
         "a session on the GPU could not be opened and run",
         evidence=[step.detail],
-        fixes=[remedies.let_it_have_threads()] if lacks else [],
+        fixes=[remedies.let_it_have_threads(facts.environment)] if lacks else [],
     )
 
 
@@ -247,7 +246,7 @@ def _of_code(code: int, text: str, facts: Facts) -> GPUError:
         return NoDeviceError(
             "CUDA sees no GPU", evidence=evidence, fixes=[manual("use a machine with an NVIDIA GPU", needs="hardware")]
         )
-    if code == OUT_OF_MEMORY and (locked := lacks_pinned_memory(text)) is not None:
+    if code == OUT_OF_MEMORY and (locked := lacks_pinned_memory(text, facts.environment.host.is_windows)) is not None:
         return locked
     if code == INVALID_DEVICE:
         found = named_device(facts)
@@ -258,7 +257,7 @@ def _of_code(code: int, text: str, facts: Facts) -> GPUError:
         return DeviceNotFoundError(
             "CUDA knows no GPU of the number that ONNX Runtime gave it",
             evidence=evidence,
-            fixes=meaning_of(code).fixes,
+            fixes=meaning_of(code, facts.environment.host.is_windows).fixes,
             requested=None,
             available=(),
         )
@@ -320,7 +319,7 @@ def of_generation(text: str, line: str, gpu: GPU | Device | None) -> Unsupported
     )
 
 
-def lacks_pinned_memory(text: str) -> ProviderFailureError | None:
+def lacks_pinned_memory(text: str, windows: bool) -> ProviderFailureError | None:
     """Return the error if the memory that CUDA lacks is page-locked memory of the host."""
     if PINNED.search(text) is None:
         return None
@@ -328,7 +327,11 @@ def lacks_pinned_memory(text: str) -> ProviderFailureError | None:
         "CUDA gets no page-locked memory of the host, through which arrays are copied to the GPU and back",
         evidence=[telling_line(text)],
         fixes=[
-            on_linux("free memory of the host, or give its container or job more; in WSL, see memory= in .wslconfig"),
+            manual(
+                "free memory of this machine"
+                if windows
+                else "free memory of the host, or give its container or job more; in WSL, see memory= in .wslconfig"
+            ),
             manual("or use a smaller batch"),
         ],
         library="CUDA",

@@ -20,7 +20,6 @@ from ...errors import (
     OnnxRuntimeNotInstalledError,
     UnsupportedPlatformError,
     manual,
-    shell,
 )
 from ...provider.requests import CUDA
 from ..facts import Facts
@@ -67,7 +66,7 @@ def not_installed(facts: Facts) -> GPUError | None:
     fixes = _first_install(facts)
     if ghosts and fixes[0].executable:
         names = " ".join(dict.fromkeys(owner.name for owner in ghosts))
-        fixes = [shell(f"{facts.environment.installer.uninstall} {names} && {fixes[0]}")]
+        fixes = [remedies.in_order(facts.environment, f"{facts.environment.installer.uninstall} {names}", *fixes)]
     if (active := _another_environment(facts)) is not None:
         evidence.append(f"{active[0]}={active[1]}: this process does not run in it")
         fixes.append(manual(f"or start the program with the Python of {active[1]}"))
@@ -287,7 +286,7 @@ def _keep_away(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
         return [*fixes, manual(advice)]
     removed = any(installer.uninstall in fix for fix in fixes)
     version = owners.get("onnxruntime")
-    if manager is not None or not removed or version is None or not requirers or environment.host.system == "Windows":
+    if manager is not None or not removed or version is None or not requirers or environment.host.is_windows:
         return [*fixes]
     # pip cannot override what a package requires; an empty package of that name satisfies it, and `pip check`.
     lines = ("[project]", 'name = "onnxruntime"', f'version = "{version}"', "[tool.setuptools]", "py-modules = []")
@@ -320,9 +319,9 @@ def replace_build(facts: Facts) -> list[Fix]:
         return [remedies.reinstall_onnxruntime(facts.environment)]
     # A folder that somebody put on the search path hides the package behind it.
     first = [] if gpu else _first_install(facts)
-    if off is not None and all(fix.executable for fix in first):
-        return [shell(" && ".join((off, *first)))]
-    return [off or manual(f"take {home} off the search path of this program"), *first]
+    if off is not None:
+        return [remedies.in_order(facts.environment, off, *first)]
+    return [manual(f"take {home} off the search path of this program"), *first]
 
 
 def _is_for_cuda(names: str) -> bool:
@@ -460,7 +459,9 @@ def library_damaged(facts: Facts) -> GPUError | None:
         f"{len(damaged)} of the libraries of {plugin or 'the installed ONNX Runtime'} are "
         + ("refused to every program by this system" if whole else "damaged"),
         evidence=[f"{path}: {problem}" for path, problem in damaged.items()],
-        fixes=[remedies.unblock(blocked[0]) if whole else again or remedies.reinstall_onnxruntime(environment)],
+        fixes=[
+            remedies.unblock(environment, blocked[0]) if whole else again or remedies.reinstall_onnxruntime(environment)
+        ],
         package=plugin.name if plugin is not None else installed.build_name,
         files=tuple(damaged),
     )

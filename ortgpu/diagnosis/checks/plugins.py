@@ -78,16 +78,16 @@ def of_no_plugin(facts: Facts) -> GPUError | None:
 
 
 def without_device(facts: Facts) -> GPUError | None:
-    """Check that a registered plugin lists a GPU: ONNX Runtime finds devices in files of Linux, not by CUDA."""
+    """Check that a registered plugin lists a GPU: ONNX Runtime finds devices by files of the system, not by CUDA."""
     if facts.observed.plugin_problem != "no device":
         return None
+    where, ways = "in /sys/class/drm and /sys/bus/pci/devices", ["or start this container with /sys of its host"]
+    if facts.environment.host.is_windows:
+        where, ways = "among the devices of Windows", []
     return NoDeviceError(
         "the CUDA plugin is registered, and lists no GPU",
-        evidence=["ONNX Runtime looks for GPUs in /sys/class/drm and /sys/bus/pci/devices, where it sees none"],
-        fixes=[
-            *replace_build(facts),
-            manual("or start this container with /sys, where the host's PCI devices are"),
-        ],
+        evidence=[f"ONNX Runtime looks for GPUs {where}, and sees none"],
+        fixes=[*replace_build(facts), *map(manual, ways)],
     )
 
 

@@ -6,7 +6,7 @@ import re
 
 from ...environment.gpu.driver import GPU
 from ...environment.inspection import Environment
-from ...errors import Fix, manual, on_linux
+from ...errors import Fix, manual
 
 # Of the runtimes that environment/host.py knows. docs.nvidia.com/datacenter/cloud-native, "CDI Support" and "NVIDIA
 # device plugin"; apptainer.org/docs, "GPU Support"
@@ -37,7 +37,7 @@ _AMD, _NVIDIA = 0x1002, 0x10DE  # PCI vendors
 
 def give_the_gpu(environment: Environment, and_also: str = "") -> Fix:
     """Return how to give a container the GPU. ``and_also`` is for runtimes that use variables, as Docker does."""
-    return on_linux(f"in a container: give it the GPU ({how(environment)}){and_also}", needs="host")
+    return manual(f"in a container: give it the GPU ({how(environment)}){and_also}", needs="host")
 
 
 def how(environment: Environment) -> str:
@@ -81,7 +81,7 @@ def of_wsl(environment: Environment) -> Fix | None:
     host = environment.host
     if not host.wsl or host.container or "/dev/dxg" in environment.driver.device_nodes:
         return None
-    return on_linux(
+    return manual(
         "let WSL have the GPU, of which there is no /dev/dxg here: WSL 2 has it (wsl --set-version NAME 2), with "
         "NVIDIA's driver installed in Windows, unless /etc/wsl.conf says enabled=false under [gpu]",
         needs="host",

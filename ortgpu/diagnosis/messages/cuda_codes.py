@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from ...environment.gpu.cuda import RESULT_NAMES
-from ...errors import Fix, PoisonedContextError, ProviderFailureError, manual, on_linux, shell
+from ...errors import Fix, PoisonedContextError, ProviderFailureError, manual, shell
 
 # The names that cudaGetErrorName of CUDA 13.0 returns, without those of what ONNX Runtime does not use: textures and
 # surfaces, peers, graphics, mapped and registered memory, kernels that start kernels.
@@ -80,9 +80,7 @@ UNUSABLE: dict[int, Meaning] = {
     3: Meaning(
         "the driver could not initialise in this process",
         (
-            on_linux(
-                "if this process was forked from one that used CUDA, start it with multiprocessing's spawn method"
-            ),
+            manual("if this process was forked from one that used CUDA, start it with multiprocessing's spawn method"),
             # NVIDIA/open-gpu-kernel-modules issues 797, 901 and 947; release notes of CUDA 13, "known issues"
             shell(
                 "echo options nvidia_uvm uvm_disable_hmm=1 | sudo tee /etc/modprobe.d/nvidia-uvm.conf && "
@@ -93,7 +91,7 @@ UNUSABLE: dict[int, Meaning] = {
     ),
     34: Meaning(
         "the libcuda.so.1 that was loaded is the toolkit's linking stub, not a driver",
-        (on_linux("take the toolkit's folder lib64/stubs out of LD_LIBRARY_PATH"),),
+        (manual("take the toolkit's folder lib64/stubs out of LD_LIBRARY_PATH"),),
     ),
     102: Meaning(
         "this virtual GPU has no license, without which it computes nothing",
@@ -105,16 +103,12 @@ UNUSABLE: dict[int, Meaning] = {
     ),
     304: Meaning(
         "a call of the operating system failed in the driver: a limit of this process, or what its sandbox forbids",
-        (
-            on_linux(
-                "raise the limits of this process (ulimit -a), and look at what its container refuses", needs="host"
-            ),
-        ),
+        (manual("raise the limits of this process (ulimit -a), and look at what its container refuses", needs="host"),),
     ),
     500: Meaning(  # NVIDIA/nvidia-container-toolkit issue 520
         "the driver's library does not find a part of itself, as in a container that was given only some of its files",
         (
-            on_linux(
+            manual(
                 "in a container: start it again with nvidia-container-toolkit 1.14.4 or newer, on Windows with Docker "
                 "Desktop 4.31 or newer",
                 needs="host",
@@ -126,7 +120,7 @@ UNUSABLE: dict[int, Meaning] = {
         "the NVSwitch fabric is not ready: the fabric manager is not running, or of another version than the driver",
         (
             shell("sudo systemctl restart nvidia-fabricmanager", needs="root"),
-            on_linux(
+            manual(
                 "where there is no such service, install nvidia-fabricmanager of the driver's very version; a GPU in "
                 "confidential computing is made ready by nvidia-smi conf-compute -srs 1",
                 needs="root",
@@ -140,7 +134,7 @@ UNUSABLE: dict[int, Meaning] = {
     ),
     804: Meaning(
         "a forward-compatibility libcuda (package cuda-compat) is loaded, which this GPU does not support",
-        (on_linux("take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration", needs="root"),),
+        (manual("take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration", needs="root"),),
     ),
     **dict.fromkeys(
         range(805, 810),
@@ -159,6 +153,36 @@ UNUSABLE: dict[int, Meaning] = {
         "the driver failed without a reason: after a suspend, a GPU error (Xid), or without nvidia_uvm",
         (shell("sudo dmesg | grep -i xid", needs="root"), _RELOAD),
     ),
+}
+
+
+RESTART_WINDOWS = manual(
+    "restart Windows, and where that does not help install the NVIDIA driver again", needs="reboot"
+)
+
+# In the place of the above, on Windows; that has no fabric, no forward compatibility and no MPS.
+_ON_WINDOWS: dict[int, Meaning] = {
+    34: Meaning(
+        "the nvcuda.dll that was loaded is a stub to link against, not a driver",
+        (manual("let the nvcuda.dll of the driver, which is in System32, be loaded"),),
+    ),
+    102: Meaning(
+        UNUSABLE[102].what,
+        (manual("give this machine a license for its virtual GPU: NVIDIA Control Panel, Licensing", needs="root"),),
+    ),
+    214: UNUSABLE[214],
+    500: Meaning(
+        "the driver's library does not find a part of itself", (manual("install the driver again", needs="driver"),)
+    ),
+    **{
+        code: Meaning(what, (RESTART_WINDOWS,))
+        for code, what in {
+            3: UNUSABLE[3].what,
+            304: "a call of the operating system failed in the driver",
+            803: "the parts of the driver differ in version, as after an upgrade without a restart",
+            999: "the driver failed without a reason: after sleep, or a GPU error",
+        }.items()
+    },
 }
 
 
@@ -238,12 +262,7 @@ def returned_by_cuinit(code: int) -> str:
     return f"cuInit returned {code} ({name_of(code)})"
 
 
-def meaning_of(code: int) -> Meaning:
-    return (
-        UNUSABLE.get(code)
-        or OF_THE_DEVICE.get(code)
-        or Meaning(
-            "the driver refuses to work",
-            (shell("sudo dmesg | grep -iE 'xid|nvrm'", needs="root"),),
-        )
-    )
+def meaning_of(code: int, windows: bool) -> Meaning:
+    log = RESTART_WINDOWS if windows else shell("sudo dmesg | grep -iE 'xid|nvrm'", needs="root")
+    known = _ON_WINDOWS if windows else UNUSABLE
+    return known.get(code) or OF_THE_DEVICE.get(code) or Meaning("the driver refuses to work", (log,))

@@ -15,7 +15,6 @@ from ...errors import (
     ProviderError,
     ProviderFallbackError,
     manual,
-    on_linux,
     shell,
 )
 from ..checks import driver
@@ -55,11 +54,11 @@ def died(facts: Facts) -> GPUError | None:
         evidence.append(f"{LIBCUDA}: {facts.environment.driver.libcuda or 'not found'}")
         evidence += [f"loaded before it: {path}" for path in facts.environment.driver.interposed]
         first += driver.do_without_interposed(facts)
-        again = [manual("reboot, or reload the nvidia kernel modules", needs="reboot")]
+        again = manual("reboot, or reload the nvidia kernel modules", needs="reboot")
         return DriverUnusableError(
             f"asking NVML {how}" if probe.opening == NVML else summary,
             evidence=evidence,
-            fixes=[*first, *remedies.restart_driver(facts.environment, again)],
+            fixes=[*first, *remedies.restart_driver(facts.environment, [again])],
         )
     if probe.died_in == "load":
         return ProviderError(summary, evidence=evidence, fixes=first)
@@ -87,15 +86,15 @@ def died(facts: Facts) -> GPUError | None:
 _FROM_OUTSIDE = {
     "SIGKILL": (
         "the system, as it does when memory runs out (OOM)",
-        on_linux(
+        manual(
             "give this process more host memory (docker run --memory, the limit of its pod or job)",
             needs="host",
         ),
     ),
-    "SIGXCPU": ("the limit on its processor time", on_linux("raise that limit (ulimit -t, RLIMIT_CPU)", needs="host")),
+    "SIGXCPU": ("the limit on its processor time", manual("raise that limit (ulimit -t, RLIMIT_CPU)", needs="host")),
     "SIGSYS": (
         "a sandbox (seccomp), for a system call that it forbids",
-        on_linux("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),
+        manual("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),
     ),
     "SIGILL": (
         "the processor, which has no such instruction",

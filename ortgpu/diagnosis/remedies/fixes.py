@@ -9,14 +9,37 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from ...environment.inspection import Environment
-from ...environment.libraries import catalogue
+from ...environment.libraries import catalogue, places
 from ...environment.libraries.catalogue import is_dll, spec_for, wheel_name
 from ...environment.packages.installed import Packages
+from ...environment.packages.installer import quoted
 from ...environment.packages.metadata import numbers_of
 from ...environment.variables import entries_of
-from ...errors import Fix, manual, on_linux, shell
+from ...errors import Fix, manual, shell
 from ..messages import loader_words
+from ..messages.cuda_codes import RESTART_WINDOWS
 from .releases import Release, cuda_major_of, newest_for
+
+
+def in_order(environment: Environment, *steps: str) -> Fix:
+    """Return one fix of several steps, each a command or a :class:`Fix`: a command if all of them are, else a sentence.
+
+    On Windows each command has a line of its own, because Windows PowerShell has no &&.
+    """
+    fixes = [step if isinstance(step, Fix) else shell(step) for step in steps]
+    if all(fix.kind == "shell" for fix in fixes):
+        return shell(("\n" if environment.host.is_windows else " && ").join(fixes), needs=fixes[0].needs)
+    words = (f"run {_in_a_sentence(fix)}" if fix.kind == "shell" else fix for fix in fixes)
+    return manual(", then ".join(words), needs=next((fix.needs for fix in fixes if fix.needs), None))
+
+
+def _in_a_sentence(command: str) -> str:
+    return command.replace("\n", ", then ")
+
+
+def words_of(environment: Environment, words: Iterable[str]) -> str:
+    """Return words for the shell of this system."""
+    return " ".join(quoted(word, windows=environment.host.is_windows) for word in words)
 
 
 def install(
@@ -39,18 +62,18 @@ def install(
 def _install(environment: Environment, wanted: list[str], *, again: bool = False, upgrade: bool = False) -> str:
     installer = environment.installer
     if installer.manager is not None and not again and not upgrade:
-        return f"{installer.manager.add} {' '.join(map(shlex.quote, wanted))}"
+        return f"{installer.manager.add} {words_of(environment, wanted)}"
     options = " --upgrade" if upgrade else ""
     if again:
         options += " --reinstall --no-deps" if installer.name == "uv" else " --force-reinstall --no-deps"
-    return f"{installer.install}{options} {' '.join(map(shlex.quote, wanted))}"
+    return f"{installer.install}{options} {words_of(environment, wanted)}"
 
 
 def _install_into(environment: Environment, folder: str, wanted: list[str]) -> str:
     """Return the command for a folder that pip and uv do not own: they replace there only what they put there."""
     again = "--reinstall" if environment.installer.name == "uv" else "--upgrade"
-    words = " ".join(map(shlex.quote, wanted))
-    return f"{environment.installer.install} --target {shlex.quote(folder)} {again} --no-deps {words}"
+    target, words = words_of(environment, [folder]), words_of(environment, wanted)
+    return f"{environment.installer.install} --target {target} {again} --no-deps {words}"
 
 
 def _comes_first(environment: Environment, folder: str) -> bool:
@@ -59,9 +82,9 @@ def _comes_first(environment: Environment, folder: str) -> bool:
     return not installer.owns(folder) and not installer.hides(folder)
 
 
-def _past_the_obstacle(environment: Environment, command: str) -> Fix:
-    obstacle = environment.installer.obstacle
-    return shell(command) if obstacle is None else manual(f"{obstacle}, run {command}", needs="root")
+def _past_the_obstacle(environment: Environment, *commands: str) -> Fix:
+    obstacle, fix = environment.installer.obstacle, in_order(environment, *commands)
+    return fix if obstacle is None else manual(f"{obstacle}, run {_in_a_sentence(fix)}", needs="root")
 
 
 def reinstall_onnxruntime(
@@ -74,8 +97,7 @@ def reinstall_onnxruntime(
         names = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
         return _bundle(environment, wanted, without=[name for name in names if name != stays])
     if requirement is None and environment.driver.is_tegra:
-        removal, then = " && ".join(_removal(environment)), for_a_jetson()
-        return manual(f"run {removal}, then {then}", needs="host") if removal else then
+        return in_order(environment, *_removal(environment), for_a_jetson())
     if requirement is None and not _gpu_versions(environment) and (instead := why_none_fits(environment)) is not None:
         return instead
     installed, installer = environment.packages.onnxruntime, environment.installer
@@ -88,16 +110,16 @@ def reinstall_onnxruntime(
         return _replace_in(home, environment, wanted)
     steps = _removal(environment)
     if leftover is not None:
-        steps.append(f"rm -rf {shlex.quote(leftover)}")
-    steps.append(f"{installer.install} {' '.join(map(shlex.quote, wanted))}")
-    return _past_the_obstacle(environment, " && ".join(steps))
+        steps.append(_delete(environment, [leftover]))
+    steps.append(f"{installer.install} {words_of(environment, wanted)}")
+    return _past_the_obstacle(environment, *steps)
 
 
 def _removal(environment: Environment) -> list[str]:
     installed, uninstall = environment.packages.onnxruntime, environment.installer.uninstall
     without_record = [one for one in installed.owners if not one.record_readable]
     if without_record and (files := _recorded_in(installed.home, environment)):
-        return [f"rm -rf {files}"]  # pip refuses to uninstall without a RECORD
+        return [_delete(environment, files)]  # pip refuses to uninstall without a RECORD
     # An installer removes one record of a name at a time; a killed upgrade leaves two.
     names = [owner.name for owner in installed.owners]
     again = dict.fromkeys(name for name in names if names.count(name) > 1)
@@ -106,15 +128,25 @@ def _removal(environment: Environment) -> list[str]:
 
 def _replace_in(home: str, environment: Environment, wanted: list[str]) -> Fix:
     if files := _recorded_in(home, environment):
-        return shell(f"rm -rf {files} && {_install_into(environment, home, wanted)}")
-    off, then = off_the_path(environment, "PYTHONPATH", home), install(environment, wanted, again=True)
-    if off is not None and then.executable:
-        return shell(f"{off} && {then}")
-    return manual(f"{off or f'take {home} off the search path of this program'}, then: {then}", needs=then.needs)
+        return in_order(environment, _delete(environment, files), _install_into(environment, home, wanted))
+    return _off_the_search_path(environment, home, install(environment, wanted, again=True))
 
 
-def _recorded_in(home: str, environment: Environment) -> str | None:
-    """Return shell words for ONNX Runtime's folder and its records, if all of it was installed in this folder.
+def _off_the_search_path(environment: Environment, folder: str, *then: Fix) -> Fix:
+    off = off_the_path(environment, "PYTHONPATH", folder)
+    return in_order(environment, off or manual(f"take {folder} off the search path of this program"), *then)
+
+
+def _delete(environment: Environment, paths: Iterable[str]) -> str:
+    """Return a command; on Windows one of Python, because cmd.exe and PowerShell have no other in common."""
+    if not environment.host.is_windows:
+        return f"rm -rf {words_of(environment, paths)}"
+    python, words = words_of(environment, [environment.host.executable]), words_of(environment, paths)
+    return f'{python} -c "import shutil, sys; [shutil.rmtree(path) for path in sys.argv[1:]]" {words}'
+
+
+def _recorded_in(home: str, environment: Environment) -> list[str] | None:
+    """Return ONNX Runtime's folder and its records, if all of it was installed in this folder.
 
     Else None: it may be somebody's sources or build with an egg-info beside it, which nobody deletes.
     """
@@ -122,7 +154,7 @@ def _recorded_in(home: str, environment: Environment) -> str | None:
     records = [one.folder for one in owners if one.location == home and one.folder is not None]
     if not records or len(records) != len(owners) or not all(name.endswith(".dist-info") for name in records):
         return None
-    return " ".join(shlex.quote(os.path.join(home, name)) for name in ("onnxruntime", *records))
+    return [os.path.join(home, name) for name in ("onnxruntime", *records)]
 
 
 def published(name: str, version: str | None) -> str:
@@ -163,12 +195,14 @@ def _libraries_not_there(environment: Environment, cuda_major: int | None) -> li
         there = environment.libraries_by_cuda.get(cuda_major or 0, catalogue.BY_STEM)
     if "libcublas" not in there:  # then the cuDNN is not for this CUDA: its name is the same for another
         there = ()
-    wheels = {
-        spec.wheels[cuda_major]: None
-        for spec in catalogue.LIBRARIES
-        if cuda_major in spec.wheels and spec.part_of is None and spec.stem not in there
-    }
-    return fitting(environment, wheels)
+    return fitting(environment, _wheels(environment, cuda_major, there))
+
+
+def _wheels(environment: Environment, cuda_major: int | None, there: Collection[str] = ()) -> list[str]:
+    """Return the wheels of a CUDA major that ONNX Runtime uses on this system, without those of libraries ``there``."""
+    names = (places.WINDOWS if environment.host.is_windows else places.LINUX).names
+    used = (each for each in catalogue.LIBRARIES if each.part_of is None and each.stem not in there)
+    return list(dict.fromkeys(each.wheels[cuda_major] for each in used if cuda_major and cuda_major in names(each)))
 
 
 def _gpu_versions(environment: Environment) -> list[str]:
@@ -198,10 +232,8 @@ def why_none_fits(environment: Environment) -> Fix | None:
 
 def other_release(environment: Environment, release: Release) -> Fix:
     """Install another release of ONNX Runtime with the libraries of its CUDA major."""
-    wheels = dict.fromkeys(
-        spec.wheels[release.cuda_major] for spec in catalogue.LIBRARIES if release.cuda_major in spec.wheels
-    )
-    return install(environment, [release.requirement, *fitting(environment, wheels)])
+    wheels = fitting(environment, _wheels(environment, release.cuda_major))
+    return install(environment, [release.requirement, *wheels])
 
 
 def replace_onnxruntime(fixes: Iterable[Fix]) -> bool:
@@ -257,15 +289,15 @@ def install_libraries(environment: Environment, wheels: Iterable[str], with_dead
         return _bundle(environment, wanted)
     present = {wheel.name: wheel.version for wheel in environment.packages.nvidia}
     damaged = [name for name in map(wheel_name, wanted) if name in present]
-    folders = " ".join(map(shlex.quote, with_dead_links))
+    folders = words_of(environment, with_dead_links)
     # -xtype l would fail on a link to itself.
     first = [f"find {folders} -type l ! -exec test -e {{}} ';' -delete"] if folders else []
     if not damaged:
-        return _past_the_obstacle(environment, " && ".join([*first, _install(environment, wanted)]))
+        return _past_the_obstacle(environment, *first, _install(environment, wanted))
     pinned = [f"{name}=={present[name]}" if present[name] else name for name in damaged]
     new = [wheel for wheel in wanted if wheel_name(wheel) not in present]
     steps = [*first, _install(environment, pinned, again=True)] + ([_install(environment, new)] if new else [])
-    return _past_the_obstacle(environment, " && ".join(steps))
+    return _past_the_obstacle(environment, *steps)
 
 
 def _is_rebuilt(environment: Environment) -> bool:
@@ -276,7 +308,7 @@ def _bundle(environment: Environment, requirements: list[str], without: Iterable
     """Return the fix for a frozen program, which has no installer, or for an environment of one run."""
     out = "".join(f", leave out {name}," for name in without)
     if not environment.host.frozen:
-        options = " ".join(f"--with {shlex.quote(requirement)}" for requirement in requirements)
+        options = " ".join(f"--with {words_of(environment, [requirement])}" for requirement in requirements)
         return manual(f"this environment is made for one run of a program: add {options} to uv run{out.rstrip(',')}")
     return manual(
         f"this program is frozen: add {' '.join(requirements)} to what it is built from{out} and build it again "
@@ -291,7 +323,13 @@ def unset(environment: Environment, names: Iterable[str]) -> Fix:
         own = [name for name in wanted if variables.at_start.get(name) != variables.now.get(name)]
         if own:
             return manual(f"this program, or a library in it, sets {' and '.join(own)} itself: take that out of it")
-    return shell(f"unset {' '.join(wanted)}")
+    if not environment.host.is_windows:
+        return shell(f"unset {' '.join(wanted)}")
+    in_cmd, in_powershell = (f"set {name}=" for name in wanted), (f"Remove-Item Env:{name}" for name in wanted)
+    return manual(
+        f"remove {' and '.join(wanted)} from the variables of this program: {' and '.join(in_cmd)} in cmd.exe, "
+        f"{' and '.join(in_powershell)} in PowerShell, or in the settings of Windows"
+    )
 
 
 def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | None:
@@ -300,6 +338,8 @@ def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | 
     kept = [entry for entry in entries if entry and os.path.normpath(entry) != os.path.normpath(folder)]
     if len(kept) == len(list(filter(None, entries))):
         return None
+    if environment.host.is_windows:
+        return manual(f"take {folder} out of {variable}")
     return shell(f"export {variable}={shlex.quote(os.pathsep.join(kept))}" if kept else f"unset {variable}")
 
 
@@ -337,12 +377,7 @@ def of_another_python(environment: Environment, folder: str) -> bool:
 def leave_to_its_python(environment: Environment, folder: str, instead: Iterable[str] = ()) -> Fix:
     """Take another interpreter's folder off the search path, and install ``instead`` of its packages."""
     wanted = list(instead)
-    off = off_the_path(environment, "PYTHONPATH", folder)
-    then = install(environment, wanted) if wanted else None
-    if off is not None and (then is None or then.executable):
-        return shell(f"{off} && {then}" if then is not None else str(off))
-    first = off or f"take {folder} off the search path of this program"
-    return manual(f"{first}, then: {then}" if then is not None else str(first))
+    return _off_the_search_path(environment, folder, *([install(environment, wanted)] if wanted else []))
 
 
 def wheel_of(soname: str, cuda_major: int | None) -> str | None:
@@ -352,8 +387,10 @@ def wheel_of(soname: str, cuda_major: int | None) -> str | None:
 
 # Outside the Python environment
 
-# Lowest driver per CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility".
+# Lowest driver per CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility". For Windows:
+# release notes of CUDA 11.8 and 12.9; those of 13 name none, and R580 is the first branch for it there.
 LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
+LOWEST_DRIVER_OF_WINDOWS = {11: "452.39", 12: "528.33", 13: "580"}
 
 WSL_DRIVER = "/usr/lib/wsl/lib"
 
@@ -369,32 +406,44 @@ def look_first_in(folder: str) -> Fix:
 
 def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
     """Return ``fixes`` of a driver that has to restart; WSL has no kernel module of NVIDIA, and nothing to reboot."""
+    if environment.host.is_windows:
+        return [RESTART_WINDOWS]
     if not environment.host.wsl:
         return list(fixes)
     restart = "restart WSL (wsl --shutdown, in Windows); if that does not help, update the NVIDIA driver of Windows"
-    return [*(fix for fix in fixes if fix.needs is None), on_linux(restart, needs="host")]
+    return [*(fix for fix in fixes if fix.needs is None), manual(restart, needs="host")]
 
 
-def is_enough(version: str | None, cuda_major: int) -> bool:
-    """Return True if the version of a driver is known, and new enough for a CUDA major."""
-    lowest = LOWEST_DRIVER.get(cuda_major)
+def lowest_driver(environment: Environment, cuda_major: int) -> str | None:
+    return (LOWEST_DRIVER_OF_WINDOWS if environment.host.is_windows else LOWEST_DRIVER).get(cuda_major)
+
+
+def is_enough(environment: Environment, cuda_major: int) -> bool:
+    """Return True if the version of the driver is known, and new enough for a CUDA major."""
+    version, lowest = environment.driver.version, lowest_driver(environment, cuda_major)
     return version is not None and lowest is not None and numbers_of(version) >= numbers_of(lowest)
 
 
 def update_driver(environment: Environment) -> Fix:
     """Return the update for the CUDA of the installed ONNX Runtime."""
     host, cuda_major = environment.host, environment.cuda_major or 13
-    wanted, version = f"install an NVIDIA driver for CUDA {cuda_major}", LOWEST_DRIVER.get(cuda_major)
+    wanted, version = f"install an NVIDIA driver for CUDA {cuda_major}", lowest_driver(environment, cuda_major)
     if host.wsl:
-        return on_linux(f"{wanted} in Windows, and none inside WSL", needs="driver")
+        return manual(f"{wanted} in Windows, and none inside WSL", needs="driver")
     if environment.driver.is_tegra:
         return manual(
             f"install a JetPack with CUDA {cuda_major}, or NVIDIA's build of ONNX Runtime for the one that is there",
             needs="driver",
         )
     wanted += " on the host of this container" if host.container else ""
-    known = version and host.system != "Windows"  # whose drivers have other numbers
-    return manual(wanted + (f": {version} or newer" if known else ""), needs="driver")
+    return manual(wanted + (f": {version} or newer" if version else ""), needs="driver")
+
+
+def of_administrator(environment: Environment, command: str) -> Fix:
+    """Return a command for the one who administers this system."""
+    if environment.host.is_windows:
+        return manual(f"in a terminal of an administrator: {command}", needs="root")
+    return shell(f"sudo {command}", needs="root")
 
 
 def serve_the_gpu() -> list[Fix]:
@@ -418,11 +467,13 @@ def for_a_jetson() -> Fix:
     )
 
 
-def let_it_have_threads() -> Fix:
-    return on_linux(
+def let_it_have_threads(environment: Environment) -> Fix:
+    fewer = "have fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of SessionOptions"
+    if environment.host.is_windows:
+        return manual(fewer)
+    return manual(
         "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), lower that on "
-        "stacks (ulimit -s 8192), or have fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of "
-        "SessionOptions",
+        f"stacks (ulimit -s 8192), or {fewer}",
         needs="host",
     )
 
@@ -432,7 +483,7 @@ def let_it_be_loaded(environment: Environment, words: str, path: str) -> Fix | N
     if loader_words.cannot_be_mapped(words):
         return let_it_be_mapped(environment, os.path.dirname(path))
     if loader_words.is_blocked(words):
-        return unblock(path)
+        return unblock(environment, path)
     if (late := loader_words.lacks_thread_storage(words)) is not None:
         already = environment.variables.now.get("LD_PRELOAD", "")
         return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [late, already])))}")
@@ -486,24 +537,27 @@ def limit_on_memory(environment: Environment) -> str | None:
 def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
     """Return the fix for whole files that this process may not map: a new installation would not help."""
     limit = limit_on_memory(environment)
-    if environment.host.system == "Windows":
+    if environment.host.is_windows:
         return manual(
             "let Windows manage the size of its paging file, or make it larger, or end programs", needs="host"
         )
     if limit is not None:
         return manual(f"raise {limit}", needs="host")
-    return on_linux(
+    return manual(
         f"give this process more memory, mount the file system of {folder} without noexec, or let SELinux allow it",
         needs="host",
     )
 
 
-def unblock(path: str) -> Fix:
+def unblock(environment: Environment, path: str) -> Fix:
     """Return the fix for a whole file that the system refuses for what it is."""
-    folder = shlex.quote(os.path.dirname(path) + os.sep)
+    folder = words_of(environment, [os.path.dirname(path) + os.sep])
+    guards = "fapolicyd or a virus scanner"
+    how = f". For fapolicyd: sudo fapolicyd-cli --file add {folder} && sudo fapolicyd-cli --update"
+    if environment.host.is_windows:
+        guards, how = "Smart App Control, AppLocker or a virus scanner", ""
     return manual(
-        "let what guards this system allow it, such as Smart App Control, AppLocker or a virus scanner: installing it "
-        f"again changes nothing. For fapolicyd: sudo fapolicyd-cli --file add {folder} && sudo fapolicyd-cli --update",
+        f"let what guards this system allow it, such as {guards}: installing it again changes nothing{how}",
         needs="root",
     )
 
@@ -512,7 +566,9 @@ def let_it_be_read(environment: Environment, paths: Iterable[str]) -> Fix:
     """Return the fix for files that this user may not read."""
     wanted = list(dict.fromkeys(paths))
     own = {each.path for each in environment.packages.refused if each.own}
-    words = " ".join(map(shlex.quote, wanted))
+    if environment.host.is_windows:
+        return manual(f"let this user read {' and '.join(wanted)} (Properties, Security)", needs="root")
+    words = words_of(environment, wanted)
     return (
         shell(f"chmod -R u+rX {words}")
         if own.issuperset(wanted)

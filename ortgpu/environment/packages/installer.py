@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import site
@@ -65,8 +66,19 @@ class Installer:
         return os.path.realpath(folder) in self.hidden
 
 
+def quoted(word: str, *, windows: bool) -> str:
+    r"""Quote a word for sh, or on Windows for both cmd.exe and PowerShell.
+
+    PowerShell takes a line that begins with a quote for a text: it starts C:\"My Python"\python.exe, as cmd.exe does.
+    """
+    if not windows:
+        return shlex.quote(word)
+    parts = word.split("\\")
+    return "\\".join(part if re.fullmatch(r"[\w.:/=~+-]*", part) else f'"{part}"' for part in parts)
+
+
 def read_installer() -> Installer:
-    python = shlex.quote(this_interpreter() or "python3")
+    python = quoted(this_interpreter() or "python3", windows=os.name == "nt")
     # Not importlib.util.find_spec: setuptools takes a search for pip as the sign that this process is pip's, and takes
     # its own distutils out of the process (_distutils_hack.DistutilsMetaFinder.spec_for_pip).
     has_pip = PathFinder.find_spec("pip") is not None
@@ -112,9 +124,12 @@ _BRINGS_PIP = (
 
 def _pip(python: str, is_there: bool) -> Installer:
     managed, packages = _all_the_same(), _package_folders()
+    if sys.flags.no_user_site and (sys.flags.ignore_environment or "PYTHONNOUSERSITE" not in os.environ):
+        python += " -s"  # as ComfyUI starts its own: else pip would count the packages of the user's folder
     folder, pip, obstacle = packages[0], f"{python} -m pip", None
     if not is_there and not managed and PathFinder.find_spec("ensurepip") is not None:
-        pip = f"{python} -m ensurepip && {pip}"  # a virtual environment without pip, and no uv to fill it
+        then = "\n" if os.name == "nt" else " && "
+        pip = f"{python} -m ensurepip{then}{pip}"  # a virtual environment without pip, and no uv to fill it
     elif not is_there:  # a Python of Debian has no ensurepip, or one that refuses; a portable one of Windows has none
         obstacle = f"{python} has no pip: once {_BRINGS_PIP}"
     if not _is_virtual() and site.ENABLE_USER_SITE and not os.access(folder, os.W_OK):
