@@ -79,11 +79,6 @@ class Plan:
         """Return the plan with a CUDA stream for all work of the session."""
         return replace(self, providers=self.providers.with_cuda_options({_STREAM: str(handle)}))
 
-    def without_ordinal(self, name: str) -> Plan:
-        """Return the plan without the option ``device_id`` of one provider."""
-        kept = {option: value for option, value in self.providers.options_of(name).items() if option != "device_id"}
-        return replace(self, providers=ProviderList(self.providers.names, {**self.providers.options, name: kept}))
-
     def without_capture(self) -> Plan:
         return replace(self, providers=self.providers.with_cuda_options({_CAPTURE: "0"}))
 
