@@ -1,4 +1,4 @@
-"""Find the best number of runs at a time: ``THREADS`` of ortgpu/running/pipeline.py and ortgpu/session/pool/workers.py.
+"""Find the best number of runs at a time: ``THREADS`` of ortgpu/running/pipeline.py and ortgpu/session/pool/pool.py.
 
     python -m benchmarks.concurrency [--quick] [--cpu] [--budget MINUTES] [--json FILE]
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..provider.runtime import load_runtime
@@ -25,23 +25,24 @@ from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest
 from ..provider.requests import CPUNodes  # for typing.get_type_hints
-from ..running.onnxruntimes import InferenceSession
+from ..running.onnxruntimes import InferenceSession, LastOfOurs
 from ..running.plain_runs import PlainRunner
 from . import failures
-from .facts import SessionFacts
 from .request import PINNED_MEMORY_LIMIT, checked_request, no_fallback
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
 
     from ..provider.placement import Placement
     from ..running.pinned import PinnedMemory
+    from .placement_details import PlacementDetails
     from .request import SessionRequest, Verified
 
 _HELD = ("_request", *lifetime.HELD_BY_ONNXRUNTIME)  # _request keeps the model's bytes alive
 
 
-class GPUSession(SessionFacts):
+class GPUSession(LastOfOurs):
     """An ``onnxruntime.InferenceSession`` that runs on the GPU it names for its whole life.
 
     Args:
@@ -245,6 +246,65 @@ class GPUSession(SessionFacts):
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise failures.explained(self, error)  # noqa: B904 - which sets the cause
 
+    def run_on_device(self, output_names: Any, input_feed: Mapping[str, Any], run_options: Any = None) -> list[Any]:
+        """Run the model as ``run`` does, and return the results as OrtValues in this session's device memory.
+
+        The results are complete when this returns. With ONNX Runtime 1.26 or newer they have ``__dlpack__``:
+        ``torch.from_dlpack(value)`` shares the memory. The memory is reused once value and tensor are gone, so keep one
+        of them until your stream is done with it. Up to 1.31 booleans are uint8 there. Inputs and outputs must be
+        tensors and not of strings. ONNX Runtime raises RuntimeError for other types, and for wrong names, shapes and
+        types.
+        """
+        from ..running.device_arrays import run_on_device
+
+        return run_on_device(self, output_names, input_feed, run_options)
+
+    def map(
+        self, feeds: Iterable[Mapping[str, Any]], *, in_flight: int | None = None, output_names: Any = None
+    ) -> Iterator[Any]:
+        """Yield ``run(output_names, feed)`` for each of ``feeds``, in their order, with up to four runs at a time.
+
+        Copies to the GPU, computation and copies back overlap, and arrays go through pinned memory. This gives the
+        highest throughput. Four runs need the GPU memory of four; a smaller ``in_flight`` needs less. The iterating
+        thread makes runs of less than a millisecond itself, if that takes less time for each feed.
+
+        Args:
+            feeds: any iterable, also an endless generator. The iterating thread consumes it. A generator may fill the
+                same arrays for each feed, because each feed is copied before the next is requested; several threads
+                copy large arrays into pinned memory. A feed that cannot be copied runs before the next is requested,
+                for instance an array on the GPU with ONNX Runtime older than 1.30. The feeds of a ``list`` or ``tuple``
+                are not copied, so their arrays must not change until their results are there.
+            in_flight: the most feeds that were taken and whose results were not yielded yet; 8 by default. Use 1 for a
+                generator that needs the result of a feed to make the next. Nothing is copied then.
+
+        The first exception of ``run`` or ``feeds`` is raised in its place, after the results of earlier feeds, and ends
+        the iteration. Ending the iteration early, by ``break``, ``close()`` or dropping it, waits for the running runs
+        and leaves nothing running. If the garbage collector ends it during another run, it does not wait, and the runs
+        end by themselves. Only one thread at a time may ask for the next result, as with any generator.
+
+        Raises:
+            ExecutionError: the session is closed.
+            TypeError, ValueError: ``feeds`` is not iterable or is a single feed; ``in_flight`` is not a positive int.
+        """
+        from ..running.pipeline import map_session
+
+        return map_session(self, feeds, in_flight, output_names)
+
+    def pinned_empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
+        """Return an empty array of ``shape`` and ``dtype`` in pinned memory, from which copies to the GPU are fastest.
+
+        ``map`` makes no further copy of such arrays in a list of feeds. The memory is reused once the array and all its
+        views are gone, and freed after ``close()``. It is ordinary memory, and a debug message says so, if the session
+        is on the CPU, if ``pinned_memory_limit`` is reached, or if pinning fails.
+
+        Raises:
+            ExecutionError: the session is closed.
+            TypeError: ``dtype`` is that of Python objects.
+        """
+        from ..running.pinned import memory_of
+
+        return memory_of(self).empty(shape, dtype)
+
     def io_binding(self) -> Any:
         """Return an IOBinding, whose methods raise the same errors as those of the session."""
         from .bindings import explaining
@@ -255,6 +315,22 @@ class GPUSession(SessionFacts):
             return explaining(super().io_binding(), self)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+
+    def explain_placement(self) -> PlacementDetails:
+        """Explain why each node is where it is, and where ONNX Runtime copies between devices.
+
+        Opens the model again in a child process, with default session and provider options. While it runs, this takes
+        the time and GPU memory of another session. The optimised model, and a model passed as bytes, are written to a
+        temporary folder that no other user can read, which is removed afterwards.
+
+        Raises:
+            GPUError: the child could not open the model on this session's GPU.
+            TimeoutError: it took more than five minutes.
+        """
+        from .placement_details import explain_placement
+
+        lifetime.refuse_if_closed(self)
+        return explain_placement(self._request.model, device=lifetime.device_of(self).ordinal)
 
     def close(self) -> None:
         """Close the session and free its GPU memory. Any later use raises ExecutionError. Closing twice is fine.
@@ -383,6 +459,27 @@ for _name in (
 ):  # fmt: skip
     if hasattr(InferenceSession, _name):
         setattr(GPUSession, _name, _explaining(_name))
+
+# Methods since 1.18 that do not ask the C++ session: one that is closed or lost the GPU would still claim CUDA.
+_ANSWERS = (
+    "get_inputs", "get_outputs", "get_overridable_initializers", "get_modelmeta", "get_session_options",
+    "get_providers", "get_provider_options", "get_input_memory_infos", "get_output_memory_infos",
+    "get_input_epdevices",
+)  # fmt: skip
+
+
+def _refusing(method: Callable[[GPUSession], Any]) -> Callable[[GPUSession], Any]:
+    @functools.wraps(method)
+    def ask(self: GPUSession) -> Any:
+        lifetime.refuse_if_closed(self)
+        return method(self)
+
+    return ask
+
+
+for _name in _ANSWERS:
+    if hasattr(InferenceSession, _name):
+        setattr(GPUSession, _name, _refusing(getattr(InferenceSession, _name)))
 
 # pickle and typing.get_type_hints() look for the class and its annotations in the module that __module__ names.
 vars(sys.modules[__package__]).update({name: value for name, value in globals().items() if not name.startswith("__")})
