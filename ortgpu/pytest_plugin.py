@@ -91,7 +91,6 @@ class _Run:
             return find_gpus()
 
     def line(self) -> str:
-        """Return a line that names the GPUs, or the reason why there is none."""
         if self.mode == "skip":
             return f"none is looked for: {self.source}"
         found = self.look()
@@ -197,7 +196,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _give_gpus(item: pytest.Item) -> tuple[Device, ...]:
-    """Return the GPUs of this test. Otherwise skip or fail the test."""
     if _GPUS not in item.stash:
         requirement = _requirement(item)
         run = item.config.stash[_RUN]
@@ -234,7 +232,6 @@ def _refuse(item: pytest.Item, reason: str, problem: GPUError | None = None) -> 
 
 
 def _failed(reason: str) -> BaseException:
-    """Return the exception of pytest.fail, without a traceback."""
     return pytest.fail.Exception(reason, pytrace=False)
 
 

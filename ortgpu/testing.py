@@ -298,7 +298,6 @@ def _grown(gpus: Sequence[Device], before: Sequence[tuple[int | None, int | None
 
 
 def _memory_use(gpu: Device) -> tuple[int | None, int | None]:
-    """Return the bytes in use on a GPU, by this process and by all processes. None if NVML does not say."""
     from .environment.gpu.driver import processes_on, read_gpu_memory
 
     if gpu.uuid is None:

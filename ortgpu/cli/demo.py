@@ -171,11 +171,7 @@ def _verdict(result: PlainResult) -> str:
 
 
 def _open_and_compare(model: bytes) -> tuple[SessionReport, float, GPUError | None]:
-    """Open the model and compare its outputs with those of the CPU.
-
-    Returns the report of the session, the largest difference relative to the largest output, and the error for which
-    ORTGPU_ALLOW_CPU let the session onto the CPU, or None.
-    """
+    """Return the report, the largest difference from the CPU's results, and why it runs on the CPU, or None."""
     import numpy as np
 
     from ortgpu import GPUSession

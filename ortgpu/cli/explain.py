@@ -31,13 +31,11 @@ class Section(NamedTuple):
 
 @functools.cache
 def page() -> str:
-    """Return the text of ERRORS.md."""
     return importlib.resources.files("ortgpu").joinpath("ERRORS.md").read_text(encoding="utf-8")
 
 
 @functools.cache
 def sections() -> dict[str, Section]:
-    """Return the sections of the page by their codes, in the order of the page."""
     titles = dict(_INDEX.findall(page()))
     return {code: Section(titles[code], text.strip("\n")) for code, text in _SECTION.findall(page())}
 

@@ -247,10 +247,7 @@ def _libraries_in_full(environment: Environment) -> Iterator[str]:
 
 
 def _is_missed(library: Resolution, environment: Environment) -> bool:
-    """Return True if an absent library is worth a line.
-
-    A part of cuDNN is, if cuDNN itself was found and every release has the part.
-    """
+    """Return True if an absent library is worth a line: of cuDNN's parts, those that every release has."""
     if library.spec.part_of is None:
         return True
     whole = next((one for one in environment.libraries if one.spec.stem == library.spec.part_of), None)
@@ -314,7 +311,6 @@ def _probe(probe: ProbeResult | None, verbose: bool) -> Iterator[str]:
 
 
 def _training(training: TrainingFacts) -> dict[str, list[str]]:
-    """Return the rows that the profile "training" adds."""
     environment = training.environment
     ssh = [f"{one.host}: {'reached' if one.returncode == 0 else 'not reached'}" for one in training.ssh]
     return {

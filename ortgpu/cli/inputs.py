@@ -26,10 +26,7 @@ class UnknownInputError(ValueError):
 
 
 def batch_dimension(descriptions: Sequence[Value]) -> str | None:
-    """Return the name of the batch dimension: the first free dimension that comes first in an input.
-
-    Returns "" if it has no name, and None if the first dimension of every input is fixed.
-    """
+    """Return the name of the first free first dimension, "" if it has none. None if there is no such dimension."""
     for description in descriptions:
         if description.shape and _is_free(description.shape[0]):
             return str(description.shape[0] or "")

@@ -49,11 +49,7 @@ class FileToWrite(click.Path):
 
 
 def prepare_streams() -> None:
-    """Make stdout and stderr safe to write to.
-
-    Characters that the encoding lacks are escaped. A stream that the parent process closed, which is None in Python,
-    discards what is written.
-    """
+    """Escape characters that the encoding lacks. Discard what a stream that the parent has closed is given."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the life of the process
@@ -226,10 +222,7 @@ def show_fixes(console: Console, error: GPUError) -> None:
 
 
 def error_document(error: Exception, also: Sequence[GPUError] = ()) -> dict[str, object]:
-    """Return the error as plain data, with all else that the same diagnosis found.
-
-    An error of ONNX Runtime's own has the same keys and no code. ``also`` is what is known of its model.
-    """
+    """Return the error as plain data. One of ONNX Runtime's has no code, and what is ``also`` known of its model."""
     if isinstance(error, GPUError):
         return {**error.as_dict(), "others": [other.as_dict() for other in error.others]}
     others = [other.as_dict() for other in also]

@@ -77,10 +77,7 @@ def redactor_for_this_process() -> Redactor:
 
 
 def redact(value: Any, replace: Callable[[str], str]) -> Any:
-    """Return a copy of ``value`` with each text in it replaced, also in dataclasses, errors and containers.
-
-    Names of fields and keys of mappings stay, since they belong to the report.
-    """
+    """Redact each text in ``value``, dataclasses, errors and containers too, but no names of fields and keys."""
     if isinstance(value, Fix):
         return Fix(replace(value), kind=value.kind, needs=value.needs)
     if isinstance(value, str):

@@ -92,7 +92,6 @@ def find_mpirun() -> str | None:
 
 
 def parse_launcher_version(text: str) -> MpiVersion | None:
-    """Return the MPI from the output of ``mpirun --version``."""
     for vendor, pattern in _VERSIONS:
         if match := pattern.search(text):
             return MpiVersion(vendor, tuple(map(int, match[1].split("."))))
@@ -152,10 +151,7 @@ def read_nccl(places: SearchPlaces | None = None, *, timeout: float = 20.0) -> N
 
 
 def find_nccl(places: SearchPlaces) -> tuple[tuple[Source, str], ...]:
-    """Return each copy once, in the order of cuda-pathfinder, with which nccl4py loads it.
-
-    That order is: already loaded, NVIDIA's wheels, conda, the system loader.
-    """
+    """Return each copy once, in the order in which cuda-pathfinder, and so nccl4py, looks for it."""
     found: dict[str, tuple[Source, str]] = {}
     for source, path in _nccl_candidates(places):
         if os.path.isfile(path):
@@ -246,7 +242,6 @@ class Network:
 
     @property
     def cards(self) -> list[Interface]:
-        """The network cards that are not known to be down."""
         return [card for card in self.interfaces or () if card.up is not False and not card.virtual]
 
 
@@ -400,10 +395,7 @@ class TrainingEnvironment:
 
 
 def inspect_training(onnxruntime_folder: str | None) -> TrainingEnvironment:
-    """Read all facts. It takes about a second with MPI and NCCL, which are asked in child processes.
-
-    ``onnxruntime_folder`` is that of the package that ``import onnxruntime`` finds.
-    """
+    """Read all facts. Child processes ask MPI, NCCL and Horovod; nothing raises."""
     packages = read_training_packages(onnxruntime_folder)
     return TrainingEnvironment(
         packages=packages,
@@ -443,7 +435,6 @@ def read_horovod(packages: TrainingPackages, *, timeout: float = 60.0) -> Horovo
 
 
 def read_build_variables(environ: Mapping[str, str]) -> tuple[BuildVariable, ...]:
-    """Read the published variables of a build from source, and check the paths in them."""
     return tuple(
         BuildVariable(name, value, holds, leads_there(value) if value and leads_there else None)
         for name, holds, leads_there in _BUILD_VARIABLES

@@ -85,7 +85,6 @@ class Hub:
         return min(times)
 
     def on_time(self) -> None:
-        """Act on the deadlines that have passed."""
         now = time.monotonic()
         for guest in [connection for connection, (until, _) in self._guests.items() if now >= until]:
             self._refuse(guest, "it did not say who it is")
@@ -102,7 +101,6 @@ class Hub:
 
     @property
     def is_done(self) -> bool:
-        """True if no rank is connected any more."""
         return not any(member.is_open for member in self._members.values())
 
     def close(self) -> None:

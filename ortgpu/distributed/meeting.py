@@ -159,7 +159,6 @@ def is_loopback(host: str) -> bool:
 
 
 def ports_of(identity: str) -> list[int]:
-    """Return the ports of a job, in the order in which they are tried."""
     digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()
     parts = [digest[2 * part : 2 * part + 2] for part in range(_TRIED)]
     return [_PORTS[int.from_bytes(part, "big") % len(_PORTS)] for part in parts]
@@ -174,7 +173,6 @@ class _Named:
         self._host, self._ports, self._key, self._is_local = host, ports, key, is_local
 
     def listen(self) -> tuple[socket.socket, str]:
-        """Return a listening socket and the key. Raises OSError."""
         refusal: OSError | None = None
         for port in self._ports:
             try:
@@ -195,7 +193,6 @@ class _Named:
         return socket.create_server(("", port))
 
     def addresses(self) -> Sequence[Address]:
-        """Return the addresses to try."""
         return [Address(self._host, port, self._key) for port in self._ports]
 
     def __str__(self) -> str:

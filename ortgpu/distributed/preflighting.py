@@ -318,7 +318,6 @@ class Participant:
         return readable(answer.get("refused", "what listens there does not answer as rank 0 does"))
 
     def _answer(self, link: Connection, until: float) -> Message:
-        """Return the next message of a listener, or an empty one if none comes in time."""
         self._pump(lambda: bool(self._from_hub) or not link.is_open, until)
         return self._from_hub.pop(0) if self._from_hub else {}
 
@@ -413,10 +412,7 @@ class Participant:
         raise self._unfinished((0,), f"rank 0 {said} during: {self._step}", [])
 
     def _pump(self, is_done: Callable[[], bool], until: float) -> None:
-        """Serve every socket until ``is_done``, or until the time has come.
-
-        All that has arrived by then is still read, for a rank that was stopped for a while.
-        """
+        """Serve every socket until ``is_done`` or the time has come, and read all that has arrived by then."""
         is_over = False
         while not is_done() and not is_over:
             is_over = (now := time.monotonic()) >= until

@@ -143,7 +143,6 @@ class PreflightReport:
 
 
 def differences(ranks: Sequence[RankFacts]) -> tuple[Difference, ...]:
-    """Return the facts that differ, of those that should be the same on all ranks."""
     found = {name: grouped((getattr(each, field), each.rank) for each in ranks) for field, name in _COMPARED.items()}
     return tuple(
         Difference(name, tuple((value, tuple(numbers)) for value, numbers in values.items()))

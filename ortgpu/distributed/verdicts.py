@@ -246,7 +246,6 @@ def unfit(known: Known, rank: int, host: str, release: object, world_size: objec
 
 
 def gone(known: Known, rank: int) -> DistributedError:
-    """Return the error for a rank whose connection ended too early."""
     step = known.position_of(rank).step
     return _unfinished(
         known,

@@ -38,8 +38,6 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """Turns bytes into messages, in pieces of any size."""
-
     def __init__(self, longest: int) -> None:
         self.longest = longest
         self._pending = bytearray()
@@ -96,7 +94,6 @@ class Connection:
         return self.socket.fileno()
 
     def trust(self, longest: int) -> None:
-        """Accept messages of up to so many bytes from now on."""
         self._decoder.longest = longest
 
     @property
@@ -146,12 +143,10 @@ def readable(words: object) -> str:
 
 
 def challenge() -> str:
-    """Return a random number that nobody can guess."""
     return secrets.token_hex(16)
 
 
 def proof(key: str, *said: object) -> str:
-    """Return the HMAC that proves knowledge of the key."""
     return hmac.new(key.encode(), json.dumps(said, sort_keys=True).encode(), "sha256").hexdigest()
 
 

@@ -322,7 +322,6 @@ class Communicator:
         return status == _SUCCESS
 
     def call(self, collective: Collective, send: int, receive: int, stream: int) -> None:
-        """Begin an operation on buffers at these addresses."""
         reduction = () if collective.operation == "all_gather" else (_SUM,)
         data_type = _DATA_TYPES[collective.dtype]
         function = getattr(self._nccl, collective.operation)
@@ -332,7 +331,6 @@ class Communicator:
             raise nccl_error(error.status, self._last_error()) from error
 
     def abort(self) -> None:
-        """Give up the operations under way, and the communicator."""
         _checked(lambda: self._nccl.comm_abort(self._handle))
 
     def _last_error(self) -> str | None:
@@ -456,7 +454,6 @@ def _typed(call: Collective, array: Any) -> Any:
 
 
 def check(call: Collective, rank: Rank, received: Any, expected: Any) -> None:
-    """Raise NCCLError if a received value is wrong."""
     wrong = np.flatnonzero(received != expected)
     if wrong.size:
         first = int(wrong[0])

@@ -95,12 +95,7 @@ def _ends(child: subprocess.Popen[bytes], timeout: float, grace: float) -> bool:
 
 
 def interpreter() -> str:
-    """Return the path of the Python interpreter for children.
-
-    Raises:
-        FileNotFoundError: there is none. A frozen program stands in its place and would start itself again, and again
-            from there; where Python is embedded in another program, sys.executable may be empty.
-    """
+    """Return the path of the interpreter for children. Raises FileNotFoundError in a frozen program."""
     if is_frozen():
         raise FileNotFoundError("this program is frozen: it has no interpreter that could run a child process")
     found = this_interpreter()
@@ -159,10 +154,7 @@ _ISOLATION = {
 
 
 def parse_answer(output: str) -> Any:
-    """Return the last line of ``output`` that is a JSON list, or None.
-
-    Libraries print too, also when the process ends.
-    """
+    """Return the last line that is a JSON list, or None: libraries print too, also when the process ends."""
     for line in reversed(output.splitlines()):
         try:
             found = json.loads(line)
@@ -174,7 +166,6 @@ def parse_answer(output: str) -> Any:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal: SIGSEGV for 11."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 

@@ -124,7 +124,6 @@ def _read_service(environ: Mapping[str, str]) -> str | None:
 
 
 def _read_limits(name: str) -> tuple[int | None, int | None]:
-    """Return the soft and the hard limit; None: no limit, or unknown."""
     try:
         import resource
     except ImportError:  # Windows
@@ -139,7 +138,6 @@ _MOST_FILES: Final = 1 << 20  # the most that Linux allows: the default of /proc
 
 
 def _read_open_files() -> OpenFiles | None:
-    """Return the use and the limits of file descriptors, or None if there is no limit or it is unknown."""
     limit, hard_limit = _read_limits("RLIMIT_NOFILE")
     if limit is None:
         return None
@@ -153,13 +151,11 @@ def _read_open_files() -> OpenFiles | None:
 
 
 def parse_os_release(text: str) -> str | None:
-    """Return PRETTY_NAME of an os-release file, or None."""
     match = re.search(r"""^PRETTY_NAME=(["']?)(.*?)\1\s*$""", text, re.MULTILINE)
     return (match[2].strip() or None) if match else None
 
 
 def parse_meminfo(text: str) -> int | None:
-    """Return MemTotal of /proc/meminfo in bytes, or None."""
     match = re.search(r"^MemTotal:\s*([0-9]{1,18}) kB", text, re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 

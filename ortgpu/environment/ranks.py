@@ -272,7 +272,6 @@ def _incomplete(what: str, evidence: tuple[str, ...] | list[str]) -> LauncherCon
 
 
 def visibility(visible_devices: str | None) -> str:
-    """Return a line of evidence about CUDA_VISIBLE_DEVICES."""
     return "CUDA_VISIBLE_DEVICES is not set" if visible_devices is None else f"CUDA_VISIBLE_DEVICES={visible_devices}"
 
 
@@ -310,9 +309,7 @@ def is_told_apart_by_starter(rank: Rank) -> bool:
 
 
 def identity_between_hosts(rank: Rank) -> str | None:
-    """Return a text that the ranks of a job share on all hosts, and no other job on rank 0's host has.
-
-    None if the launcher gives none.
+    """Return a text that the ranks of a job share on all hosts, None if the launcher gives none.
 
     MASTER_ADDR is no part of it: a host may have another name for itself, localhost in a pod of Kubernetes.
     """
@@ -335,18 +332,13 @@ def _named(rank: Rank, variables: Mapping[str, str]) -> list[str]:
 
 
 def short_name(identity: str) -> str:
-    """Return the identity as part of a file's name."""
     import hashlib  # which loads OpenSSL: milliseconds that most ranks do without
 
     return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def runtime_folder() -> Path:
-    """Return a folder of this user alone on this host, in XDG_RUNTIME_DIR or else in the temporary folder.
-
-    Raises:
-        OSError: neither can be used; the text says why for each.
-    """
+    """Return a folder of this user alone, in XDG_RUNTIME_DIR or else where temporary files are. Raises OSError."""
     import tempfile
 
     refused = []

@@ -85,8 +85,7 @@ def parse_environment_block(block: bytes) -> dict[str, str] | None:
 def read_variables(environ: Mapping[str, str] | None = None, start: bytes | None = None) -> Variables:
     """Read the variables of ``NAMES`` from ``environ`` (``os.environ``) and ``start`` (/proc/self/environ).
 
-    The mappings are copies, in the order of ``NAMES``; a variable that is not set is not a key. Values may contain
-    surrogates where the environment is not UTF-8. Changes made by C code after Python started are not seen.
+    Changes made by C code after Python started are not seen.
     """
     now = os.environ if environ is None else environ
     if start is None:

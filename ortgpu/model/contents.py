@@ -149,7 +149,6 @@ _TEXTS = ((b"<!doctype html", "a web page"), (b"<html", "a web page"), (b"<?xml"
 
 
 def _kind_of_file(head: bytes) -> _FileKind | None:
-    """Return the kind of a file by ``head``, its first _HEAD bytes; None if it is unknown."""
     for at, signature, kind in _SIGNATURES:
         if head.startswith(signature, at):
             return kind

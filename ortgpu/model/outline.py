@@ -123,7 +123,6 @@ class Graph:
 
     @property
     def size(self) -> int:
-        """The number of nodes and initializers."""
         return len(self._parts.get(self._NODE, ())) + len(self._parts.get(5, ()))
 
     @cached_property
@@ -199,7 +198,6 @@ class GraphOutline:
 
     @property
     def opsets(self) -> list[tuple[bytes, int]]:
-        """The domain and the version of each set of operators that the model uses."""
         return self.content.opsets
 
     def count(self, text: bytes) -> int:
@@ -239,7 +237,6 @@ _WITHOUT_VALUES = frozenset((1, 2, 8, 13, 14))  # of a tensor
 
 
 def _read_content(data: Bytes, most: int) -> Content:
-    """Walk over a model, and copy what questions ask for."""
     reader = Reader(data, most)
     around: list[Extent] = []
     of_graph: list[tuple[int, int, Extent]] = []

@@ -124,7 +124,6 @@ class Thread(threading.Thread):
             self._at_work.release()
 
     def wait(self) -> None:
-        """Wait until the thread has ended. Return at once if it was never started."""
         if self.ident is not None:
             with self._at_work:
                 pass

@@ -45,7 +45,6 @@ class Outcome(Generic[Result]):
         return self._begun.acquire(blocking=False)
 
     def cancel(self) -> bool:
-        """Cancel the call. Return False if it has begun; otherwise no result will come."""
         return self._begun.acquire(blocking=False)
 
     def give(self, result: Result) -> None:
@@ -64,12 +63,10 @@ class Outcome(Generic[Result]):
         self._pending.release()
 
     def wait(self) -> None:
-        """Wait until there is a result or an error, or the call was dropped."""
         with self._pending:
             pass
 
     def result(self) -> Result:
-        """Wait for the result, or raise the error."""
         self.wait()
         if self._error is not None:
             try:
@@ -144,11 +141,9 @@ class Threads:
         self._calls.put(call)
 
     def stop(self) -> None:
-        """Let the threads end when all queued calls are done."""
         self._calls.put(None)
 
     def wait(self) -> None:
-        """Wait until the threads have ended."""
         for thread in self.threads:
             if thread is not threading.current_thread():  # a call may wait
                 thread.wait()

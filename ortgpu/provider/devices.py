@@ -214,7 +214,6 @@ def _not_understood(requested: DeviceRequest) -> DeviceNotFoundError:
 
 
 def is_cpu(requested: object) -> bool:
-    """Return True if the request names the CPU, which ``allow_cpu`` may accept."""
     return isinstance(requested, str) and requested.strip().lower() == "cpu"
 
 

@@ -20,8 +20,6 @@ class Value(Protocol):
 
 
 class Node(Protocol):
-    """A node of the graph that ONNX Runtime runs."""
-
     name: str
     op_type: str
     domain: str
@@ -85,8 +83,6 @@ class RecordedPlacement(Protocol):
 
 
 class VerifiedFacts(Protocol):
-    """The facts of a session that was verified."""
-
     device: Device
     placement: RecordedPlacement
 

@@ -46,7 +46,6 @@ class UnusableSession:
 
 
 def fresh_copy(error: GPUError) -> GPUError:
-    """Return a copy of ``error`` without its traceback."""
     rebuild, arguments = error.__reduce__()[:2]
     copy: GPUError = rebuild(*arguments)
     return copy
@@ -160,7 +159,6 @@ def refuse_if_closed(session: Opened) -> None:
 
 
 def refuse_if_unusable(session: Opened) -> None:
-    """Raise the error of ``session`` if it is closed or lost the GPU."""
     refuse_if_closed(session)
     gone = context_is_gone(session, "this process has another CUDA context now than when the session was opened")
     if gone is not None:
@@ -256,10 +254,7 @@ def abandon_if_context_is_gone(session: Opened) -> bool:
 
 
 def gpu_works(ordinal: int | None) -> bool:
-    """Return True if the driver says that this process can use a GPU on which it has sessions.
-
-    False also if the driver cannot be asked.
-    """
+    """Return True if the driver says that this process can use a GPU on which it has sessions."""
     return context_error(ordinal or 0) in (0, _OUT_OF_MEMORY)
 
 

@@ -156,10 +156,7 @@ def _creator_of(session: object) -> str | None:
 
 
 def _creator(session: object, start: FrameType) -> tuple[int, FrameType | None]:
-    """Return the distance and frame of the nearest caller outside onnxruntime, ortgpu and constructors of ``session``.
-
-    Without one, as in ortgpu's own command line, the distance is that of the next caller.
-    """
+    """Return distance and frame of the nearest caller outside onnxruntime, ortgpu and the constructors."""
     frame: FrameType | None = start
     level = 1
     while frame is not None:

@@ -89,7 +89,6 @@ def _entry_names() -> tuple[str, ...]:
 
 
 def from_state(state: dict[str, dict[str, Any]] | None) -> Any:
-    """Return SessionOptions made from :func:`state_of`, as far as this release of ONNX Runtime has its properties."""
     if state is None:
         return None
     import onnxruntime
@@ -162,7 +161,6 @@ def carries_providers(options: Any) -> bool:
 
 
 def config_entry(options: Any, key: str) -> str | None:
-    """Return the value of a configuration entry, or None if it is not set."""
     try:
         value: str = options.get_session_config_entry(key)
     except Exception:  # noqa: BLE001 - an entry that is not set raises, of a class that differs between releases

@@ -220,8 +220,7 @@ def _name_of(node: Node) -> str:
 
 
 def _is_of_ort_format(session: Opened, *, without_options: bool) -> bool:
-    """Return True for a model in ONNX Runtime's format: it records nothing (PartitionOrtFormatModel in
-    graph_partitioner.cc)."""
+    """Return True for a model in ONNX Runtime's own format, for which it records nothing."""
     options = None if without_options else getattr(session, "_sess_options", None)
     said = config_entry(options, "session.load_model_format") if options is not None else None
     model = _model_of(session)

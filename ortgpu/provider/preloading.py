@@ -197,10 +197,7 @@ def load(found: Plan, *, lazily_opened: frozenset[str] | None = None, loader: Lo
 
 
 def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Return the candidates beside ``cudnn``.
-
-    Parts of another cuDNN end in CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH (pytorch issue 185512).
-    """
+    """Return the candidates beside ``cudnn``, since parts of another do not work with it (pytorch issue 185512)."""
     folders = folders_of(cudnn.path)
     return tuple(candidate for candidate in candidates if not folders.isdisjoint(folders_of(candidate.path)))
 
@@ -255,7 +252,6 @@ def _lacking(words: str, path: str, loader: Loader) -> str | None:
 
 
 def is_of_cudnn(path: str) -> bool:
-    """Return True if a file is one of cuDNN's, by its name."""
     return re.match(r"(lib)?cudnn", os.path.basename(path), re.IGNORECASE) is not None
 
 

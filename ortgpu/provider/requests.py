@@ -134,7 +134,6 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
 
 
 def _meant(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the provider that ``name`` most likely stands for, or None."""
     word = _word(name)
     if word in ("gpu", "nvidia"):
         return CUDA

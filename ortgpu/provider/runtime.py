@@ -152,11 +152,7 @@ def _load() -> Runtime:
 
 
 def prepare_import() -> None:
-    """Prepare an ``import onnxruntime`` by another module, before that opens the extension module.
-
-    Raises:
-        ImportError: a file is damaged, and opening it would kill the process.
-    """
+    """Prepare an import of ONNX Runtime by another module. Raises ImportError for a file that would kill it."""
     damage, _ = _load_what_the_module_links(locate_packages())
     if damage is not None:
         raise ImportError(damage)
@@ -258,7 +254,6 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
 
 
 def _is_for_newer_cuda(path: str) -> bool:
-    """Return True if a provider file is made for a newer CUDA than the driver supports."""
     from ..environment.gpu.driver import load_libcuda
 
     *_, supported = load_libcuda()
@@ -300,10 +295,7 @@ def _import() -> tuple[ModuleType | None, str | None]:
 
 
 def _why_numpy_fails() -> str | None:
-    """Return the first cause of NumPy's failed import.
-
-    ONNX Runtime's extension prints NumPy's traceback and raises only "import numpy failed".
-    """
+    """Return why NumPy cannot be imported: ONNX Runtime raises only "import numpy failed"."""
     try:
         with untranslated():
             importlib.import_module("numpy")

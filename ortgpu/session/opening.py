@@ -111,10 +111,9 @@ def open_on_gpu(
 def open_on_cpu(
     session: RunningSession, construct: Callable[..., None], request: SessionRequest, error: GPUError
 ) -> Verified:
-    """Construct ``session`` on the CPU instead of raising ``error``, if its caller allowed that.
+    """Construct ``session`` on the CPU if its caller allowed that, or else raise ``error``.
 
     Raises:
-        GPUError: ``error``, if it is not allowed.
         Exception: ONNX Runtime's own, if it refuses the model.
     """
     if not _cpu_is_allowed(request, error):
@@ -445,7 +444,6 @@ def _code_of(cudnn: tuple[str, ...]) -> tuple[Architecture, ...] | None:
 
 
 def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bool) -> frozenset[str]:
-    """Return the stems of the libraries that these operators open."""
     stems: set[str] = set()
     if cudnn or everything:
         stems |= {spec.stem for spec in LIBRARIES if spec.is_cudnn} | {"libnvrtc", "libcudart"}

@@ -64,7 +64,6 @@ class Plan:
         return int(self.chosen[THREADS][0]) if THREADS in self.chosen else None
 
     def as_arguments(self) -> list[tuple[str, dict[str, str]]] | None:
-        """Return the argument ``providers`` of InferenceSession."""
         if self.is_carried:
             return None
         of_cuda = {name: value for name, (value, _) in self.chosen.items() if name != THREADS}
@@ -72,11 +71,9 @@ class Plan:
         return providers.as_arguments()
 
     def without(self, names: Collection[str]) -> Plan:
-        """Return the plan without these of the chosen options."""
         return replace(self, chosen={name: choice for name, choice in self.chosen.items() if name not in names})
 
     def in_stream(self, handle: int) -> Plan:
-        """Return the plan with a CUDA stream for all work of the session."""
         return replace(self, providers=self.providers.with_cuda_options({_STREAM: str(handle)}))
 
     def without_capture(self) -> Plan:
@@ -84,7 +81,6 @@ class Plan:
 
 
 def on_cpu(request: SessionRequest) -> Plan:
-    """Return the plan for the CPU alone, which the caller accepts."""
     return Plan(request, _CPU_ALONE)
 
 
@@ -155,11 +151,7 @@ def for_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline) -> Pl
 
 
 def _with_capture(request: SessionRequest) -> ProviderList:
-    """Return the requested providers, with the option that enables capturing if a CUDA graph is requested.
-
-    Raises:
-        ProviderRequestError: the caller disabled it, or set a stream of their own.
-    """
+    """Return the providers, with capturing enabled if it is wanted. Raises ProviderRequestError for a contradiction."""
     requested = request.providers
     if not request.cuda_graph:
         return requested
@@ -181,11 +173,7 @@ def _with_capture(request: SessionRequest) -> ProviderList:
 
 
 def _device_named_by(request: SessionRequest) -> DeviceRequest:
-    """Return the one device that the argument and the options of CUDA and TensorRT name.
-
-    Raises:
-        ProviderRequestError: they name different GPUs.
-    """
+    """Return the one device that the argument and the options name. Raises ProviderRequestError if they name two."""
     device, requested = request.device, request.providers
     options = {name: requested.options_of(name).get("device_id", "") for name in (CUDA, *TENSORRT)}
     named = {name: int(text) for name, text in options.items() if text.strip().isdecimal()}
@@ -206,11 +194,7 @@ def _device_named_by(request: SessionRequest) -> DeviceRequest:
 
 
 def bound_to(plan: Plan, ordinal: int, cuda: CudaState | None) -> Plan:
-    """Return the plan with the GPU that a session with carried providers is bound to.
-
-    Raises:
-        ProviderRequestError: the argument ``device`` names another one.
-    """
+    """Return the plan with the GPU that carried providers are bound to. Raises ProviderRequestError for another."""
     if plan.device is not None and plan.gpu.ordinal != ordinal:
         raise ProviderRequestError(
             "this session is asked for on different GPUs",

@@ -101,14 +101,12 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _size(name: str, value: Any) -> int:
-    """Return a number of bytes. Raises TypeError if it is no integer, ValueError if it is negative."""
     if operator.index(value) < 0:
         raise ValueError(f"{name} must be at least 0, not {value}")
     return operator.index(value)
 
 
 def _checked_others(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the further arguments of InferenceSession, without enable_fallback=0."""
     if int(arguments.get("enable_fallback", 0)):
         raise no_fallback("enable_fallback=1 was passed")
     others = {name: value for name, value in arguments.items() if name != "enable_fallback"}

@@ -73,7 +73,6 @@ class Weights:
         self._names = [tensor.name.decode() for tensor in tensors]
 
     def options(self) -> Any:
-        """Return SessionOptions with the weights, for one session."""
         options = recording_options()
         options.add_external_initializers(self._names, self._values)
         return options

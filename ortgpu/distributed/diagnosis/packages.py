@@ -199,12 +199,10 @@ CHECKS: Final = (conflicting, broken, absent, torch_missing, onnx_too_new, ort_m
 
 
 def find_faults(packages: TrainingPackages, facts: Facts) -> list[GPUError]:
-    """Return the errors of all these checks."""
     return [error for check in CHECKS if (error := check(packages, facts)) is not None]
 
 
 def import_failed(lines: list[str], environment: Environment) -> TrainingUnavailableError:
-    """Return the error for an import that raised for an unknown reason."""
     return TrainingUnavailableError(
         "import onnxruntime.training fails",
         evidence=lines,
@@ -283,7 +281,6 @@ _REFUSALS: Final[dict[Missing, tuple[str, str, str]]] = {
 
 
 def refuse(missing: Missing, *, severity: Severity = "fatal") -> TrainingUnavailableError:
-    """Return the error for a feature that does not exist."""
     summary, evidence, instead = _REFUSALS[missing]
     return TrainingUnavailableError(
         summary,

@@ -68,7 +68,6 @@ def _gpus(environment: Environment) -> Requirement:
 
 
 def _nvidia(environment: Environment) -> Iterator[Requirement]:
-    """Yield the rows of the driver, CUDA and cuDNN."""
     version = environment.driver.version
     met = None if version is None else at_least(version, "470")
     note = "for CUDA 11.8, which the last training package links; the CUDA that is used here may need a newer one"
@@ -118,7 +117,6 @@ def _mpi(mpi: Mpi) -> Requirement:
 
 
 def _host(environment: Environment) -> Iterator[Requirement]:
-    """Yield the rows of Python, the operating system and both kinds of memory."""
     host = environment.host
     note = "published so; the CUDA wheels of onnxruntime-training end at Python 3.11, only the CPU one has 3.12"
     yield _row("Python", "3.10", "3.12", dotted(host.python), _reaches(host.python, (3, 10), (3, 12)), note)

@@ -107,10 +107,7 @@ def meet(folder: str | os.PathLike[str], rank: Rank, *, timeout: float) -> Folde
 
 
 def try_mpi(mpi: Mpi, *, timeout: float) -> ProbeStep | None:
-    """Start one process that initialises MPI and calls Allreduce. Return None if there is nothing to try.
-
-    Without a launcher the process starts by itself, as a world of one, which MPI allows.
-    """
+    """Start one process that initialises MPI, by itself where there is no launcher. None: nothing to try."""
     if mpi.library is None or any(name in os.environ for name in _STARTED_BY_MPI):
         return None
     launcher = [mpi.mpirun, "-np", "1"] if mpi.mpirun is not None else []

@@ -126,7 +126,6 @@ def _ask() -> CudaState:
 
 @functools.cache
 def _driver() -> ctypes.CDLL:
-    """Return the driver's library. Raises OSError; the next call tries again."""
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
@@ -236,7 +235,6 @@ def _error_in_current_context(driver: ctypes.CDLL) -> int:
 
 
 def _primary_context(ordinal: int) -> tuple[ctypes.c_int, bool] | None:
-    """Return the driver's handle of a device, and True if this process has its primary context."""
     try:
         driver = _driver()
     except OSError:

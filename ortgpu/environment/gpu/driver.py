@@ -206,10 +206,7 @@ _MAPPING: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+)(?: +\S+){4} +(/.*?)(?: \
 
 
 def parse_mapped_file(maps: str, name: str, address: int | None = None) -> str | None:
-    """Return the file that /proc/self/maps shows at ``address``, else the first whose name starts with ``name``.
-
-    The address decides because two files of one name can be mapped (WSL's libcuda opens another of the driver store).
-    """
+    """Return the file mapped at ``address``, else the first of that ``name``: WSL maps two of one name."""
     first = None
     for low, high, path in _MAPPING.findall(maps):
         if address is not None and int(low, 16) <= address < int(high, 16):
@@ -429,10 +426,7 @@ def find_unlinked(root: Path, name: str) -> tuple[UnlinkedFile, ...]:
 
 
 def find_interposed(root: Path) -> tuple[str, ...]:
-    """Return the libraries that are loaded before the program and replace functions of the driver.
-
-    Libraries that share out a GPU do so, such as HAMi's libvgpu.so.
-    """
+    """Return the libraries loaded before the program that replace functions of the driver: HAMi's libvgpu.so."""
     text = (read_file(root / "etc/ld.so.preload") or b"").decode("utf-8", "surrogateescape")
     entries = [*entries_of("LD_PRELOAD", os.environ.get("LD_PRELOAD", "")), *re.split(r"[:\s]+", text)]
     found = (one for one in entries if os.path.isabs(one) and not os.path.basename(one).startswith("libcuda.so"))

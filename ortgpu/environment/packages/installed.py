@@ -407,7 +407,6 @@ def _describe(claim: _Claim, compare_files: bool, compare_contents: bool) -> Dis
 
 
 def _extension_names(names: Iterable[str]) -> list[str]:
-    """Return the names of the Python extension, those that this interpreter can import first."""
     stem = "onnxruntime_pybind11_state"
     fitting = [stem + ending for ending in importlib.machinery.EXTENSION_SUFFIXES]
     return fitting + sorted(one for one in names if one.startswith(stem + ".") and one.endswith((".so", ".pyd")))
@@ -441,7 +440,6 @@ _HASHED_BELOW: Final = 64 * 1024  # bytes
 def _missing_and_altered(
     entries: Iterable[RecordEntry], one: MetadataFolder, *, by_content: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the paths of missing and of altered files, in the order of the entries. See :func:`_fault_of`."""
     faults = {entry.path: _fault_of(entry, one, by_content=by_content) for entry in entries}
     missing = tuple(path for path, fault in faults.items() if fault == "missing")
     return missing, tuple(path for path, fault in faults.items() if fault == "altered")

@@ -18,8 +18,6 @@ LINUX_ROOT: Final[Path | None] = None if sys.platform == "win32" else Path("/")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder of the search path."""
-
     folder: str
     names: frozenset[str]
 
@@ -34,7 +32,6 @@ class MetadataFolder:
     folder: str  # its own name, below location
 
     def read(self, file: str) -> bytes | None:
-        """Return the content of one of its files; None if it cannot be read."""
         return read_file(os.path.join(self.location, self.folder, file))
 
     def read_version(self) -> str | None:
@@ -87,7 +84,6 @@ def parse_metadata_name(folder: str) -> tuple[str, str | None] | None:
 
 
 def parse_metadata_version(data: bytes) -> str | None:
-    """Return the Version field of a METADATA or PKG-INFO file."""
     head = re.split(rb"\r?\n\r?\n", data, maxsplit=1)[0]
     match = re.search(rb"^Version:[ \t]*([!-~]{1,100})[ \t\r]*$", head, re.MULTILINE | re.IGNORECASE)
     return match[1].decode("ascii") if match else None
@@ -149,7 +145,6 @@ def read_below(root: Path | None, name: str) -> str:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes | None:
-    """Return a file's bytes; None if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -46,7 +46,6 @@ class PluginPackage:
 
     @property
     def cuda_major(self) -> int | None:
-        """The major version of CUDA in its name, or None."""
         found = re.search(r"-(?:cuda|cu)(\d+)$", self.name)
         return int(found[1]) if found else None
 
@@ -96,7 +95,6 @@ def _read_plugin(one: MetadataFolder, places: Sequence[Place]) -> PluginPackage:
 
 
 def provider_file_name(provider: str, system: str) -> str:
-    """Return the file name of a provider's library on a system, as ``platform.system()`` names it."""
     return FILE_NAMES.get(system, FILE_NAMES["Linux"]).format(f"onnxruntime_providers_{provider}")
 
 

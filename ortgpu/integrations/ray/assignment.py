@@ -85,16 +85,11 @@ def uuids_of(assigned: Collection[str], gpus: Sequence[GPU], device_order: str |
 
 
 def is_among(uuid: str, allowed: Collection[str]) -> bool:
-    """Return True if a UUID is among ``allowed``.
-
-    Only the digits are compared, because CUDA writes GPU- before the UUID of a MIG instance. An allowed UUID may be
-    shortened, as in CUDA_VISIBLE_DEVICES.
-    """
+    """Compare digits: CUDA writes GPU- before the UUID of a MIG instance, and an allowed one may be shortened."""
     return any(_digits(uuid).startswith(_digits(one)) for one in allowed)
 
 
 def elsewhere(uuid: str, allowed: Collection[str]) -> RankDeviceError:
-    """Return the error for a session that opened on a GPU that Ray did not assign."""
     return RankDeviceError(
         "the session is not on the GPU that Ray assigned to this worker",
         evidence=[
@@ -121,7 +116,6 @@ def strategy_for(count: int, nodes: int) -> str:
 
 
 def ranks_of(nodes: Sequence[str]) -> list[Rank]:
-    """Return the ranks of a job. ``nodes`` has the node id of each rank, in order."""
     every = list(nodes)
     return [
         Rank(number, len(every), every[:number].count(node), every.count(node)) for number, node in enumerate(every)

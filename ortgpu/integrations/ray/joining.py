@@ -56,7 +56,6 @@ def _taken_apart(outputs: dict[str, Any], lengths: Sequence[int]) -> Sequence[di
 
 
 def _alike(requests: Sequence[Arrays]) -> list[list[int]]:
-    """Return groups of indices of requests that can be joined."""
     groups: dict[object, list[int]] = {}
     for number, request in enumerate(requests):
         signature: object = number

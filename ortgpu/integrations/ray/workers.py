@@ -242,8 +242,6 @@ def preflight(
 
 
 class _RankActor:
-    """The actor of one rank, in a worker."""
-
     def place(self) -> tuple[str, str, int]:
         """Return the node id, its address, and a port that was free a moment ago."""
         with socket.create_server(("", 0)) as server:

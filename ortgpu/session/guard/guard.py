@@ -65,7 +65,6 @@ def uninstall() -> None:
 
 
 def is_enforced() -> bool:
-    """Return True if a guard is in force in this process."""
     return _installed or _entered > 0
 
 
@@ -337,6 +336,5 @@ def _note(session: Opened, *request: Any) -> None:
 
 
 def _is_gpu_session(session: object) -> bool:
-    """Return True for a GPUSession, also for one that the guard has opened or is opening."""
     found = getattr(sys.modules.get("ortgpu.session.gpu_session"), "GPUSession", None)
     return found is not None and isinstance(session, found)

@@ -78,7 +78,6 @@ def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
 
 
 def _known() -> set[str]:
-    """Return the names of the providers of all builds and of registered plugins."""
     return {*onnxruntime.get_all_providers(), *listed_providers()}
 
 

@@ -450,7 +450,6 @@ class GPUSessionPool:
                 request.outcome.drop()
 
     def _refuse_all(self) -> None:
-        """Refuse the waiting requests and all later ones."""
         self._closed = True
         uninterrupted(self._refuse_waiting)
 
@@ -536,7 +535,6 @@ class Worker(Threads):
 
     @property
     def capacity(self) -> int:
-        """The number of requests that it can run at a time."""
         return len(self.threads)
 
 
