@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -116,15 +116,9 @@ class SessionReport:
 
 
 def device_document(device: Device) -> dict[str, object]:
-    return {
-        "is_gpu": device.is_gpu,
-        "ordinal": device.ordinal,
-        "uuid": device.uuid,
-        "name": device.name,
-        "compute_capability": list(device.compute_capability) if device.compute_capability else None,
-        "total_memory": device.total_memory,
-        "driver_version": device.driver_version,
-    }
+    facts = asdict(device)
+    del facts["kind"]
+    return {"is_gpu": device.is_gpu, **facts}
 
 
 def read(

@@ -445,7 +445,7 @@ class Participant:
                 self._at(str(message["begin"]))
             elif "error" in message:
                 error = error_from_message(message["error"])
-                error.evidence = (*error.evidence, *child.warnings())
+                error.evidence = (*error.evidence, *(line for line in child.lines() if "NCCL WARN" in line))
                 self._fail(error)
             else:
                 self._from_child.append(message)
@@ -453,7 +453,7 @@ class Participant:
             self._forget(child.channel)
             if self._failure is None and not self._child_may_end:
                 how = f"the preflight's child of rank {self._rank.rank} {child.how_it_ended()} during: {self._step}"
-                self._fail(self._unfinished((self._rank.rank,), how, child.last_words()))
+                self._fail(self._unfinished((self._rank.rank,), how, child.lines()[-8:]))
 
     def _take_output(self, child: Child) -> None:
         if not child.read_output():
@@ -557,13 +557,7 @@ class Child:
         self._text = b"\n".join((self._text + (data or b"")).split(b"\n")[-_LINES_KEPT:])[-_BYTES_KEPT:]
         return data != b""
 
-    def warnings(self) -> list[str]:
-        return [line for line in self._lines() if "NCCL WARN" in line]
-
-    def last_words(self) -> list[str]:
-        return self._lines()[-8:]
-
-    def _lines(self) -> list[str]:
+    def lines(self) -> list[str]:
         if not self.output.closed:
             self.read_output()
         return [line.strip() for line in self._text.decode("utf-8", "replace").splitlines() if line.strip()]

@@ -68,10 +68,10 @@ def read_host(root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None 
     variables = os.environ if environ is None else environ
     release = read_below(root, "proc/sys/kernel/osrelease")
     kernel = (release or platform.release()).strip() or None
-    version = sys.version_info
+    version, machine = sys.version_info, platform.machine()
     return Host(
         system=platform.system(),
-        machine=_read_machine(),
+        machine=machine if sys.maxsize > 1 << 32 else _OF_32_BITS.get(machine, machine),
         os_name=_read_os_name(root),
         kernel=kernel,
         libc=_read_libc(root) if root is not None else None,
@@ -95,11 +95,6 @@ def _read_os_name(root: Path | None) -> str | None:
     if sys.platform == "win32":
         return f"Windows {platform.release()} {platform.version()}"
     return parse_os_release(read_below(root, "etc/os-release") or read_below(root, "usr/lib/os-release"))
-
-
-def _read_machine() -> str:
-    machine = platform.machine()
-    return machine if sys.maxsize > 1 << 32 else _OF_32_BITS.get(machine, machine)
 
 
 # The variables that each sets for its users: kagglehub's env.py; docs.aws.amazon.com/lambda, "Defined runtime

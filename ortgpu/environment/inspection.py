@@ -23,7 +23,7 @@ from .libraries.wheel import (
     read_provider,
     release_wanted,
 )
-from .packages.installed import OnnxRuntime, Packages, read_packages
+from .packages.installed import Packages, read_packages
 from .packages.installer import Installer, read_installer
 from .variables import Variables, read_variables
 
@@ -74,6 +74,7 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
     libraries: tuple[Resolution, ...] = ()
     if provider is not None and provider.cuda_major is not None:
         libraries = resolve(places_for(provider, packages.torch), provider.needed, provider.cuda_major)
+    plugin = installed.provider_library if installed.cuda_is_plugin else None
     extension = _read(installed.extension)
     mapped = read_mapped_libraries()
     cudnn = (found.chosen for found in libraries if found.spec.stem in CUDNN_CODE)
@@ -84,7 +85,7 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
         extension=extension,
         bridge=_read(installed.bridge),
         provider=provider,
-        release_wanted=_release_wanted(installed),
+        release_wanted=release_wanted(plugin, installed.version or "") if plugin is not None else None,
         libraries=libraries,
         mapped=mapped,
         driver=read_driver(unasked=unasked),
@@ -93,11 +94,6 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
         cudnn_architectures=read_architectures_of_cudnn(file.path for file in cudnn if file is not None),
         libraries_by_cuda=_libraries_by_cuda(packages) if provider is None else {},
     )
-
-
-def _release_wanted(installed: OnnxRuntime) -> str | None:
-    library = installed.provider_library if installed.cuda_is_plugin else None
-    return release_wanted(library, installed.version or "") if library is not None else None
 
 
 def _libraries_by_cuda(packages: Packages) -> dict[int, tuple[str, ...]]:

@@ -8,7 +8,9 @@ there: no CUDA kernel for its types or version, a node before it, or that prefer
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections import ChainMap, Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from graphlib import TopologicalSorter
@@ -136,9 +138,9 @@ class _Flow:
         of them.
         """
         placed: Counter[bytes] = Counter()
-        for (operator, _), places in self._placed.items():
-            placed[operator] += sum(places)
-        made = {operator for operator, count in placed.items() if count > len(self._met[operator])}
+        for (kind, _), places in self._placed.items():
+            placed[kind] += sum(places)
+        made = {kind for kind, count in placed.items() if count > len(self._met[kind])}
         if made.isdisjoint(_OF_SHAPES):
             for key, places in self._placed.items():
                 if places.doubtful and key[0] in made and key[0] in LACKING and sum(places) > len(self._found[key]):
@@ -207,7 +209,7 @@ class _Flow:
         places = self._placed.get(key, Places())
         if places.elsewhere and not places.doubtful:
             return _Value(_DATA, kind)
-        taken = _union(values)
+        taken = functools.reduce(operator.or_, (value.sources for value in values), 0)
         if node.operator in _BY_FIRST_INPUT and values and values[0].sources:
             taken = values[0].sources
         at = _COUNT.get(node.operator)
@@ -239,13 +241,6 @@ def _some_compute(places: Places, found: list[_Found]) -> bool:
 
 def _names_of(graph: Graph) -> list[bytes]:
     return [value.name for value in graph.inputs]
-
-
-def _union(values: Iterable[_Value]) -> int:
-    sources = 0
-    for value in values:
-        sources |= value.sources
-    return sources
 
 
 def _type_of(node: Node, values: Sequence[_Value]) -> int | None:

@@ -22,12 +22,12 @@ def open_model(path: str | os.PathLike[str]) -> BinaryIO:
     return open(path, "rb")
 
 
-def stamp_of(model: ModelSource) -> tuple[int, ...] | None:
-    """Return a stamp that changes with the content of a model file. None for bytes, or if there is no file."""
-    if isinstance(model, bytes):
+def stamp_of(file: ModelSource | None) -> tuple[int, ...] | None:
+    """Return a stamp that changes with the content of a file. None for bytes, or if there is no file."""
+    if file is None or isinstance(file, bytes):
         return None
     try:
-        found = os.stat(model)
+        found = os.stat(file)
     except (OSError, ValueError):
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -106,8 +106,8 @@ def choose(
     if ordinal is not None:
         matches = [device for device in devices if device.ordinal == ordinal]
     else:
-        wanted = _digits(str(requested))  # CUDA reports a MIG instance's UUID without saying that it is one
-        matches = [device for device in devices if device.uuid and _digits(device.uuid).startswith(wanted)]
+        wanted = digits_of(str(requested))  # CUDA reports a MIG instance's UUID without saying that it is one
+        matches = [device for device in devices if device.uuid and digits_of(device.uuid).startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
     available = [describe(device.ordinal, device.name, device.uuid) for device in devices]
@@ -225,5 +225,5 @@ def _ordinal(text: str) -> int | None:
     return int(number) if number is not None else 0
 
 
-def _digits(uuid: str) -> str:
+def digits_of(uuid: str) -> str:
     return uuid.strip().lower().partition("-")[2]

@@ -18,7 +18,7 @@ from ..errors import Fix, ForkedSessionError, GPUError, PoisonedContextError, Pr
 from .devices import Device
 from .interfaces import Opened
 
-_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY: for a new stream, in a context that works
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY: for a new stream, in a context that works
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: cuInit in a process forked from one that had called it
 CONTEXT_IS_DESTROYED = 709  # CUDA_ERROR_CONTEXT_IS_DESTROYED
 
@@ -255,16 +255,7 @@ def abandon_if_context_is_gone(session: Opened) -> bool:
 
 def gpu_works(ordinal: int | None) -> bool:
     """Return True if the driver says that this process can use a GPU on which it has sessions."""
-    return context_error(ordinal or 0) in (0, _OUT_OF_MEMORY)
-
-
-def error_of_context(ordinal: int) -> int | None:
-    """Return the error that the driver answers to every call in this process's context on a GPU, None for no error.
-
-    None also if there is no context, or if the driver cannot be asked.
-    """
-    code = context_error(ordinal)
-    return None if code in (0, _OUT_OF_MEMORY) else code
+    return context_error(ordinal or 0) in (0, OUT_OF_MEMORY)
 
 
 def refuse(session: Opened, error: GPUError) -> None:

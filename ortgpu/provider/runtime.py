@@ -21,6 +21,7 @@ from ..environment.libraries.wheel import cuda_major_of, release_wanted, uses_in
 from ..environment.packages.installed import Packages, locate_packages
 from ..environment.packages.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter
 from ..environment.packages.plugins import CUDA, Arrival, loaded_library, registered_library
+from ..model.files import stamp_of
 from ..process.background import fork_safe_lock
 from ..process.untranslated import untranslated
 
@@ -49,7 +50,7 @@ class Runtime:
     lazily_opened: frozenset[str] = frozenset()  # stems of what the provider opens at need and this process has loaded
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
     plugin_problem: PluginProblem | None = None  # why the provider file, as a plugin, is of no use to this process
-    provider_stamp: tuple[int, int] | None = None  # by which another file in its place is known
+    provider_stamp: tuple[int, ...] | None = None  # by which another file in its place is known
     numpy_error: str | None = None  # what NumPy said, where the import failed for it and does not say why
 
     @property
@@ -117,20 +118,12 @@ def look_again() -> Runtime:
     global _runtime
     with _lock:
         runtime = load_runtime()
-        if runtime.provider_stamp != _stamp(runtime.provider_library):
+        if runtime.provider_stamp != stamp_of(runtime.provider_library):
             packages = locate_packages()
             _runtime = runtime = dataclasses.replace(
-                runtime, packages=packages, provider_stamp=_stamp(packages.onnxruntime.provider_library)
+                runtime, packages=packages, provider_stamp=stamp_of(packages.onnxruntime.provider_library)
             )
         return runtime
-
-
-def _stamp(path: str | None) -> tuple[int, int] | None:
-    try:
-        info = os.stat(path) if path is not None else None
-    except OSError:
-        return None
-    return (info.st_ino, info.st_mtime_ns) if info is not None else None
 
 
 def _load() -> Runtime:
@@ -147,7 +140,7 @@ def _load() -> Runtime:
         error,
         preload,
         numpy_error=_why_numpy_fails() if error and re.search(r"numpy\S* failed", error) else None,
-        provider_stamp=_stamp(packages.onnxruntime.provider_library),
+        provider_stamp=stamp_of(packages.onnxruntime.provider_library),
     )
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from ..environment.gpu.cuda import CudaState, context_is_active, initialise
+from ..environment.gpu.cuda import CudaState, context_error, context_is_active, initialise
 from ..environment.libraries.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from ..environment.libraries.loader import loader_of_this_process
-from ..environment.libraries.wheel import Architecture, coverage_by, read_architectures_of_cudnn
+from ..environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
 from ..environment.packages.plugins import listed_providers
 from ..errors import (
     CollectiveOpsUnavailableError,
@@ -185,8 +185,8 @@ def _check_context(context: OpeningContext, cuda: CudaState) -> None:
     carried = context.plan.is_carried and context.plan.device is None  # which GPU it is, is not known yet
     ordinals = [gpu.ordinal for gpu in cuda.devices or ()] if carried else [context.plan.gpu.ordinal]
     for ordinal in ordinals:
-        code = lifetime.error_of_context(ordinal)
-        if code is not None:
+        code = context_error(ordinal)
+        if code not in (None, 0, lifetime.OUT_OF_MEMORY):
             from ..diagnosis.execution import of_code
 
             words = f"each call in this process's CUDA context on cuda:{ordinal} returns {code}"
@@ -434,13 +434,11 @@ def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
 
 
 def _cudnn_lacks_code(report: PreloadReport, capability: tuple[int, int] | None) -> bool:
-    held = _code_of(tuple(filter(None, map(report.path_of, CUDNN_CODE))))
+    held = _read_architectures_once(tuple(filter(None, map(report.path_of, CUDNN_CODE))))
     return capability is not None and coverage_by(held, capability, os.environ) == "none"
 
 
-@functools.cache  # loaded files do not change
-def _code_of(cudnn: tuple[str, ...]) -> tuple[Architecture, ...] | None:
-    return read_architectures_of_cudnn(cudnn)
+_read_architectures_once = functools.cache(read_architectures_of_cudnn)  # loaded files do not change
 
 
 def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bool) -> frozenset[str]:

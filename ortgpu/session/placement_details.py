@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from ..environment.child import run_python
 from ..environment.packages.plugins import environ_of_child
 from ..errors import ExecutionError, GPUError
 from ..model.files import ModelSource, write_temporary
-from ..model.outline import GraphOutline
+from ..model.outline import GraphOutline, Node
 from ..provider.placement import (
     ALL_ON_CPU,
     FOLLOWS,
@@ -136,27 +136,15 @@ def explain_placement(
         nodes = list(GraphOutline(os.path.join(folder, _OPTIMISED), _MOST_PARTS).graph.nodes)
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     placed, on_gpu = result
-    graph = [
-        {
-            "name": os.fsdecode(node.name),
-            "op_type": os.fsdecode(node.operator),
-            "domain": os.fsdecode(node.domain),
-            "inputs": [os.fsdecode(name) for name in node.inputs if name],
-            "outputs": [os.fsdecode(name) for name in node.outputs if name],
-        }
-        for node in nodes
-    ]
-    return details_from(name, log, placed, graph, on_gpu=on_gpu)
+    return details_from(name, log, placed, nodes, on_gpu=on_gpu)
 
 
 def details_from(
-    model: str, log: str, placed: list[PlacedNode], graph: Sequence[Mapping[str, Any]], *, on_gpu: bool = True
+    model: str, log: str, placed: list[PlacedNode], graph: Iterable[Node], *, on_gpu: bool = True
 ) -> PlacementDetails:
     """Combine the log, the recorded placement and the optimised graph.
 
-    Args:
-        graph: name, op_type, domain, inputs and outputs of each node.
-        on_gpu: False if ORTGPU_ALLOW_CPU let the session onto the CPU.
+    ``on_gpu`` is False if ORTGPU_ALLOW_CPU let the session onto the CPU.
     """
     log = re.sub(r"\x1b\[[0-9;]*m", "", log)
     without_kernel = set(_NO_KERNEL.findall(log))
@@ -177,21 +165,22 @@ def details_from(
             return PREFERRED if node.kind == "shape" else FOLLOWS
         return node.reason
 
-    def of_graph(entry: Mapping[str, Any]) -> GraphNode:
-        copy: Any = _COPIES.get(entry["op_type"])
-        known = by_name.get((entry["op_type"], entry["name"]))
-        only = by_type.get(entry["op_type"], set())
+    def of_graph(node: Node) -> GraphNode:
+        name, op_type = os.fsdecode(node.name), os.fsdecode(node.operator)
+        copy: Any = _COPIES.get(op_type)
+        known = by_name.get((op_type, name))
+        only = by_type.get(op_type, set())
         provider = known.provider if known is not None else next(iter(only)) if len(only) == 1 else None
         return GraphNode(
-            entry["name"],
-            entry["op_type"],
-            entry["domain"],
+            name,
+            op_type,
+            os.fsdecode(node.domain),
             CUDA if copy else provider,
             known.kind if known is not None else None,
             reason_of(known) if known is not None else None,
             copy,
-            tuple(entry["inputs"]),
-            tuple(entry["outputs"]),
+            tuple(os.fsdecode(each) for each in node.inputs if each),
+            tuple(os.fsdecode(each) for each in node.outputs if each),
         )
 
     return PlacementDetails(model, tuple(map(of_graph, graph)), tuple((node, reason_of(node)) for node in placed))

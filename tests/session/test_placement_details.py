@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,8 +35,10 @@ SHAPES_LOG = "".join(
 )
 
 
-def entry(name: str, op_type: str, inputs: list[str], outputs: list[str]) -> Mapping[str, Any]:
-    return {"name": name, "op_type": op_type, "domain": "", "inputs": inputs, "outputs": outputs}
+def entry(name: str, op_type: str, inputs: list[str], outputs: list[str]) -> Any:
+    """A node of the optimised graph, as the outline of a model has it."""
+    given, made = ([each.encode() for each in names] for names in (inputs, outputs))
+    return SimpleNamespace(name=name.encode(), operator=op_type.encode(), domain=b"", inputs=given, outputs=made)
 
 
 @pytest.fixture

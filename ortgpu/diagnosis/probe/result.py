@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -82,7 +83,7 @@ class ProbeResult:
             return None
         devices = step.data.get("devices")
         listed = None if devices is None else tuple(_device(entry) for entry in devices)
-        return CudaState.seen_by_child(step.data["code"], listed)
+        return CudaState(step.data["code"], listed, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -119,6 +119,7 @@ def read_driver(root: Path | None = LINUX_ROOT, *, unasked: Collection[Asked] = 
     nvml = Nvml(False, "not asked", None, None, ()) if "nvml" in unasked else read_nvml()
     if root is None:
         return Driver(path, error, version, kernel_version=None, device_nodes=(), nvml=nvml)
+    elsewhere = (f"/{each}/{LIBCUDA}" for each in _FOLDERS_OF_DRIVERS if (root / each / LIBCUDA).is_file())
     return Driver(
         libcuda=path,
         libcuda_error=error,
@@ -127,7 +128,7 @@ def read_driver(root: Path | None = LINUX_ROOT, *, unasked: Collection[Asked] = 
         device_nodes=nodes,
         nvml=nvml,
         refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
-        libcuda_elsewhere=find_elsewhere(root, LIBCUDA) if path is None else (),
+        libcuda_elsewhere=tuple(elsewhere) if path is None else (),
         libcuda_unlinked=find_unlinked(root, LIBCUDA) if path is None else (),
         libcuda_entry=_entry_of(path, "LD_LIBRARY_PATH", LIBCUDA),
         libcuda_preload=_entry_of(path, "LD_PRELOAD"),
@@ -400,10 +401,6 @@ class UnlinkedFile:
 
     path: str
     writable: bool  # its folder is, by this user
-
-
-def find_elsewhere(root: Path, name: str) -> tuple[str, ...]:
-    return tuple(f"/{folder}/{name}" for folder in _FOLDERS_OF_DRIVERS if (root / folder / name).is_file())
 
 
 def find_unlinked(root: Path, name: str) -> tuple[UnlinkedFile, ...]:

@@ -161,8 +161,9 @@ def read_packages(
     places, package = _arrive(search_path)
     found = [one for place in places for one in list_distributions(place)]
     has_cpu_build = any(one.name == "onnxruntime" for one in found)
+    requirers = (one.name for one in found if has_cpu_build and _REQUIREMENT.search(one.read("METADATA") or b""))
     return Packages(
-        requirers=tuple(sorted({one.name for one in found if _requires_it(one)})) if has_cpu_build else (),
+        requirers=tuple(sorted(set(requirers))),
         onnxruntime=_read_onnxruntime(
             package, places, found, compare_files, compare_contents, in_process=search_path is None
         ),
@@ -352,10 +353,6 @@ _REQUIREMENT: Final = re.compile(
 )
 
 
-def _requires_it(one: MetadataFolder) -> bool:
-    return _REQUIREMENT.search(one.read("METADATA") or b"") is not None
-
-
 def _imported_as(folder: str | None, *there: str | None) -> tuple[str, str] | None:
     module = sys.modules.get("onnxruntime")
     file, name, version = (getattr(module, each, None) for each in ("__file__", "package_name", "version"))
@@ -469,14 +466,12 @@ def _fault_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> L
         return "altered"
     algorithm, _, expected = entry.digest.partition("=")
     is_small = size < _HASHED_BELOW and _HASHED.fullmatch(path) is not None
-    if algorithm == "sha256" and (is_small or (by_content and _is_library_of_its_maker(path, one))):
+    is_library = by_content and any(end in path for end in _LIBRARIES)
+    # Conda edits libraries after it has written RECORD
+    is_as_made = is_library and b"conda" not in (one.read("INSTALLER") or b"")
+    if algorithm == "sha256" and (is_small or is_as_made):
         return "altered" if _hash_of(target) not in (None, expected.rstrip("=")) else None
     return None
-
-
-def _is_library_of_its_maker(path: str, one: MetadataFolder) -> bool:
-    """Return True for a library outside of conda's packages: conda edits libraries after it has written RECORD."""
-    return any(end in path for end in _LIBRARIES) and b"conda" not in (one.read("INSTALLER") or b"")
 
 
 def _hash_of(path: str) -> str | None:

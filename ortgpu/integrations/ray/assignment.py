@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from ...environment.gpu.driver import GPU
 from ...environment.ranks import Rank, visibility
 from ...errors import NoDeviceError, RankDeviceError, manual
-from ...provider.devices import DeviceRequest
+from ...provider.devices import DeviceRequest, digits_of
 
 NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
@@ -86,7 +86,7 @@ def uuids_of(assigned: Collection[str], gpus: Sequence[GPU], device_order: str |
 
 def is_among(uuid: str, allowed: Collection[str]) -> bool:
     """Compare digits: CUDA writes GPU- before the UUID of a MIG instance, and an allowed one may be shortened."""
-    return any(_digits(uuid).startswith(_digits(one)) for one in allowed)
+    return any(digits_of(uuid).startswith(digits_of(one)) for one in allowed)
 
 
 def elsewhere(uuid: str, allowed: Collection[str]) -> RankDeviceError:
@@ -99,10 +99,6 @@ def elsewhere(uuid: str, allowed: Collection[str]) -> RankDeviceError:
         ],
         fixes=[manual("let Ray end the worker after a task with a GPU, which it does unless max_calls says otherwise")],
     )
-
-
-def _digits(uuid: str) -> str:
-    return uuid.strip().lower().partition("-")[2]
 
 
 # Ranks of a preflight
