@@ -21,7 +21,9 @@ from tests.lab.child import outcome_of
 from tests.lab.fixtures import Lab
 from tests.lab.installed import soname
 
-AT_HAND = [case for case in CASES if not case.slow_break]
+#: Where a session that may run on the CPU opens there, and where it is the request that is wrong.
+ON_CPU = [case for case in CASES if case.cpu and case.ask == "session" and case.group != "G"]
+NOT_ON_CPU = [case for case in CASES if case.cpu is False and case.ask == "session"]
 
 BUILTIN = {
     "PackageError": "ImportError",
@@ -36,7 +38,9 @@ BUILTIN = {
     "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.slow_break) for case in CASES]
 )
 def test_a_broken_environment_raises_its_cause(lab: Lab, case: Case) -> None:
-    outcome = case.open(lab, case.machine(lab))
+    """And then, in the same process, it is the reason for a session on the CPU, if that is allowed."""
+    again = {"allow_cpu": True} if case in ON_CPU or case in NOT_ON_CPU else None
+    outcome = case.open(lab, case.machine(lab), again=again)
     assert outcome.result.returncode == 0, outcome.result.output
     error = outcome.error
     assert error is not None, f"a session on {outcome.providers}"
@@ -63,23 +67,27 @@ def test_a_broken_environment_raises_its_cause(lab: Lab, case: Case) -> None:
     assert sorted(others) == sorted(case.needs), error.text  # in a container the host comes before the driver
     for fix in advisor(case, error).remedies:  # the interpreter of the environment that is broken, and no other
         assert fix["text"].count(f"{lab.folder}/environment0/bin/python -m pip") == fix["text"].count(" -m pip")
+    if again is not None:
+        assert outcome.again is not None
+        assert_of_a_session_that_may_run_on_the_cpu(outcome.again, case)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in AT_HAND if case.cpu and case.ask == "session" and case.group != "G"], ids=str
-)
-def test_the_cpu_is_taken_only_when_it_is_allowed_and_never_silently(lab: Lab, case: Case) -> None:
-    outcome = case.open(lab, case.machine(lab), allow_cpu=True)
-    assert_on_cpu_because_of(outcome, case.error)
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in AT_HAND if case.cpu is False and case.ask == "session"], ids=lambda case: case.name
-)
-def test_what_the_cpu_would_not_mend_stays_an_error(lab: Lab, case: Case) -> None:
-    outcome = case.open(lab, case.machine(lab), allow_cpu=True)
+def assert_of_a_session_that_may_run_on_the_cpu(outcome: Outcome, case: Case) -> None:
+    if case.cpu:
+        assert_on_cpu_because_of(outcome, case.error)
+        return
     assert outcome.error is not None, f"a session on {outcome.providers}"
     assert outcome.error.type == case.error, outcome.error.text
+
+
+def one_of_each_error(cases: list[Case]) -> list[Case]:
+    return list({case.error: case for case in reversed(cases) if not case.slow_break}.values())
+
+
+@pytest.mark.parametrize("case", [*one_of_each_error(ON_CPU), *one_of_each_error(NOT_ON_CPU)], ids=str)
+def test_the_cpu_is_taken_only_when_it_is_allowed_and_never_silently(lab: Lab, case: Case) -> None:
+    """By the first session of a process: not for what the CPU would not mend."""
+    assert_of_a_session_that_may_run_on_the_cpu(case.open(lab, case.machine(lab), allow_cpu=True), case)
 
 
 @pytest.mark.parametrize(("value", "allowed"), [("1", True), ("true", True), ("0", False), ("", False)])

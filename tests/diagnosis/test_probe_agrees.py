@@ -31,7 +31,7 @@ def first():
     if problems:
         raise problems[0]
     return {{}}
-_observe(first)
+report(_observe(first))
 """
 
 

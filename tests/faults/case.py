@@ -108,9 +108,9 @@ class Case:
         env = {name: value.replace("{overlay}", str(machine.overlay.root)) for name, value in self.env.items()}
         return machine.but(env={**machine.env, **env})
 
-    def open(self, lab: Lab, machine: Machine, **arguments: Any) -> Outcome:
-        """What ``ortgpu`` does."""
-        return outcome_of(machine.run(self._code(lab, **arguments)))
+    def open(self, lab: Lab, machine: Machine, *, again: Mapping[str, Any] | None = None, **arguments: Any) -> Outcome:
+        """What ``ortgpu`` does; with ``again``, further arguments, for a second session of the process too."""
+        return outcome_of(machine.run(self._code(lab, again, **arguments)))
 
     def open_plain(self, lab: Lab, machine: Machine) -> Outcome:
         """What plain ONNX Runtime does."""
@@ -127,14 +127,14 @@ class Case:
         first = fix["text"] if fix["kind"] == "shell" else None
         return outcome_of(machine.run(code, first=first, env=network, timeout=1200))
 
-    def _code(self, lab: Lab, **arguments: Any) -> str:
+    def _code(self, lab: Lab, again: Mapping[str, Any] | None = None, **arguments: Any) -> str:
         if self.ask == "probe":
             return f"{self.prelude}\ndiagnose_here(True)"
         model = str(getattr(lab.models, self.model))
         if self.ask == "guarded":
             plain = {"providers": ["CUDAExecutionProvider"], "preload": False, **self.arguments}
             return f"{self.prelude}\nimport ortgpu; ortgpu.install()\nopen_plain_session({model!r}, {plain!r})"
-        return f"{self.prelude}\nopen_session({model!r}, {dict(self.arguments, **arguments)!r})"
+        return f"{self.prelude}\nopen_session({model!r}, {dict(self.arguments, **arguments)!r}, {again!r})"
 
     def _plain_arguments(self) -> Mapping[str, Any]:
         if self.plain_arguments is not None:

@@ -64,6 +64,7 @@ class Outcome:
     device: str | None
     warnings: tuple[Warned, ...]
     result: Child
+    again: Outcome | None = None  # of the second session, where one was asked for
 
     @property
     def signs(self) -> frozenset[str]:
@@ -152,13 +153,17 @@ class Machine:
 
 def outcome_of(result: Child) -> Outcome:
     """What a child reported that opened a session."""
-    seen = result.json or {}
+    return _outcome(result.json or {}, result)
+
+
+def _outcome(seen: Mapping[str, Any], result: Child) -> Outcome:
     return Outcome(
         error=problem_from(seen.get("error")),
         providers=tuple(seen["providers"]) if seen.get("providers") is not None else None,
         device=seen.get("device"),
         warnings=tuple(Warned(w["type"], w["text"], problem_from(w["error"])) for w in seen.get("warnings", ())),
         result=result,
+        again=_outcome(seen["again"], result) if "again" in seen else None,
     )
 
 

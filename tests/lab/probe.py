@@ -18,8 +18,8 @@ def report(value: object) -> None:
         file.write(json.dumps(["json", value], default=str) + "\n")
 
 
-def open_session(model: str, arguments: dict[str, Any]) -> None:
-    """Report what ``ortgpu.GPUSession`` does with a model."""
+def open_session(model: str, arguments: dict[str, Any], again: dict[str, Any] | None = None) -> None:
+    """Report what ``ortgpu.GPUSession`` does with a model, and then a second one with the arguments of ``again``."""
 
     def attempt() -> dict[str, object]:
         from ortgpu import GPUSession
@@ -27,7 +27,11 @@ def open_session(model: str, arguments: dict[str, Any]) -> None:
         session = GPUSession(model, **arguments)
         return {"providers": session.get_providers(), "device": str(getattr(session, "device", None))}
 
-    _observe(attempt)
+    seen = _observe(attempt)
+    if again is not None:
+        arguments.update(again)
+        seen["again"] = _observe(attempt)
+    report(seen)
 
 
 def open_plain_session(model: str, arguments: dict[str, Any]) -> None:
@@ -45,7 +49,7 @@ def open_plain_session(model: str, arguments: dict[str, Any]) -> None:
             onnxruntime.preload_dlls()
         return {"providers": onnxruntime.InferenceSession(model, **arguments).get_providers(), "device": None}
 
-    _observe(attempt)
+    report(_observe(attempt))
 
 
 def diagnose_here(probe: bool) -> None:
@@ -59,7 +63,7 @@ def diagnose_here(probe: bool) -> None:
             raise problems[0].with_others(problems)
         return {"providers": [], "device": None}
 
-    _observe(attempt)
+    report(_observe(attempt))
 
 
 def describe(error: BaseException) -> dict[str, object]:
@@ -83,7 +87,7 @@ def describe(error: BaseException) -> dict[str, object]:
     }
 
 
-def _observe(attempt: Callable[[], dict[str, object]]) -> None:
+def _observe(attempt: Callable[[], dict[str, object]]) -> dict[str, object]:
     seen: dict[str, object] = {"error": None, "providers": None, "device": None, "warnings": []}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -99,4 +103,4 @@ def _observe(attempt: Callable[[], dict[str, object]]) -> None:
         }
         for warning in caught
     ]
-    report(seen)
+    return seen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -83,7 +82,7 @@ class ProbeResult:
             return None
         devices = step.data.get("devices")
         listed = None if devices is None else tuple(_device(entry) for entry in devices)
-        return CudaState(step.data["code"], listed, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return CudaState.seen_by_child(step.data["code"], listed)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

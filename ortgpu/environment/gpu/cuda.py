@@ -72,6 +72,11 @@ class CudaState:
     pid: int
     hidden_by: str | None = None  # CUDA_VISIBLE_DEVICES when it was asked: what the variable is set to later is ignored
 
+    @classmethod
+    def seen_by_child(cls, code: int | None, devices: tuple[CudaDevice, ...] | None) -> CudaState:
+        """Return a child's answer as that of this process, whose variables the child had."""
+        return cls(code, devices, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
 
 _state: CudaState | None = None
 _has_failed = False  # to initialise in this process, or in that from which it was forked
