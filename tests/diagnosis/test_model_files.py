@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.diagnosis.checks.model import judge_file
 from ortgpu.model.contents import ModelFacts, read_model
-from ortgpu.model.files import FileContent
+from ortgpu.model.files import FileContent, ModelSource
 from ortgpu.model.outline import Graph, GraphOutline
 from ortgpu.model.protobuf import length_delimited
 from ortgpu.provider.requests import CPU
@@ -89,25 +89,51 @@ def found(facts: ModelFacts) -> list[str]:
     return [*filter(None, [facts.problem]), *(f"{name}: {why}" for name, why in facts.data_problems)]
 
 
-@pytest.mark.lab
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "it is empty"),
-        (POINTER, "a pointer of Git LFS"),
-        (PAGE, "a web page"),
-        (b'{"error": "Repository not found"}', "JSON"),
-        (zipped(), "an archive"),
-        (gzip.compress(small_model()), "an archive"),
-        (small_model()[:-9], "goes on after its"),
-        (b"\n\x03\n\x01x", "it has no graph"),  # a graph of TensorFlow
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
+NO_MODELS = (
+    (b"", "it is empty"),
+    (POINTER, "a pointer of Git LFS"),
+    (PAGE, "a web page"),
+    (b'{"error": "Repository not found"}', "JSON"),
+    (zipped(), "an archive"),
+    (gzip.compress(small_model()), "an archive"),
+    (small_model()[:-9], "goes on after its"),
+    (b"\n\x03\n\x01x", "it has no graph"),  # a graph of TensorFlow
 )
-def test_what_is_no_model_is_called_by_its_name(tmp_path: Path, content: bytes, says: str) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(content)
-    assert child(OPENED, str(path)) is not None
+WITH_EXTERNAL_DATA = (
+    (with_external_data("absent.data"), "absent.data: no such file"),
+    (with_external_data("w.data", offset=4096), "w.data: it has 256 bytes, and the model needs 4352"),
+    (with_external_data("pointer.data"), "and the model needs 256: it is a pointer of Git LFS"),
+    (with_external_data("folder"), "folder: "),
+    (with_external_data("w.data"), None),
+    (with_external_data("./w.data", length=None), None),
+    (with_external_data("folder/ä b\n.data"), None),
+)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[str | None]]:
+    """What ONNX Runtime says of each of these, as a file and as bytes, in a folder with the files of their weights."""
+    folder = tmp_path_factory.mktemp("models")
+    whole_weights(folder)
+    (folder / "pointer.data").write_bytes(POINTER)
+    (folder / "folder").mkdir()
+    (folder / "folder" / "ä b\n.data").write_bytes(WEIGHTS.tobytes())
+    contents = [content for content, _ in NO_MODELS] + [model.SerializeToString() for model, _ in WITH_EXTERNAL_DATA]
+    paths = [folder / f"{number}.onnx" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    code = (
+        "\nos.chdir(sys.argv[1])\nreport([[refusal(path), refusal(open(path, 'rb').read())] for path in sys.argv[2:]])"
+    )
+    return dict(zip(paths, child(REFUSAL + code, str(folder), *map(str, paths)), strict=True))
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("number", range(len(NO_MODELS)), ids=lambda number: NO_MODELS[number][1])
+def test_what_is_no_model_is_called_by_its_name(opened: dict[Path, list[str | None]], number: int) -> None:
+    content, says = NO_MODELS[number]
+    path = [*opened][number]
+    assert opened[path][0] is not None
     for model in (path, content):
         assert says in (read_model(model).problem or ""), read_model(model)
 
@@ -129,33 +155,16 @@ def test_a_file_too_large_for_a_message_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        (with_external_data("absent.data"), "absent.data: no such file"),
-        (with_external_data("w.data", offset=4096), "w.data: it has 256 bytes, and the model needs 4352"),
-        (with_external_data("pointer.data"), "and the model needs 256: it is a pointer of Git LFS"),
-        (with_external_data("folder"), "folder: "),
-        (with_external_data("w.data"), None),
-        (with_external_data("./w.data", length=None), None),
-        (with_external_data("folder/ä b\n.data"), None),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("code", [OPENED, OPENED_AS_BYTES], ids=["file", "bytes"])
-def test_external_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, model: onnx.ModelProto, says: str | None
-) -> None:
-    whole_weights(tmp_path)
-    (tmp_path / "pointer.data").write_bytes(POINTER)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "ä b\n.data").write_bytes(WEIGHTS.tobytes())
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    assert (child(code, str(path)) is None) == (says is None)
-    monkeypatch.chdir(tmp_path)  # where weights of a model that is given as bytes are looked for
-    problems = found(read_model(path if code == OPENED else path.read_bytes()))
-    assert (says is None and not problems) or (says is not None and says in problems[0]), problems
+@pytest.mark.parametrize("number", range(len(WITH_EXTERNAL_DATA)))
+def test_external_data(opened: dict[Path, list[str | None]], monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    says = WITH_EXTERNAL_DATA[number][1]
+    path = [*opened][len(NO_MODELS) + number]
+    monkeypatch.chdir(path.parent)  # where weights of a model that is given as bytes are looked for
+    models: tuple[ModelSource, ...] = (path, path.read_bytes())
+    for model, refusal in zip(models, opened[path], strict=True):
+        assert (refusal is None) == (says is None)
+        problems = found(read_model(model))
+        assert (says is None and not problems) or (says is not None and says in problems[0]), problems
 
 
 def test_external_data_of_constants_and_subgraphs(tmp_path: Path) -> None:
