@@ -130,13 +130,10 @@ except (AttributeError, ImportError, OSError, TypeError):
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """Return the command that runs code in another process of this interpreter.
+    """Return the command that runs code in another process of this interpreter. Raises as :func:`interpreter`.
 
     ``sys.path`` travels along, and the options of the interpreter that decide what else is imported: the child has to
     see the environment that this process sees. On Linux it is killed when the thread that starts it ends.
-
-    Raises:
-        FileNotFoundError: as :func:`interpreter`.
     """
     set_path = f"import sys; sys.path[:] = {search_path()!r}"
     isolation = [option for flag, option in _ISOLATION.items() if getattr(sys.flags, flag, False)]

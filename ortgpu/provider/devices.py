@@ -150,11 +150,7 @@ def _free_memory(uuid: str) -> int | None:
 
 
 def unlisted(requested: DeviceRequest) -> CudaDevice:
-    """Return the device that a request names if the driver lists none, although it works. "auto" is ordinal 0.
-
-    Raises:
-        DeviceNotFoundError: it is named by its UUID.
-    """
+    """Return the device if the driver lists none and works. Raises DeviceNotFoundError for a UUID."""
     ordinal = 0 if requested == "auto" else ordinal_of(requested)
     if ordinal is None:
         raise DeviceNotFoundError(

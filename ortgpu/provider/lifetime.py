@@ -58,11 +58,7 @@ def error_of(session: Opened) -> GPUError | None:
 
 
 def device_of(session: object) -> Device:
-    """Return the device of a verified session, even if a derived class uses the name ``device`` for itself.
-
-    Raises:
-        KeyError: the session was not verified.
-    """
+    """Return the device of a verified session, though a subclass may use that name. Raises KeyError for others."""
     held = vars(session)
     device = held.get("device")
     if isinstance(device, Device):
@@ -138,12 +134,7 @@ def has_lost_context(session: Opened) -> bool:
 
 
 def refuse_if_lost() -> None:
-    """Raise the error that keeps this process from ever using the GPU again, if there is one.
-
-    Raises:
-        PoisonedContextError: a sticky CUDA error came up in this process.
-        ForkedSessionError: CUDA was initialised before this process was forked.
-    """
+    """Raise the PoisonedContextError or ForkedSessionError that keeps this process from ever using the GPU again."""
     if _poison is not None:
         raise fresh_copy(_poison)
     creator = initialised_in()

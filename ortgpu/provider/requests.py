@@ -110,11 +110,7 @@ def _pair(providers: Any, entry: Any) -> tuple[str, dict[Any, Any] | None]:
 
 
 def check_names(requested: ProviderList, known: Sequence[str], available: Sequence[str]) -> None:
-    """Refuse providers that ONNX Runtime would drop with a warning.
-
-    Raises:
-        ProviderRequestError: a name that no build has, or that this build has not.
-    """
+    """Raise ProviderRequestError for providers that ONNX Runtime would drop with a warning."""
     for name in requested.names:
         if name not in known and name not in (*available, *TENSORRT):
             meant = _meant(name, {*available, CUDA})
@@ -156,12 +152,9 @@ def cuda_first(requested: ProviderList, *, keep_cpu: bool = True) -> ProviderLis
 
 
 def check_options(requested: ProviderList, provider_library: str | None) -> None:
-    """Refuse options of the CUDA provider that the installed provider file does not know.
+    """Raise ProviderOptionError for options that the installed CUDA provider does not know.
 
     ONNX Runtime reads them only once the library is loaded, so a machine without CUDA never sees the mistake.
-
-    Raises:
-        ProviderOptionError: an unknown name, or a value that is none of the known ones.
     """
     options = requested.options_of(CUDA)
     unknown = absent_strings(provider_library, list(options))

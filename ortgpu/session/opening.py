@@ -111,11 +111,7 @@ def open_on_gpu(
 def open_on_cpu(
     session: RunningSession, construct: Callable[..., None], request: SessionRequest, error: GPUError
 ) -> Verified:
-    """Construct ``session`` on the CPU if its caller allowed that, or else raise ``error``.
-
-    Raises:
-        Exception: ONNX Runtime's own, if it refuses the model.
-    """
+    """Construct ``session`` on the CPU if its caller allowed that, or else raise ``error``."""
     if not _cpu_is_allowed(request, error):
         _refuse_broken_model(request, error)
         raise error

@@ -30,10 +30,7 @@ def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
     """Return the value of ``__reduce__``: the arguments for a ``cls``, with the attributes of the subclass as state.
 
     A class with its own ``__getstate__`` and ``__setstate__`` opens itself again. A CUDA plugin that this program has
-    registered is named, for a process that does not run this program.
-
-    Raises:
-        TypeError: the SessionOptions carry execution providers, which cannot be read back.
+    registered is named. Raises TypeError if the SessionOptions carry execution providers.
     """
     arrival = load_runtime().arrival
     plugin = arrival.library if arrival is not None and arrival.way == "registered by the program" else None

@@ -47,7 +47,7 @@ import json
 from ortgpu.distributed.shared_folder import meet_in_folder
 folder, rank, world_size, timeout = sys.argv[1:]
 met = meet_in_folder(folder, int(rank), int(world_size), timeout=float(timeout))
-print(json.dumps([met.missing, met.error, met.seconds]))
+print(json.dumps([met.missing, met.error]))
 """
 _INITIALISE = """
 from mpi4py import MPI
@@ -97,13 +97,11 @@ def meet(folder: str | os.PathLike[str], rank: Rank, *, timeout: float) -> Folde
     started = time.monotonic()
     arguments = (os.fsdecode(folder), str(rank.rank), str(rank.world_size), str(timeout))
     ended = run_python(_MEET, *arguments, timeout=timeout + _GRACE)
-    answer = parse_answer(ended.output)
-    if answer is not None:
-        missing, error, seconds = answer
-        return FolderMeeting(os.fsdecode(folder), rank.rank, rank.world_size, tuple(missing), error, seconds)
-    others = tuple(other for other in range(rank.world_size) if other != rank.rank)
+    others = [other for other in range(rank.world_size) if other != rank.rank]
     why = "the file system does not answer" if ended.timed_out else ended.errors.strip()[-500:]
-    return FolderMeeting(os.fsdecode(folder), rank.rank, rank.world_size, others, why, time.monotonic() - started)
+    missing, error = parse_answer(ended.output) or (others, why)
+    seconds = time.monotonic() - started
+    return FolderMeeting(os.fsdecode(folder), rank.rank, rank.world_size, tuple(missing), error, seconds)
 
 
 def try_mpi(mpi: Mpi, *, timeout: float) -> ProbeStep | None:

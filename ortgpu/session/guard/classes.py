@@ -92,11 +92,7 @@ def guarded_class(cls: type[Any]) -> type[Any]:
 def open_verified(
     session: object, model: Any, sess_options: Any, providers: Any, provider_options: Any, **kwargs: Any
 ) -> None:
-    """Open ``session``, an instance of InferenceSession or a subclass, and make it a GPUSession.
-
-    Raises:
-        GPUError: as GPUSession raises. The session then has its original class again, and holds nothing.
-    """
+    """Make ``session`` a GPUSession. After an error it has its class again, and holds nothing."""
     for name in (*OWN, *misspelt(kwargs)):
         kwargs.pop(name, None)  # as InferenceSession does
     kwargs.pop("enable_fallback", None)  # 1 is the default of InferenceSession
