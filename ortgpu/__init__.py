@@ -15,6 +15,7 @@ TYPE_CHECKING = False  # typing itself would be most of the time of this import
 
 if TYPE_CHECKING:
     from . import distributed as distributed
+    from . import testing as testing
     from .diagnosis.diagnosing import Diagnosis as Diagnosis
     from .distributed.diagnosis.profiles import diagnose as diagnose
     from .environment.inspection import Environment as Environment
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_MODULES = ("distributed", "testing")
 _HOMES = {
     "Device": "provider.devices",
     "Diagnosis": "diagnosis.diagnosing",
@@ -86,8 +88,8 @@ def _load(name: str) -> object:
     # Not `from . import errors`: that would ask __getattr__ for a submodule that is not loaded yet.
     from importlib import import_module
 
-    if name == "distributed":
-        return import_module(".distributed", __name__)
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     home = _HOMES.get(name, "errors")
     module = import_module(f".{home}", __name__)
     if home == "errors" and name not in module.__all__:
@@ -103,7 +105,7 @@ def __dir__() -> list[str]:
 def _public_names() -> list[str]:
     from importlib import import_module
 
-    return sorted((*_HOMES, "distributed", *import_module(".errors", __name__).__all__))
+    return sorted((*_HOMES, *_MODULES, *import_module(".errors", __name__).__all__))
 
 
 if "ORTGPU_ENFORCE" in _os.environ:

@@ -208,11 +208,11 @@ def gpu_sessions(device: int | str | None = None) -> Iterator[Callable[..., GPUS
         def open_session(
             model: Any, sess_options: Any = None, providers: Any = None, provider_options: Any = None, **options: Any
         ) -> GPUSession:
-            from . import GPUSession
+            from .session.lazily import gpu_session_class
 
             if device is not None and "device" not in options and not _names_device(providers, provider_options):
                 options["device"] = device
-            session = GPUSession(model, sess_options, providers, provider_options, **options)
+            session: GPUSession = gpu_session_class()(model, sess_options, providers, provider_options, **options)
             opened.callback(session.close)
             if not session.device.is_gpu and not options.get("allow_cpu"):
                 raise ExecutionError(

@@ -24,9 +24,22 @@ def test_star_import_brings_every_public_name() -> None:
     done = run_python(code).ok()
     names = set(done.stdout.split())
     classes = {cls.__name__ for cls in catalogue().values()}
-    assert names >= {*classes, *FUNCTIONS, "GPUSession", "GPUSessionPool", "Device", "Placement", "distributed"}
+    assert names >= {
+        *classes,
+        *FUNCTIONS,
+        "GPUSession",
+        "GPUSessionPool",
+        "Device",
+        "Placement",
+        "distributed",
+        "testing",
+    }
     assert {"CPUExecutionWarning", "Fix"} <= names
     assert not names & {"TYPE_CHECKING", "annotations"}
+
+
+def test_a_module_for_tests_needs_no_import_of_its_own() -> None:
+    run_python("import ortgpu\nassert ortgpu.testing.GPURequirement.parse(count=2).count == 2").ok()
 
 
 @pytest.mark.parametrize("package", [ortgpu, ortgpu.distributed], ids=lambda package: package.__name__)
@@ -148,7 +161,6 @@ def type_errors(program: str, folder: Path, **variables: str) -> str:
         str(folder),
         str(source),
     ]
-    # An installation in development may be found by an import hook, which mypy does not run.
     env = {**os.environ, "PYTHONPATH": str(Path(ortgpu.__file__).parent.parent), **variables}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=env)
     assert done.returncode == (1 if done.stdout else 0), done.stdout + done.stderr

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from numpy import ndarray
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 # Import it from the module that defines it, since a tracer may replace the public name by a function or a subclass.
 from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession as InferenceSession
 
 from ..model.files import ModelSource
+
+#: The results of a run: nearly all are tensors. A sequence is a list, a map a dict, as ONNX Runtime returns them; these
+#: are left out, since each use of an array would need a cast.
+Results = list[ndarray[Any, Any]]
 
 
 def session_on_cpu(model: ModelSource, options: Any) -> Any:
@@ -35,9 +41,10 @@ class LastOfOurs(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
     """The last class of this library before InferenceSession. Methods that ``super`` finds behind it are foreign."""
 
 
-def run_behind(session: InferenceSession) -> Any:
+def run_behind(session: InferenceSession) -> Callable[..., Results]:
     """Return the bound ``run`` that ``session`` has behind the methods of this library."""
-    return super(LastOfOurs, session).run
+    run: Callable[..., Results] = super(LastOfOurs, session).run
+    return run
 
 
 def onnxruntimes_run(session: InferenceSession) -> Any:

@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from ..errors import GPUError
 from ..provider.requests import CPU, CUDA
-from .onnxruntimes import InferenceSession, onnxruntimes_run, run_behind
+from .onnxruntimes import InferenceSession, Results, onnxruntimes_run, run_behind
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -60,7 +60,7 @@ class PlainRunner:
         self._input_count = len(self._input_names) if names is not None else -1  # which no feed has
         self._direct_below = direct_below
 
-    def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Any:
+    def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
         """Run the model and return the results. Deciding on a direct run takes a tenth of a microsecond."""
         if run_options is None and type(feed) is dict and len(feed) == self._input_count:
             for name in self._input_names:
@@ -71,7 +71,7 @@ class PlainRunner:
                 return session._sess.run(output_names or self._output_names, feed, None)
         return self._run_indirectly(session, output_names, feed, run_options)
 
-    def _run_indirectly(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Any:
+    def _run_indirectly(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
         return run_behind(session)(output_names, feed, run_options)
 
     def stages(self, feed: Any, limit: int) -> bool:

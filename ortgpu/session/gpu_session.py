@@ -25,7 +25,7 @@ from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest
 from ..provider.requests import CPUNodes  # for typing.get_type_hints
-from ..running.onnxruntimes import InferenceSession, LastOfOurs
+from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.plain_runs import PlainRunner
 from . import failures
 from .request import PINNED_MEMORY_LIMIT, checked_request, no_fallback
@@ -45,31 +45,18 @@ _HELD = ("_request", *lifetime.HELD_BY_ONNXRUNTIME)  # _request keeps the model'
 class GPUSession(LastOfOurs):
     """An ``onnxruntime.InferenceSession`` that runs on the GPU it names for its whole life.
 
-    Args:
-        path_or_bytes, sess_options, providers, provider_options: as for InferenceSession. CUDA always comes first;
-            only a TensorRT provider named before it stays before it. The CPU comes last, for the nodes that ONNX
-            Runtime runs there. ``sess_options`` keeps every setting. Its entry for recording the placement of nodes is
-            "1" while the session opens and "0" afterwards, unless the caller set it.
-        device: an ordinal, "cuda:1", a UUID ("GPU-..."), the ``device`` of another session, or a ``torch.device``.
-            "auto" chooses the GPU with the most free memory. None is the provider option ``device_id``, or 0.
-        cpu_nodes: what to do if nodes compute on the CPU: "warn", "forbid" (raise PlacementError) or "allow". Nodes
-            that only handle shapes belong on the CPU and do not count. A model in ONNX Runtime's own format (.ort) does
-            not show its placement, so it counts as a model with nodes on the CPU.
-        allow_cpu: if True, run on the CPU when no GPU can be used. Each such session issues a CPUExecutionWarning and
-            logs a warning to "ortgpu". If False, never run on the CPU. None follows the variable ORTGPU_ALLOW_CPU.
-            With ``allow_cpu`` the process remembers why it has no GPU. It tries again only if a variable, the
-            provider's file, the loaded libraries or ``device`` change, so it does not notice a driver or library that
-            is installed later. Without ``allow_cpu`` each session tries again.
-        cuda_graph: capture a CUDA graph for each shape of the inputs at its first run, and replay it in later runs.
-            This saves the launches of single kernels. See below.
-        pinned_memory_limit: bytes of host memory that ``run``, CUDA graphs and ``pinned_empty`` may pin; 2 GiB by
-            default. ``run`` also keeps at most as much ordinary memory for results. With 0, ``run`` stages no copies.
+    CUDA always comes first; only a TensorRT provider named before it stays before it. The CPU comes last, for the nodes
+    that ONNX Runtime runs there. Nodes that only handle shapes belong on the CPU, and ``cpu_nodes`` does not count
+    them. A model in ONNX Runtime's own format (.ort) does not show its placement, so it counts as a model with nodes on
+    the CPU. ``sess_options`` keeps every setting. Its entry for recording the placement of nodes is "1" while the
+    session opens and "0" afterwards, unless the caller set it. Without ``device`` the session is on the GPU of the
+    provider option ``device_id``, or on the first one. ``run``, CUDA graphs and ``pinned_empty`` pin host memory up to
+    ``pinned_memory_limit``; ``run`` also keeps at most as much ordinary memory for results.
 
-    Raises:
-        GPUError: a subclass names the cause and the fixes. No session or GPU memory is left behind.
-        TypeError, ValueError: an argument is invalid, or its name looks misspelt.
-        Exception: ONNX Runtime's own, if the GPU is not the cause: a missing file, an invalid model. It is
-            InvalidProtobuf if the file of a large model changes while it is read.
+    With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
+    remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
+    ``device`` change, so it does not notice a driver or library that is installed later. Without ``allow_cpu`` each
+    session tries again.
 
     A run that fails on the GPU raises an ExecutionError. After GPUOutOfMemoryError the session goes on working. After
     PoisonedContextError, a sticky CUDA error, every GPUSession of the process refuses, and the process must be
@@ -95,16 +82,12 @@ class GPUSession(LastOfOurs):
     the installed release knows. Registered libraries of operators, initialisers and overrides of free dimensions are
     lost, since they cannot be read back; copying a session keeps them.
 
-    Not promised: bitwise equal results, either of two runs or with plain ONNX Runtime. ``options_chosen`` lists the
-    options that the session set because the caller did not, each with its value and reason.
+    Not promised: bitwise equal results, either of two runs or with plain ONNX Runtime.
     """
 
     __module__ = "ortgpu.session"  # its public name, which pickles and users' programs hold
 
-    device: Device
-    options_chosen: Mapping[str, tuple[str, str]]
     if TYPE_CHECKING:  # these types are imported later, and typing.get_type_hints would not find them
-        placement: Placement
         _request: SessionRequest
         _verified: Verified  # a subclass may use the names of its fields for other things
         _pinned: PinnedMemory | None
@@ -115,6 +98,22 @@ class GPUSession(LastOfOurs):
     _gpu_runner = PlainRunner()
     _pinned_memory_limit = PINNED_MEMORY_LIMIT
     _own_names: frozenset[str] = frozenset()  # attributes set by this class and by ONNX Runtime
+
+    # For dir(), help() and editors: the values of an open session are in its __dict__.
+    @functools.cached_property
+    def device(self) -> Device:
+        """The GPU that the session runs on; ``kind`` is "cpu" if ``allow_cpu`` let it run on the CPU."""
+        return self._verified.device
+
+    @functools.cached_property
+    def placement(self) -> Placement:
+        """The nodes by provider; ``known`` is False if ONNX Runtime did not record them."""
+        return self._verified.placement
+
+    @functools.cached_property
+    def options_chosen(self) -> Mapping[str, tuple[str, str]]:
+        """The options that the session set because the caller did not, each with its value and reason."""
+        return self._verified.options_chosen
 
     def __init__(
         self,
@@ -130,6 +129,26 @@ class GPUSession(LastOfOurs):
         pinned_memory_limit: int = PINNED_MEMORY_LIMIT,
         **kwargs: Any,
     ) -> None:
+        """Open a model on the GPU, and verify that it is there.
+
+        Args:
+            path_or_bytes: path of the model file, or the model itself as bytes.
+            sess_options: an onnxruntime.SessionOptions.
+            providers: names of providers, or pairs of a name and a dict of options; CUDA by default.
+            provider_options: a dict of options for each of ``providers``, if those are names.
+            device: ordinal, "cuda:1", UUID ("GPU-..."), ``session.device``, torch.device, or "auto" (most free memory).
+            cpu_nodes: what to do if nodes compute on the CPU: "warn", "forbid" (raise PlacementError) or "allow".
+            allow_cpu: True runs on the CPU if no GPU can be used, False never; None: as ORTGPU_ALLOW_CPU says.
+            cuda_graph: True captures a CUDA graph for each shape of the inputs, and replays it in later runs.
+            pinned_memory_limit: bytes of host memory that may be pinned, 2 GiB by default; 0: ``run`` stages no copies.
+            kwargs: other arguments of InferenceSession, such as ``disabled_optimizers``.
+
+        Raises:
+            GPUError: a subclass names the cause and the fixes. No session or GPU memory is left behind.
+            TypeError, ValueError: an argument is invalid, or its name looks misspelt.
+            Exception: ONNX Runtime's own, if the GPU is not the cause: a missing file, an invalid model. It is
+                InvalidProtobuf if the file of a large model changes while it is read.
+        """
         others = vars(self).keys() - self._own_names
         request = checked_request(
             path_or_bytes,
@@ -203,8 +222,14 @@ class GPUSession(LastOfOurs):
             raise TypeError("for_rank() takes no device: the rank decides")
         return cls(path_or_bytes, sess_options, providers, provider_options, device=claimed_ordinal(), **kwargs)
 
-    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
+    # Options are Any: ONNX Runtime ships no types of its C++ classes, and pyright would call this partially unknown.
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> Results:
         """Run the model, as InferenceSession.run does; the class says what is raised.
+
+        The results are NumPy arrays, for type checkers always. An output that is no tensor is a list, a dict or a
+        SparseTensor, as ONNX Runtime returns it.
 
         ``input_feed`` may also hold arrays of other libraries: anything with ``__dlpack__``. An array on this session's
         GPU is not copied, and the run waits for pending work on it. An array on another GPU, or a non-contiguous one
@@ -224,7 +249,12 @@ class GPUSession(LastOfOurs):
         return GPUSession.run(self, output_names, values, run_options)  # a subclass's run has seen this call
 
     def run_async(
-        self, output_names: Any, input_feed: Any, callback: Any, user_data: Any, run_options: Any = None
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[Any, Any, str], object],
+        user_data: Any,
+        run_options: Any = None,
     ) -> None:
         """Start a run and return, as InferenceSession.run_async does.
 
@@ -246,7 +276,9 @@ class GPUSession(LastOfOurs):
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise failures.explained(self, error)  # noqa: B904 - which sets the cause
 
-    def run_on_device(self, output_names: Any, input_feed: Mapping[str, Any], run_options: Any = None) -> list[Any]:
+    def run_on_device(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> list[onnxruntime.OrtValue]:
         """Run the model as ``run`` does, and return the results as OrtValues in this session's device memory.
 
         The results are complete when this returns. With ONNX Runtime 1.26 or newer they have ``__dlpack__``:
@@ -260,8 +292,12 @@ class GPUSession(LastOfOurs):
         return run_on_device(self, output_names, input_feed, run_options)
 
     def map(
-        self, feeds: Iterable[Mapping[str, Any]], *, in_flight: int | None = None, output_names: Any = None
-    ) -> Iterator[Any]:
+        self,
+        feeds: Iterable[Mapping[str, Any]],
+        *,
+        in_flight: int | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> Iterator[Results]:
         """Yield ``run(output_names, feed)`` for each of ``feeds``, in their order, with up to four runs at a time.
 
         Copies to the GPU, computation and copies back overlap, and arrays go through pinned memory. This gives the
@@ -305,7 +341,7 @@ class GPUSession(LastOfOurs):
 
         return memory_of(self).empty(shape, dtype)
 
-    def io_binding(self) -> Any:
+    def io_binding(self) -> onnxruntime.IOBinding:
         """Return an IOBinding, whose methods raise the same errors as those of the session."""
         from .bindings import explaining
 
@@ -315,6 +351,18 @@ class GPUSession(LastOfOurs):
             return explaining(super().io_binding(), self)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+
+    def __repr__(self) -> str:
+        """Say the model, the device and the providers, and why the session is unusable if it is."""
+        held = vars(self)
+        if "_verified" not in held:  # its constructor has not returned
+            return object.__repr__(self)
+        model = held["_model_path"]
+        error = lifetime.error_of(self)
+        return (
+            f"<{type(self).__name__} of {os.fsdecode(model) if model else '<bytes>'} on {lifetime.device_of(self)} "
+            f"[{', '.join(held['_providers'])}]{f', {error.summary}' if error is not None else ''}>"
+        )
 
     def explain_placement(self) -> PlacementDetails:
         """Explain why each node is where it is, and where ONNX Runtime copies between devices.

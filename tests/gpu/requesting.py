@@ -112,7 +112,7 @@ def make_requests(model: str, missing: str) -> None:
         attempt(name, partial(opened, content))
         attempt(f"{name}, plain", partial(onnxruntime.InferenceSession, content, providers=[CPU]))
 
-    wrong = {
+    wrong: dict[str, dict[str, np.ndarray[Any, Any]]] = {
         "wrong name": {"no_such_input": np.zeros((1, 16), np.float32)},
         "wrong type": {"x": np.zeros((1, 16), np.float64)},
         "wrong shape": {"x": np.zeros((1, 17), np.float32)},

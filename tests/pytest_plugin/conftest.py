@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import ortgpu
 import ortgpu.environment.gpu.driver  # what only inner runs import, pytester takes out of sys.modules after each
 import ortgpu.pytest_plugin
+import ortgpu.session.lazily
 from tests.pytest_plugin.inner import PLUGIN, Faked, Memory, Run, Session
 
 DEADLINE = 100.0
@@ -34,7 +34,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What becomes of sessions: they are not real."""
     log: list[str] = []
     monkeypatch.setattr(Session, "log", log, raising=False)
-    monkeypatch.setitem(vars(ortgpu), "GPUSession", Session)  # setattr would first import the real one
+    monkeypatch.setattr(ortgpu.session.lazily, "gpu_session_class", lambda: Session)
     return log
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,61 @@ def test_types_of_the_attributes_of_a_subclass_can_be_asked_for() -> None:
         class Detector(GPUSession):
             label: str
         found = typing.get_type_hints(Detector)
-        report([found["label"].__name__, found["device"].__name__])
+        of_a_device = typing.get_type_hints(GPUSession.device.func)["return"]
+        report([found["label"].__name__, of_a_device.__name__])
         """
     )
     assert found == ["str", "Device"]
+
+
+def test_help_and_dir_show_what_a_session_has() -> None:
+    text, names = child(
+        """
+        import pydoc
+        report([pydoc.plain(pydoc.render_doc(GPUSession)), dir(GPUSession)])
+        """
+    )
+    assert {"device", "placement", "options_chosen"} <= set(names)
+    assert "The GPU that the session runs on" in text
+    assert "The nodes by provider" in text
+    assert "each with its value and reason" in text
+
+
+def test_the_constructor_says_each_argument_in_a_line() -> None:
+    names, text = child(
+        """
+        import inspect
+        report([list(inspect.signature(GPUSession).parameters), inspect.getdoc(GPUSession.__init__)])
+        """
+    )
+    arguments = text.partition("Args:\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^    (\w+): .", arguments, re.MULTILINE) == names
+    assert len(arguments.splitlines()) == len(names)
+    assert "default precedence" not in text, "those are ONNX Runtime's words"
+
+
+def test_a_session_shows_its_model_device_and_providers(tmp_path: Path) -> None:
+    """Also while its constructor runs, in which a debugger may ask, and when it is closed."""
+    path = str(tmp_path / "model.onnx")
+    early, of_bytes, of_file, closed, guarded = child(
+        """
+        import onnxruntime
+        with open(sys.argv[1], "wb") as file:
+            file.write(NEG)
+        session = GPUSession(sys.argv[1])
+        shown = [repr(GPUSession.__new__(GPUSession)), repr(GPUSession(NEG)), repr(session)]
+        session.close()
+        with ortgpu.enforce():
+            shown += [repr(session), repr(onnxruntime.InferenceSession(NEG))]
+        report(shown)
+        """,
+        path,
+    )
+    assert early.startswith("<ortgpu.session.GPUSession object at ")
+    assert of_bytes == "<GPUSession of <bytes> on cpu [CPUExecutionProvider]>"
+    assert of_file == f"<GPUSession of {path} on cpu [CPUExecutionProvider]>"
+    assert closed == f"<GPUSession of {path} on cpu [CPUExecutionProvider], this GPUSession is closed>"
+    assert guarded == "<InferenceSession of <bytes> on cpu [CPUExecutionProvider]>"
 
 
 def test_run_async_refuses_what_cannot_be_called_back() -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
 
     from ...running.feed_copies import FeedCopies
+    from ...running.onnxruntimes import Results
     from ...running.pinned import PinnedMemory
     from ..gpu_session import GPUSession
 
@@ -137,7 +138,7 @@ class GPUSessionPool:
         self._submitted: deque[weakref.ref[Outcome[Any]]] = deque(maxlen=2 * self._limit)
 
     @property
-    def sessions(self) -> tuple[Any, ...]:
+    def sessions(self) -> tuple[GPUSession, ...]:
         """The open GPUSessions that serve requests."""
         return tuple(worker.session for worker in self._serving)
 
@@ -156,9 +157,9 @@ class GPUSessionPool:
         """Return the number of sessions that serve requests."""
         return len(self._serving)
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Any:
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Results:
         """Run the model on the least busy session, as InferenceSession.run does; the class says what is raised."""
-        outcome: Outcome[Any] = Outcome()
+        outcome: Outcome[Results] = Outcome()
         try:
             self._ask(output_names, self._as_it_is_now(input_feed), outcome)
             return outcome.result()
@@ -168,7 +169,7 @@ class GPUSessionPool:
         finally:
             del outcome  # it holds the exception, and that this frame
 
-    def submit(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Future[Any]:
+    def submit(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Future[Results]:
         """Submit a run and return a future of its outputs.
 
         The arrays of ``input_feed`` are copied, so you may fill them again at once. If an entry cannot be copied, this
@@ -242,7 +243,7 @@ class GPUSessionPool:
         *,
         in_flight: int | None = None,
         output_names: Sequence[str] | None = None,
-    ) -> Iterator[Any]:
+    ) -> Iterator[Results]:
         """Yield ``run(output_names, feed)`` for each of ``feeds``, in their order, computed on all GPUs at once.
 
         It works as GPUSession.map. ``feeds`` may be an endless generator that fills the same arrays again. The feeds of
