@@ -22,20 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("ortgpu", "tests", "examples", "benchmarks")
 TOOLS = ("build", "twine", "setuptools>=77")
 
-PROGRAM = """
-from ortgpu import GPUError, GPUSession, LibraryNotFoundError, diagnose
-
-def open_model(path: str) -> GPUSession:
-    try:
-        return GPUSession(path, device="cuda:0", cpu_nodes="forbid")
-    except LibraryNotFoundError as error:
-        missing: tuple[str, ...] = error.missing
-        raise SystemExit(f"{error.code}: {missing}")
-    except GPUError as error:
-        problems: tuple[GPUError, ...] = diagnose(path).problems
-        raise SystemExit(f"{error.summary}: {problems}")
-"""
-
 
 @pytest.fixture(scope="session")
 def tools() -> Path:
@@ -143,14 +129,6 @@ def test_the_installed_package_is_whole(installed: Path, tmp_path: Path) -> None
     assert demo.returncode == 0, demo.stdout + demo.stderr
     plugin = run(installed, tmp_path, "-m", "pytest", "--help")
     assert "--ortgpu={auto,require,skip}" in plugin.stdout, plugin.stdout + plugin.stderr
-
-
-def test_types_reach_a_users_program(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
-    checked = run(installed, tmp_path, "-m", "mypy", "--strict", "--cache-dir", os.devnull, "program.py")
-    if "No module named mypy" in checked.stderr:
-        pytest.skip("mypy is in the extra dev, which is not installed")
-    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_the_oldest_click_and_rich(tmp_path: Path) -> None:
