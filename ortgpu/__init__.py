@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .session.pool.pool import GPUSessionPool as GPUSessionPool
     from .session.pool.pool import LostDevice as LostDevice
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = ("distributed", "testing")
 _HOMES = {

@@ -154,6 +154,8 @@ def test_nothing_but_a_mac_gets_the_cpu_package(pyproject: dict[str, Any]) -> No
 def test_version_is_one(pyproject: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     version = pyproject["project"]["version"]
     assert importlib.metadata.version("ortgpu") == version
+    changes = (ROOT / "examples" / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+), 20\d\d-\d\d-\d\d$", changes, re.MULTILINE)[0] == version
     assert getattr(ortgpu, "__version__", version) == version
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"ortgpu {version}\n"

@@ -83,10 +83,18 @@ def preflight(
 
 def _disturb(address: str) -> list[socket.socket]:
     """Whatever may be on a network: nonsense, a huge message, another program's greeting, another job, silence."""
+    from ortgpu import __version__
     from ortgpu.distributed.meeting import parse_address
     from ortgpu.distributed.wire import encode
 
-    hello = {"ortgpu": "0.1.0", "proof": "of another job", "rank": 1, "world_size": 2, "host": "x", "seconds": [9, 9]}
+    hello = {
+        "ortgpu": __version__,
+        "proof": "of another job",
+        "rank": 1,
+        "world_size": 2,
+        "host": "x",
+        "seconds": [9, 9],
+    }
     said = [b"\0\0\0\x05hello", b"\xff" * 100, b"GET / HTTP/1.1\r\n\r\n", encode(hello), encode({"rank": []}), b""]
     others = []
     for words in said:
