@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +89,7 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
         mapped=mapped,
         driver=read_driver(unasked=unasked),
         variables=read_variables(),
-        system_libraries_missing=_missing_from_the_system((extension, provider), mapped),
+        system_libraries_missing=_missing_from_the_system(extension, provider, mapped),
         cudnn_architectures=read_architectures_of_cudnn(file.path for file in cudnn if file is not None),
         libraries_by_cuda=_libraries_by_cuda(packages) if provider is None else {},
     )
@@ -106,14 +105,18 @@ def _read(path: str | None) -> LibraryFile | None:
 
 
 def _missing_from_the_system(
-    files: Iterable[LibraryFile | ProviderLibrary | None], mapped: tuple[str, ...]
+    extension: LibraryFile | None, provider: ProviderLibrary | None, mapped: tuple[str, ...]
 ) -> tuple[str, ...]:
     if sys.platform != "win32":
         return ()
-    from .libraries.loader_windows import folders_searched, missing_from_the_system
+    from .libraries.loader_windows import Kernel32, missing_from_the_system
 
-    linked = [(file.path, file.needed) for file in files if file is not None]
-    return missing_from_the_system(linked, mapped, folders_searched(os.environ))
+    kernel = Kernel32()
+    absent: dict[str, None] = {}
+    for file in filter(None, (extension, provider)):
+        folders = kernel.folders(along_path=file is provider)  # Python opens its extensions without PATH
+        absent |= dict.fromkeys(missing_from_the_system(file.path, file.needed, mapped, folders))
+    return tuple(absent)
 
 
 def as_plain(value: Any) -> Any:

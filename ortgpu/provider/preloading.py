@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of, stem_of
 from ..environment.libraries.library_file import read_library
-from ..environment.libraries.loader import Loader, loader_of_this_process, taken_from_another
+from ..environment.libraries.loader import Loader, loader_of_this_process
 from ..environment.libraries.places import Source
 from ..environment.libraries.search import Candidate, Resolution, folders_of, places_for, resolve
 from ..environment.libraries.wheel import ProviderLibrary, bridge_of, read_provider
@@ -282,9 +282,9 @@ def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
 
 def why_another_answers(bridge: str) -> str | None:
     """Open the library between ONNX Runtime and its providers. Return why they would not call into it, or None."""
-    return open_library(bridge, mode=getattr(os, "RTLD_GLOBAL", 0)) or taken_from_another(
-        "Provider_GetHost", loader_of_this_process().handles[bridge], bridge
-    )
+    loader = loader_of_this_process()
+    refused = open_library(bridge, mode=getattr(os, "RTLD_GLOBAL", 0))
+    return refused or loader.taken_from_another("Provider_GetHost", bridge)
 
 
 def _cuda_major_of_cudnn(

@@ -137,7 +137,7 @@ def test_all_of_it_is_loaded_in_order_and_fits_together(site: Site, tmp_path: Pa
     files = [one.chosen.path for one in found if one.chosen] + [provider.path, bridge_of(provider.path)]
     system = put(tmp_path / "Windows/System32", "nvcuda.dll", *_of_the_system(files))
     kernel = PreparedKernel([str(system)], {"cudnnGetCudartVersion": site.release.cuda * 1000})
-    loader = WindowsLoader(kernel, lambda: [str(system)])
+    loader = WindowsLoader(kernel)
     report = load(Plan(provider, found), loader=loader)
     assert report.ok
     assert [library.soname for library in report.missing if not library.soname.endswith("_infer64_9.dll")] == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import struct
@@ -26,6 +27,7 @@ from typing import Any
 
 from ortgpu.environment.libraries.library_file import imported_names
 from tests.lab.environments import call, kept_environment, packages_of
+from tests.lab.mounts import with_mounts
 from tests.lab.stubs import NVML, SOURCES, Cuda
 from tests.support.children import ROOT, Child
 
@@ -109,13 +111,31 @@ class Windows:
         (folder / "dosdevices/c:").symlink_to("../drive_c")
         (folder / "dosdevices/r:").symlink_to(ROOT)
         self.folder = folder
+        self.interpreter = PYTHON
         self.site = folder / "drive_c/Python/Lib/site-packages"
         self.variables: dict[str, str] = {}
+        self.read_only: Path | None = None  # a folder into which no program can write; it takes root
         self._resident: subprocess.Popen[bytes] | None = None
 
     def path(self, name: str) -> Path:
         """The file of a path of drive C:, such as ``Windows\\System32\\nvcuda.dll``; letters count."""
         return self.folder / "drive_c" / name.removeprefix("C:\\").replace("\\", "/")
+
+    def move_python(self, folder: str) -> None:
+        """Move Python, and all that is installed in it, to another folder of drive C."""
+        self.path(folder).parent.mkdir(parents=True, exist_ok=True)
+        self.site.parents[1].rename(self.path(folder))
+        self.interpreter = f"C:\\{folder}\\python.exe"
+        self.site = self.path(folder) / "Lib/site-packages"
+
+    def move_packages(self, folder: str) -> None:
+        """Move site-packages to another folder of drive C."""
+        path = self.site.parents[1] / "python311._pth"
+        content = path.read_text(encoding="utf-8").replace("Lib\\site-packages", f"C:\\{folder}")
+        path.unlink()
+        path.write_text(content, encoding="utf-8")
+        self.path(folder).parent.mkdir(parents=True, exist_ok=True)
+        self.site = self.site.rename(self.path(folder))
 
     def write(self, name: str, content: bytes = b"") -> None:
         path = self.path(name)
@@ -152,12 +172,14 @@ class Windows:
         exports: Mapping[str, int] = _NOTHING,
         needs: Mapping[str, Sequence[str]] = _NOTHING,
         fails: bool = False,
+        on_load: str = "",
         machine: int | None = None,
     ) -> None:
         """Build a DLL. ``exports``: its functions, each with what it returns. ``needs``: the DLLs that it links, each
-        with the functions that it takes by name. ``fails``: its DllMain refuses. ``machine``: what its header says."""
+        with the functions that it takes by name. ``fails``: its DllMain refuses. ``on_load``: a statement in C for it,
+        whose ``answer`` the function ``on_load`` returns. ``machine``: what its header says."""
         links = tuple((library, tuple(functions)) for library, functions in needs.items())
-        content = bytearray(_made(name.rsplit("\\", 1)[-1], tuple(exports.items()), links, fails))
+        content = bytearray(_made(name.rsplit("\\", 1)[-1], tuple(exports.items()), links, fails, on_load))
         if machine is not None:
             (at,) = struct.unpack_from("<I", content, 60)
             struct.pack_into("<H", content, at + 4, machine)
@@ -194,6 +216,14 @@ class Windows:
         self.write(f"{SITE_PACKAGES}\\torch\\version.py", said.encode())
         self.place_cuda(TORCH, real=real)
 
+    def install_onnxruntime(self, version: str) -> None:
+        """Put another release of the GPU package in the place of the installed one."""
+        self.remove("onnxruntime", *(path.name for path in self.site.glob("onnxruntime_gpu-*.dist-info")))
+        source = _kept_wheels(f"windows-onnxruntime-{version}", f"onnxruntime-gpu=={version}")
+        for file in filter(Path.is_file, source.rglob("*")):
+            if file.relative_to(source).parts[0].startswith("onnxruntime"):
+                self._take(file, self.site / file.relative_to(source))
+
     def install_pip(self) -> None:
         for name in ("pip", *(path.name for path in _pip().glob("pip-*.dist-info"))):
             shutil.copytree(_pip() / name, self.site / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -217,11 +247,13 @@ class Windows:
     def python(self, *arguments: str, variables: Mapping[str, str] | None = None, deadline: float = 90) -> Child:
         """Run Python in it, on an empty standard input, until its end or the deadline; then nothing of it is left."""
         if self._resident is None:
-            self._resident = self._start(PYTHON, "-c", _RESIDENT)
+            self._resident = self._start(self.interpreter, "-c", _RESIDENT)
             assert self._resident.stdout is not None
             self._resident.stdout.readline()
         started = time.monotonic()
-        process = self._start(PYTHON, *_COMPILED, *arguments, variables={**self.variables, **(variables or {})})
+        process = self._start(
+            self.interpreter, *_COMPILED, *arguments, variables={**self.variables, **(variables or {})}
+        )
         returncode: int | None = None
         try:
             out, err = process.communicate(timeout=deadline)
@@ -232,13 +264,15 @@ class Windows:
                 os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
         stdout, stderr = (each.decode("utf-8", "replace").replace("\r\n", "\n") for each in (out, err))
-        return Child((PYTHON, *arguments), returncode, time.monotonic() - started, stdout, stderr, {})
+        return Child((self.interpreter, *arguments), returncode, time.monotonic() - started, stdout, stderr, {})
 
     def _start(self, *command: str, variables: Mapping[str, str] = _NOTHING) -> subprocess.Popen[bytes]:
         """Start a program with pipes: Wine gives it no file that none of its drives has."""
         assert _WINE is not None
+        place = shlex.quote(str(self.read_only))
+        lines = [f"mount --bind {place} {place}", f"mount -o remount,bind,ro {place}"]
         return subprocess.Popen(
-            (_WINE, *command),
+            (*(with_mounts(lines) if self.read_only is not None else ()), _WINE, *command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -258,18 +292,23 @@ class Windows:
 
 @functools.cache
 def _made(
-    name: str, exports: tuple[tuple[str, int], ...], needs: tuple[tuple[str, tuple[str, ...]], ...], fails: bool
+    name: str,
+    exports: tuple[tuple[str, int], ...],
+    needs: tuple[tuple[str, tuple[str, ...]], ...],
+    fails: bool = False,
+    on_load: str = "",
 ) -> bytes:
     """Build a DLL without any library of C in it."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         lines = [f"__declspec(dllexport) int {function}(void) {{ return {answer}; }}" for function, answer in exports]
         for library, functions in needs:
-            (folder / library).write_bytes(_made(library, tuple(dict.fromkeys(functions, 0).items()), (), False))
+            (folder / library).write_bytes(_made(library, tuple(dict.fromkeys(functions, 0).items()), ()))
             for function in functions:
                 lines.append(f"__declspec(dllimport) int {function}(void);")
                 lines.append(f"int (*volatile taken_{function})(void) = {function};")
-        lines.append(f"int DllMain(void *module, int reason, void *reserved) {{ return {int(not fails)}; }}")
+        lines.append("int answer; __declspec(dllexport) int on_load(void) { return answer; }" if on_load else "")
+        lines.append(f"int DllMain(void *module, int why, void *reserved) {{ {on_load} return {int(not fails)}; }}")
         source, target = folder / "source.c", folder / "made" / name
         source.write_text("\n".join(lines), encoding="utf-8")
         target.parent.mkdir()
@@ -291,16 +330,20 @@ def _folder_of(name: str) -> str:
     return next(folder for folder, names in WHEELS.values() if name in names)
 
 
-@functools.cache
 def _nvidia() -> Path:
+    return _kept_wheels("windows-nvidia", *WHEELS)
+
+
+@functools.cache
+def _kept_wheels(name: str, *requirements: str) -> Path:
     def fill(interpreter: Path) -> None:
         site = packages_of(interpreter)
-        for requirement in WHEELS:
+        for requirement in requirements:
             with tempfile.TemporaryDirectory(dir=site) as folder:
                 _download(Path(folder), *_FOR_WINDOWS, requirement)
                 _unpack(Path(folder), site)
 
-    return packages_of(kept_environment("windows-nvidia", "\n".join(["for Windows", *WHEELS]), fill))
+    return packages_of(kept_environment(name, "\n".join(["for Windows", *requirements]), fill))
 
 
 def _pip() -> Path:

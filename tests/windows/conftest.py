@@ -13,11 +13,20 @@ from tests.lab.windows import Windows, why_not
 @pytest.fixture
 def windows(tmp_path: Path) -> Iterator[Windows]:
     """A Windows with ONNX Runtime for CUDA, and neither a driver nor CUDA."""
+    yield from _machine(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Windows]:
+    """Such a Windows for all tests of a module, which ask it one question together."""
+    yield from _machine(tmp_path_factory.mktemp("module"))
+
+
+def _machine(folder: Path) -> Iterator[Windows]:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
-    folder = tmp_path / "windows"
-    folder.mkdir()
-    machine = Windows(folder)
+    (folder / "windows").mkdir()
+    machine = Windows(folder / "windows")
     try:
         yield machine
     finally:

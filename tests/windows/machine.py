@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class PreparedKernel(Kernel32):
     """
 
     def __init__(self, folders: Sequence[str], answers: dict[str, int] | None = None) -> None:
-        self.folders = list(folders)
+        self.system = list(folders)
         self.in_process: dict[str, str] = {}  # by name in small letters, the first of each
         self.second: list[str] = []
         self.opened: list[str] = []  # by whom this is tested, in order
@@ -81,7 +82,7 @@ class PreparedKernel(Kernel32):
         return 127 if had and not taken <= had else 0
 
     def _find(self, name: str, first: Iterable[str]) -> str | None:
-        paths = (os.path.join(folder, name) for folder in (*first, *self.folders, *self.added))
+        paths = (os.path.join(folder, name) for folder in (*first, *self.system, *self.added))
         return next((path for path in paths if os.path.isfile(path)), None)
 
     def modules(self) -> tuple[str, ...]:
@@ -89,6 +90,9 @@ class PreparedKernel(Kernel32):
 
     def search_also(self, folder: str) -> None:
         self.added.append(folder)
+
+    def folders(self, *, along_path: bool) -> tuple[str, ...]:
+        return (*self.system, *self.added)
 
     def ask(self, path: str, function: str) -> int | None:
         if os.path.basename(path).lower() not in self.in_process:
@@ -112,7 +116,7 @@ class Machine:
         self.bridge = self.write(self.capi / "onnxruntime_providers_shared.dll", ["KERNEL32.dll"])
         self.provider = self.write(self.capi / "onnxruntime_providers_cuda.dll", self.needs)
         self.kernel = PreparedKernel(folders_of_windows(self.places.variables), self.answers)
-        self.loader = WindowsLoader(self.kernel, lambda: self.kernel.folders)
+        self.loader = WindowsLoader(self.kernel)
 
     @staticmethod
     def write(path: Path, needs: Any = (), **options: Any) -> Path:
@@ -148,7 +152,10 @@ class Machine:
         """What an inspection finds here, of a machine that is healthy apart from that."""
         provider = self.provider_library
         bridge = read_pe(self.bridge)
-        files = [(bridge.path, bridge.needed), (provider.path, provider.needed)]
+        absent = [
+            missing_from_the_system(file.path, file.needed, self.kernel.modules(), self.kernel.system)
+            for file in (bridge, provider)
+        ]
         environment = replace(
             HEALTHY.environment,
             host=replace(HEALTHY.environment.host, system="Windows", machine="AMD64", os_name="Windows 11", libc=None),
@@ -173,6 +180,6 @@ class Machine:
                 device_nodes=(),
                 kernel_version=None,
             ),
-            system_libraries_missing=missing_from_the_system(files, self.kernel.modules(), self.kernel.folders),
+            system_libraries_missing=tuple(dict.fromkeys(chain(*absent))),
         )
         return Facts(environment, observed=Observed(**observed))

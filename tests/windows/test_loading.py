@@ -1,207 +1,424 @@
-"""Loading on Windows: all but the calls of its kernel, which a prepared one answers as Microsoft documents them."""
+"""Loading inside Python for Windows, under Wine: what our code asks of Windows' loader, and what comes of it.
+
+Libraries of CUDA are made ones but where a test is slow. A session over them gets as far as a driver can be a stub: the
+provider is loaded, and its CUDA refuses to work (CUDA_ERROR_NOT_SUPPORTED).
+"""
 
 from __future__ import annotations
 
-import ctypes
+import json
 import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ortgpu.environment.libraries.loader_windows import Kernel32, lacking_functions, missing_dependency, words_of
-from ortgpu.provider.preloading import open_library
-from tests.support.made_dlls import ARM64
-from tests.windows.machine import Machine
-from tests.windows.trees import CUDNN, TOOLKIT
+from tests.lab.models import Models
+from tests.lab.stubs import GPU, NVML, Cuda
+from tests.lab.windows import CUDNN, SITE_PACKAGES, SYSTEM32, TOOLKIT, TORCH, Windows
+from tests.support.made_dlls import ARM64, I386, dll
+
+# What Windows is made of is downloaded in the setup of the first test.
+pytestmark = [pytest.mark.windows, pytest.mark.timeout(1200)]
+
+RTX_4090 = GPU(name="NVIDIA GeForce RTX 4090", capability=(8, 9))
+MODEL = "C:\\relu.onnx"
+WHEELS = f"C:\\{SITE_PACKAGES}\\nvidia"
+CUDA_OF_WHEELS, CUDNN_OF_WHEELS = f"{WHEELS}\\cu13\\bin\\x86_64", f"{WHEELS}\\cudnn\\bin"
+CAPI = f"C:\\{SITE_PACKAGES}\\onnxruntime\\capi"
+PROVIDER = f"{CAPI}\\onnxruntime_providers_cuda.dll"
+REQUIRED = ("cublasLt64_13.dll", "cublas64_13.dll")
+
+
+def ask(machine: Windows, program: str, *arguments: str, first: str = "", **variables: str) -> Any:
+    """The answer of one of the programs, which runs after ``first``."""
+    command = ("-m", "tests.windows.programs", program, first, *arguments)
+    return json.loads(machine.python(*command, variables=variables).ok().stdout.splitlines()[-1])
+
+
+def reaches_the_driver(found: Any) -> bool:
+    """All that the provider links was loaded, and it too."""
+    name, words = found["error"]
+    assert name == "DriverUnusableError", words
+    assert "CUDA_ERROR_NOT_SUPPORTED" in words
+    return any(path.endswith("\\onnxruntime_providers_cuda.dll") for path in found["loaded"])
+
+
+def folders_of(found: Any, names: tuple[str, ...] = REQUIRED) -> set[str]:
+    """The folders that libraries of this process are from."""
+    return {path.rpartition("\\")[0] for path in found["loaded"] if path.rpartition("\\")[2] in names}
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr("ortgpu.environment.libraries.wheel.this_machine", lambda: "AMD64")
-    return Machine(tmp_path)
+def machine(windows: Windows, models: Models) -> Windows:
+    """A Windows with a driver and a model, and without CUDA."""
+    windows.install_driver(Cuda(devices=(RTX_4090,)), NVML(gpus=(RTX_4090,)))
+    windows.write(MODEL, models.relu.read_bytes())
+    return windows
 
 
-def test_what_the_provider_links_is_loaded_dependencies_first(machine: Machine) -> None:
-    machine.wheels()
-    report = machine.preload()
-    assert report.ok
-    assert not report.driver_missing
-    assert report.missing == ()
-    assert [name for name in machine.kernel.opened if name in TOOLKIT] == list(TOOLKIT)
-    assert report.path_of("libcublas") == str(machine.tmp_path / "site/nvidia/cu13/bin/x86_64/cublas64_13.dll")
-    assert report.roots == (str(machine.tmp_path / "site/nvidia"),)
-    assert open_library(str(machine.provider), loader=machine.loader) is None
+# The loader
+
+LONG = "\\".join(["a-long-name" * 9] * 3)  # of a folder: more than 260 letters
+STRANGE = "mit Leerzeichen & ä 漢"
 
 
-def test_all_of_cudnn_is_loaded_and_found_by_name_too(machine: Machine) -> None:
-    """ONNX Runtime's own list lacked cudnn_engines_tensor_ir64_9.dll: row W05 of the corpus."""
-    machine.wheels()
-    report = machine.preload(everything=True)
-    assert report.ok
-    assert report.cudnn_cuda_major == 13
-    assert set(CUDNN) <= set(machine.kernel.opened)
-    assert str(machine.tmp_path / "site/nvidia/cudnn/bin") in machine.kernel.added
-    assert report.cudnn_mixed == ()
-
-
-def test_parts_of_two_releases_of_cudnn_are_told(machine: Machine) -> None:
-    machine.wheels()
-    machine.answers["cudnnOpsVersionCheck"] = 1002
-    mixed = machine.preload(everything=True).cudnn_mixed
-    assert {os.path.basename(path) for path in mixed} == set(CUDNN)
-
-
-def test_a_library_is_opened_once(machine: Machine) -> None:
-    machine.wheels()
-    machine.preload()
-    before = list(machine.kernel.opened)
-    assert machine.preload().ok
-    assert machine.kernel.opened == before
-
-
-def test_no_driver(machine: Machine) -> None:
-    (machine.system / "nvcuda.dll").unlink()
-    machine.wheels()
-    assert machine.preload().driver_missing
-
-
-def test_a_dependency_that_is_missing_is_named(machine: Machine) -> None:
-    machine.wheels(but=lambda name: ["helper.dll"] if name == "cublasLt64_13.dll" else ())
-    missing = {library.soname: library for library in machine.preload().missing_required}
-    (file,) = missing["cublasLt64_13.dll"].rejected
-    assert file.problem == "helper.dll, which it links, was not found (error 126)"
-
-
-def test_the_other_one_is_taken_where_the_first_is_refused(machine: Machine) -> None:
-    site = machine.wheels(but=lambda name: ["helper.dll"] if name == "cublasLt64_13.dll" else ())
-    for name in TOOLKIT:
-        machine.write(machine.tmp_path / "cuda/bin/x64" / name)
-    machine.changes["variables"] = {"CUDA_PATH": str(machine.tmp_path / "cuda")}
-    report = machine.preload()
-    assert report.ok
-    assert report.path_of("libcublasLt") == str(machine.tmp_path / "cuda/bin/x64/cublasLt64_13.dll")
-    assert [file.path for file in report.rejected] == [str(site / "nvidia/cu13/bin/x86_64/cublasLt64_13.dll")]
-
-
-def test_a_library_of_another_version_in_the_process_is_the_one_at_fault(machine: Machine) -> None:
-    machine.wheels(but=lambda name: {"cublasLt64_13.dll": ["new"]} if name == "cublas64_13.dll" else ())
-    other = machine.write(machine.tmp_path / "other/cublasLt64_13.dll", exports=["old"])
-    assert machine.kernel.load(str(other)) == 0
-    missing = {library.soname: library for library in machine.preload().missing_required}
-    (file,) = missing["cublas64_13.dll"].rejected
-    assert file.unfit_for == str(other)
-    assert file.problem == (
-        f"it takes new from cublasLt64_13.dll, and {other} of this process does not have that (error 127)"
-    )
-
-
-# What the error codes mean
+@pytest.fixture(scope="module")
+def answers(module_windows: Windows) -> Any:
+    """What the loader says of many files, in one process."""
+    made = module_windows
+    made.search("on path")
+    made.make("a\\whole.dll", exports={"five": 5})
+    made.make("a\\refuses.dll", fails=True)
+    made.make("a\\over refuses.dll", needs={"refuses.dll": ["five"]})
+    made.make("a\\arm.dll", machine=ARM64)
+    made.write("a\\text.dll", b"no DLL")
+    made.write("a\\empty.dll")
+    made.make("a\\user.dll", needs={"nowhere.dll": ["five"]})
+    made.make("a\\behind.dll", needs={"user.dll": ["five"]})
+    made.make("a\\lacks.dll", needs={"whole.dll": ["six"]})
+    made.write("a\\of 32 bits.dll", dll("of 32 bits.dll", machine=I386))
+    mode = {"KERNEL32.dll": ["GetThreadErrorMode"]}
+    made.make("a\\mode.dll", on_load="answer = GetThreadErrorMode();", needs=mode)
+    folders = {"system": SYSTEM32, "python": "Python", "windows": "windows", "path": "on path", "added": "added"}
+    for name, folder in folders.items():
+        made.make(f"{folder}\\in {name}.dll", exports={"five": 5})
+        made.make(f"a\\wants {name}.dll", needs={f"in {name}.dll": ["five"]})
+    for folder in (STRANGE, LONG, "beside"):
+        made.make(f"{folder}\\one {folder[:4]}.dll", exports={"five": 5})
+        made.make(f"{folder}\\two {folder[:4]}.dll", needs={f"one {folder[:4]}.dll": ["five"]})
+    for folder in ("first", "second"):
+        made.make(f"{folder}\\twice.dll", exports={"five": 5})
+    made.make("a\\of twice.dll", needs={"twice.dll": ["five"]})
+    paths = [
+        *(f"C:\\a\\{name}.dll" for name in ("whole", "refuses", "over refuses", "arm", "text", "empty", "absent")),
+        *(f"C:\\a\\{name}.dll" for name in ("user", "behind", "mode", *(f"wants {name}" for name in folders))),
+        *(f"C:\\{folder}\\two {folder[:4]}.dll" for folder in (STRANGE, LONG)),
+        *("C:/beside/two besi.dll", "C:\\first\\twice.dll", "C:\\second\\twice.dll", "C:\\a\\of twice.dll"),
+        *("C:\\a\\lacks.dll", "C:\\a\\of 32 bits.dll"),
+        *("nvcuda.dll", "in python.dll", "one besi.dll", "c:\\A\\WHOLE.dll"),
+    ]
+    return ask(made, "loader", *paths, first="import os; os.add_dll_directory('C:\\\\added')")
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("name", "words"),
     [
-        (5, "permission denied (error 5)"),
-        (8, "not enough memory (error 8)"),
-        (1114, "its initialisation failed (error 1114)"),
-        (1455, "the paging file of Windows is too small (error 1455)"),
-        (225, "the virus scanner has blocked it (error 225)"),
-        (4551, "a policy of Windows has blocked it (error 4551)"),
-        (1117, "Windows refuses to load it (error 1117)"),
-        (126, "a library, which it links, was not found (error 126)"),
-        (127, "a function that it takes from another library is not there: that is of another version (error 127)"),
-        (193, "damaged, or built for another kind of processor than this Python (error 193)"),
+        ("refuses", "its initialisation failed (error 1114)"),
+        ("over refuses", "its initialisation failed (error 1114)"),
+        ("arm", "damaged, or built for another kind of processor than this Python (error 193)"),
+        ("text", "not a DLL (error 193)"),
+        ("empty", "empty file (error 193)"),
+        ("absent", "no such file (error 126)"),
+        ("user", "nowhere.dll, which it links, was not found (error 126)"),
+        ("behind", "nowhere.dll, which it links, was not found (error 126)"),
     ],
 )
-def test_codes(code: int, words: str, machine: Machine) -> None:
-    assert words_of(code, str(machine.bridge), (), machine.kernel.folders) == words
+def test_the_loader_refuses(name: str, words: str, answers: Any) -> None:
+    assert answers["words"][f"C:\\a\\{name}.dll"] == words
 
 
-def test_codes_of_files_that_tell_more(machine: Machine, tmp_path: Path) -> None:
-    assert words_of(126, str(tmp_path / "absent.dll"), (), ()) == "no such file (error 126)"
-    assert words_of(126, "nvcuda.dll", (), ()) == "nvcuda.dll was not found (error 126)"
-    cut = tmp_path / "cut.dll"
-    cut.write_bytes(machine.bridge.read_bytes()[:1100])
-    assert words_of(193, str(cut), (), ()).startswith("truncated: 1100 of ")
+@pytest.mark.parametrize("name", ["system", "python", "windows", "path", "added"])
+def test_linked_libraries_are_found_where_onnxruntime_finds_them(name: str, answers: Any) -> None:
+    assert answers["words"][f"C:\\a\\wants {name}.dll"] is None
+    assert any(path.endswith(f"\\in {name}.dll") for path in answers["loaded"])
 
 
-def test_the_missing_one_may_be_behind_another(machine: Machine, tmp_path: Path) -> None:
-    """And what is loaded already is missed by nobody."""
-    machine.write(tmp_path / "a/one.dll", ["two.dll", "api-ms-win-crt-heap-l1-1-0.dll", "KERNEL32.dll"])
-    machine.write(tmp_path / "a/two.dll", ["one.dll", "three.dll"])
-    one, folders = str(tmp_path / "a/one.dll"), machine.kernel.folders
-    assert missing_dependency(one, (), folders) == "three.dll"
-    assert missing_dependency(one, [r"C:\elsewhere\THREE.dll"], folders) is None
-    assert missing_dependency(one, [r"C:\elsewhere\TWO.DLL"], folders) is None
+def test_the_folders_that_are_searched(answers: Any) -> None:
+    """Those of which nothing is known, ``added`` here, are missing."""
+    without_path, along_path = answers["folders"]
+    assert {"C:\\Python", "C:\\windows\\System32"} <= {*without_path} < {*along_path}
+    assert {"C:\\windows", "C:\\on path"} <= {*along_path}.difference(without_path)
 
 
-def test_functions_are_compared_with_those_of_the_loaded_file(machine: Machine, tmp_path: Path) -> None:
-    user = machine.write(tmp_path / "a/user.dll", {"used.dll": ["b", "a"], "KERNEL32.dll": ["Sleep"]})
-    used = machine.write(tmp_path / "b/used.dll", exports=["b", "c"])
-    assert list(lacking_functions(str(user), [str(used)])) == [("a", "used.dll", str(used))]
-    machine.write(used, exports=["a", "b"])
-    assert list(lacking_functions(str(user), [str(used)])) == []
-    machine.write(used)  # by numbers alone: nothing is known
-    assert list(lacking_functions(str(user), [str(used)])) == []
+@pytest.mark.parametrize("folder", [STRANGE, LONG, "beside"], ids=["strange", "long", "slashes of Python"])
+def test_paths_of_any_kind(folder: str, answers: Any) -> None:
+    written = f"C:/{folder}/two {folder[:4]}.dll" if folder == "beside" else f"C:\\{folder}\\two {folder[:4]}.dll"
+    assert answers["words"][written] is None
+    for name in ("one", "two"):
+        assert f"C:\\{folder}\\{name} {folder[:4]}.dll" in answers["loaded"]
 
 
-# The calls themselves
+def test_names_without_a_path(answers: Any) -> None:
+    words = answers["words"]
+    assert words["nvcuda.dll"] == "nvcuda.dll was not found (error 126)"
+    assert words["in python.dll"] is None
+    assert words["one besi.dll"] is None
 
 
-class FakeFunction:
-    """A function of kernel32, as ctypes has it: with types, and what it is called with."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer, self.calls = answer, []  # type: ignore[var-annotated]  # whatever is passed
-        self.argtypes: Any = None
-        self.restype: Any = None
-
-    def __call__(self, *arguments: Any) -> Any:
-        self.calls.append(arguments)
-        return self.answer(*arguments)
+def test_the_first_of_a_name_serves(answers: Any) -> None:
+    assert answers["words"]["C:\\second\\twice.dll"] is answers["words"]["C:\\a\\of twice.dll"] is None
+    twice = [path for path in answers["loaded"] if path.endswith("\\twice.dll")]
+    assert twice == ["C:\\first\\twice.dll", "C:\\second\\twice.dll"]
 
 
-class FakeKernel32:
-    def __init__(self, paths: dict[int, str]) -> None:
-        def modules(_process: int, into: Any, room: int, size: Any) -> int:
-            size._obj.value = 8 * len(paths)
-            for number, handle in enumerate(paths):
-                if into is not None and 8 * number < room:
-                    into[number] = handle
-            return 1
-
-        def name(handle: int, into: Any, _room: int) -> int:
-            into.value = paths[handle]
-            return len(paths[handle])
-
-        self.LoadLibraryExW = FakeFunction(lambda path, _, __: 1 if path in paths.values() else 0)
-        self.GetModuleFileNameW = FakeFunction(name)
-        self.GetCurrentProcess = FakeFunction(lambda: -1)
-        self.K32EnumProcessModules = FakeFunction(modules)
+def test_letters_of_a_path_do_not_differ_by_their_case(answers: Any) -> None:
+    assert answers["words"]["c:\\A\\WHOLE.dll"] is None
+    assert [path for path in answers["loaded"] if path.lower().endswith("\\whole.dll")] == ["C:\\a\\whole.dll"]
 
 
-@pytest.mark.skipif(ctypes.sizeof(ctypes.c_void_p) != 8, reason="the handles of the fake are of 64 bits")
-def test_the_calls_of_the_kernel() -> None:
-    """That they are made as documented, as far as a stand-in for kernel32.dll can tell."""
-    fake = FakeKernel32({0x7FF000000000: "/a/one.dll", 0x7FF000010000: "/b/two.dll", 0x7FF000020000: ""})
-    kernel = Kernel32(fake, lambda: 126)
-    assert kernel.modules() == ("/a/one.dll", "/b/two.dll")
-    assert kernel.load("/a/one.dll") == 0
-    assert kernel.load("/a/absent.dll") == 126
-    assert kernel.load("nvcuda.dll") == 126
-    assert fake.LoadLibraryExW.calls == [
-        ("/a/one.dll", None, 0x1100), ("/a/absent.dll", None, 0x1100), ("nvcuda.dll", None, 0x1000)
-    ]  # fmt: skip
-    kernel.search_also("/a")
-    assert kernel.ask("/a/absent.dll", "f") is None
+def test_no_box_waits_for_a_click_while_a_library_is_loaded(answers: Any) -> None:
+    on_load, absent = answers["asked"]["C:\\a\\mode.dll"]
+    assert (on_load, absent) == (1, None)
 
 
-def test_a_provider_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortgpu.environment.libraries.wheel.this_machine", lambda: "AMD64")
-    machine = Machine(tmp_path)
-    machine.write(machine.provider, machine.needs, machine=ARM64)
-    assert machine.provider_library.problem == "built for aarch64, this is x86_64"
-    assert open_library(str(machine.provider), loader=machine.loader) == (
-        "damaged, or built for another kind of processor than this Python (error 193)"
+def test_wine_takes_what_windows_refuses(answers: Any) -> None:
+    """With errors 127 and 193: as long as it does, these have tests without Wine (tests/lab/README.md)."""
+    assert [answers["words"][f"C:\\a\\{name}.dll"] for name in ("lacks", "of 32 bits")] == [None, None]
+
+
+# The places
+
+
+def in_wheels(machine: Windows) -> None:
+    machine.install_cuda()
+
+
+def in_torch(machine: Windows) -> None:
+    machine.install_cuda()
+    machine.install_torch()
+
+
+def in_the_toolkit(machine: Windows) -> None:
+    machine.place_cuda(TOOLKIT)
+
+
+def along_path(machine: Windows) -> None:
+    machine.place_cuda("Program Files\\CUDA, in pieces")
+    machine.search("Program Files\\CUDA, in pieces")
+
+
+def in_system32(machine: Windows) -> None:
+    machine.place_cuda(SYSTEM32)
+
+
+def added_by_the_program(machine: Windows) -> None:
+    machine.place_cuda("added")
+
+
+@pytest.mark.parametrize(
+    ("place", "folders"),
+    [
+        (in_wheels, {CUDA_OF_WHEELS}),
+        (in_torch, {f"C:\\{TORCH}"}),
+        (in_the_toolkit, {f"C:\\{TOOLKIT}"}),
+        (along_path, {"C:\\Program Files\\CUDA, in pieces"}),
+        (in_system32, {"C:\\windows\\System32"}),
+        (added_by_the_program, {"C:\\added"}),
+    ],
+)
+def test_a_session_reaches_the_driver(place: Callable[[Windows], None], folders: set[str], machine: Windows) -> None:
+    place(machine)
+    first = "import os; os.add_dll_directory('C:\\\\added')" if place is added_by_the_program else ""
+    found = ask(machine, "session", MODEL, first=first)
+    assert reaches_the_driver(found)
+    assert folders_of(found) == folders
+
+
+def test_the_order_of_the_places(machine: Windows) -> None:
+    for place in (in_torch, in_the_toolkit, along_path, in_system32):
+        place(machine)
+    machine.place_cuda("conda\\Library\\bin")
+    machine.place_cuda("twelve\\bin", *REQUIRED)
+    machine.make("twelve\\bin\\cublas64_12.dll")
+    variables = {"CONDA_PREFIX": "C:\\conda", "CUDA_PATH": "C:/twelve", "CUDA_PATH_V13_1": "C:\\absent"}
+    found = ask(machine, "planned", **variables)
+    expected = [
+        ["torch", f"C:\\{TORCH}"],
+        ["nvidia wheels", CUDA_OF_WHEELS],
+        ["conda", "C:\\conda\\Library\\bin"],
+        ["environment variable", "C:\\twelve\\bin"],
+        ["toolkit", f"C:\\{TOOLKIT}"],
+        ["system loader", "C:\\windows\\System32"],
+        ["system loader", "C:\\Program Files\\CUDA, in pieces"],
+    ]
+    assert found["cublas64_13.dll"] == [[source, f"{folder}\\cublas64_13.dll"] for source, folder in expected]
+
+
+# What is loaded already, and in which order
+
+
+@pytest.mark.parametrize(
+    ("first", "folder"),
+    [
+        ("import onnxruntime", CUDA_OF_WHEELS),
+        ("import onnxruntime; onnxruntime.preload_dlls()", CUDA_OF_WHEELS),
+        (f"import ctypes; [ctypes.CDLL('C:/other/' + name) for name in {REQUIRED}]", "C:\\other"),
+    ],
+    ids=["onnxruntime imported", "its preload_dlls called", "by a path of the program's own"],
+)
+def test_what_came_first_is_taken(first: str, folder: str, machine: Windows) -> None:
+    machine.install_cuda()
+    machine.place_cuda("other")
+    found = ask(machine, "session", MODEL, first=first)
+    assert reaches_the_driver(found)
+    assert folders_of(found) == {folder}
+
+
+def test_of_two_that_are_loaded_the_first_is_told(machine: Windows) -> None:
+    machine.install_cuda()
+    for folder in ("first", "second"):
+        machine.place_cuda(folder, "cublasLt64_13.dll")
+    opened = "import ctypes; [ctypes.CDLL(f'C:/{each}/cublasLt64_13.dll') for each in ('first', 'second')]"
+    found = ask(machine, "preloaded", first=opened)
+    assert found["libraries"]["cublasLt64_13.dll"] == ["already loaded", "C:\\first\\cublasLt64_13.dll"]
+
+
+def test_a_bridge_of_another_onnxruntime_is_not_called(machine: Windows) -> None:
+    """With error 998 at best, where the provider is initialised by a library that knows nothing of it."""
+    machine.install_cuda()
+    bridge = machine.site / "onnxruntime/capi/onnxruntime_providers_shared.dll"
+    machine.write("other\\onnxruntime_providers_shared.dll", bridge.read_bytes())
+    opened = "import ctypes; ctypes.CDLL('C:/other/onnxruntime_providers_shared.dll')"
+    name, words = ask(machine, "session", MODEL, first=opened)["error"]
+    assert name == "RuntimeConflictError"
+    assert "taken from C:\\other\\onnxruntime_providers_shared.dll" in words
+
+
+def test_children_are_spawned(machine: Windows) -> None:
+    machine.install_cuda()
+    here, there = ask(machine, "spawned", MODEL)
+    assert reaches_the_driver(here)
+    assert reaches_the_driver(there)
+    assert folders_of(here) == folders_of(there) == {CUDA_OF_WHEELS}
+
+
+# Files that are refused
+
+
+def test_another_file_is_taken_for_one_that_is_refused(machine: Windows) -> None:
+    machine.install_cuda()
+    machine.place_cuda(TOOLKIT)
+    machine.make(f"{CUDA_OF_WHEELS}\\cublasLt64_13.dll", fails=True)
+    machine.make(f"{CUDA_OF_WHEELS}\\cufft64_12.dll", needs={"helper.dll": ["help"]})
+    machine.make(f"{CUDNN_OF_WHEELS}\\cudnn_cnn64_9.dll", needs={"helper.dll": ["help"]})
+    found = ask(machine, "preloaded")
+    assert found["ok"]
+    assert found["libraries"]["cublasLt64_13.dll"] == ["toolkit", f"C:\\{TOOLKIT}\\cublasLt64_13.dll"]
+    assert found["libraries"]["cufft64_12.dll"] == ["toolkit", f"C:\\{TOOLKIT}\\cufft64_12.dll"]
+    helper = "helper.dll, which it links, was not found (error 126)"
+    assert {path: problem for path, (problem, _) in found["rejected"].items()} == {
+        f"{CUDA_OF_WHEELS}\\cublasLt64_13.dll": "its initialisation failed (error 1114)",
+        f"{CUDA_OF_WHEELS}\\cufft64_12.dll": helper,
+        f"{CUDNN_OF_WHEELS}\\cudnn_cnn64_9.dll": helper,
+    }
+    assert found["missing"] == ["cudnn_cnn64_9.dll"]  # whose parts are not taken from two releases
+
+
+# Wine puts a stub in the place of a function that a library lacks
+AS_WINDOWS = """
+from ortgpu.environment.libraries.loader_windows import Kernel32
+load = Kernel32.load
+Kernel32.load = lambda self, path: 127 if path.endswith("cublas64_13.dll") else load(self, path)
+import ctypes
+ctypes.CDLL("C:/other/cublasLt64_13.dll")
+"""
+
+
+def test_a_library_of_another_version_in_the_process_is_the_one_at_fault(machine: Windows) -> None:
+    machine.install_cuda()
+    machine.make("other\\cublasLt64_13.dll", exports={"of_old": 0})
+    machine.make(f"{CUDA_OF_WHEELS}\\cublas64_13.dll", needs={"cublasLt64_13.dll": ["call", "of_new"]})
+    found = ask(machine, "preloaded", first=AS_WINDOWS)
+    problem, unfit_for = found["rejected"][f"{CUDA_OF_WHEELS}\\cublas64_13.dll"]
+    other = "C:\\other\\cublasLt64_13.dll"
+    assert (
+        problem == f"it takes call from cublasLt64_13.dll, and {other} of this process does not have that (error 127)"
     )
+    assert unfit_for == other
+
+
+def test_parts_of_two_releases_of_cudnn_are_told(machine: Windows) -> None:
+    machine.install_cuda()
+    answers = {"cudnnGetCudartVersion": 12090, "cudnnOpsVersionCheck": 1002, "cudnnGraphVersionCheck": 0}
+    machine.make(f"{CUDNN_OF_WHEELS}\\cudnn64_9.dll", exports=answers)
+    cuda, mixed = ask(machine, "preloaded")["cuDNN"]
+    assert cuda == 12
+    assert {path.rpartition("\\")[2] for path in mixed} == {*CUDNN}
+
+
+# Where Python is
+
+
+def test_letters_beyond_ascii_and_spaces(machine: Windows) -> None:
+    machine.install_cuda()
+    machine.move_python(f"Program Files\\{STRANGE}\\Python")
+    found = ask(machine, "session", MODEL)
+    assert reaches_the_driver(found)
+    (folder,) = folders_of(found)
+    assert folder == CUDA_OF_WHEELS.replace("C:\\Python", f"C:\\Program Files\\{STRANGE}\\Python")
+
+
+# Wine has no final path for a long one (GetFinalPathNameByHandle: error 234)
+LONG_PATHS = f"""
+import nt, ntpath, sys
+final = ntpath._getfinalpathname
+ntpath._getfinalpathname = lambda path: path if "a-long-name" in path else final(path)
+sys.path.append("C:\\\\" + {LONG!r})
+"""
+
+
+def test_wheels_in_a_folder_of_more_than_260_letters(machine: Windows) -> None:
+    machine.install_cuda()
+    machine.path(LONG).mkdir(parents=True)
+    (machine.site / "nvidia").rename(machine.path(LONG) / "nvidia")
+    found = ask(machine, "session", MODEL, first=LONG_PATHS)
+    assert reaches_the_driver(found)
+    assert folders_of(found) == {f"C:\\{LONG}\\nvidia\\cu13\\bin\\x86_64"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a folder that cannot be written to, which takes root")
+def test_packages_that_cannot_be_written_to(machine: Windows) -> None:
+    machine.install_cuda()
+    machine.read_only = machine.site
+    tried = "\n".join([
+        "import os, onnxruntime",
+        "try: open(os.path.join(os.path.dirname(onnxruntime.__file__), 'new'), 'w')",
+        "except OSError: pass",
+        "else: raise SystemExit('it can be written to')",
+    ])  # fmt: skip
+    assert reaches_the_driver(ask(machine, "session", MODEL, first=tried))
+
+
+STORE = "PythonSoftwareFoundation.Python.3.11{}_qbz5n2kfra8p0"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a folder that cannot be written to, which takes root")
+def test_folders_of_the_microsoft_store(machine: Windows) -> None:
+    """Python in a folder that nobody may write to, and packages in one of the user's own."""
+    machine.install_cuda()
+    home = f"Program Files\\WindowsApps\\{STORE.format('_3.11.2544.0_x64_')}"
+    machine.move_python(home)
+    local = f"users\\root\\AppData\\Local\\Packages\\{STORE.format('')}\\LocalCache\\local-packages\\Python311"
+    machine.move_packages(f"{local}\\site-packages")
+    machine.read_only = machine.path(home)
+    found = ask(machine, "session", MODEL)
+    assert reaches_the_driver(found)
+    assert folders_of(found) == {f"C:\\{local}\\site-packages\\nvidia\\cu13\\bin\\x86_64"}
+
+
+# NVIDIA's own libraries, and another release
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torch", [False, True], ids=["wheels", "torch beside them"])
+def test_the_libraries_of_nvidia(torch: bool, machine: Windows) -> None:
+    machine.install_cuda(real=True)
+    if torch:
+        machine.install_torch(real=True)
+    found = ask(machine, "preloaded")
+    assert (found["ok"], found["missing"], found["rejected"], found["cuDNN"]) == (True, [], {}, [13, []])
+    assert {source for source, _ in found["libraries"].values()} == {"torch" if torch else "nvidia wheels"}
+    assert {*CUDNN} <= {*found["libraries"]}
+    assert reaches_the_driver(ask(machine, "session", MODEL))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["", "import onnxruntime"], ids=["ortgpu first", "onnxruntime first"])
+def test_1_27_links_cuda_into_its_provider_alone(first: str, machine: Windows) -> None:
+    """For Linux, that release links it into its Python module, which cannot be imported first."""
+    machine.install_onnxruntime("1.27.0")
+    machine.install_cuda(real=True)
+    found = ask(machine, "session", MODEL, first=first)
+    assert reaches_the_driver(found)
+    assert folders_of(found, ("cudnn64_9.dll",)) == {CUDNN_OF_WHEELS}

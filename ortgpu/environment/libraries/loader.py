@@ -51,6 +51,27 @@ class PosixLoader:
         except (OSError, AttributeError):
             return None
 
+    def taken_from_another(self, symbol: str, path: str) -> str | None:
+        """Return words if others get this function not from this library, which is open for all (RTLD_GLOBAL).
+
+        The loader takes a function from the first such library that has it; on Windows, from the DLL that was loaded
+        first by this name. None: from this one, or unknown.
+        """
+        if sys.platform != "linux":
+            return None
+        everything = ctypes.CDLL(None)
+        try:
+            own, first = (
+                ctypes.cast(getattr(place, symbol), ctypes.c_void_p) for place in (self.handles[path], everything)
+            )
+        except AttributeError:
+            return None
+        if own.value == first.value:
+            return None
+        found = (ctypes.c_char_p * 4)()  # Dl_info, whose first field is the path
+        everything.dladdr(first, found)
+        return f"{symbol} is taken from {os.fsdecode(found[0] or b'')}, not from {path}"
+
     def lacking(self, words: str) -> str | None:
         """Return the library that, by these words of ``open``, lacks a symbol that another one needs."""
         match = re.search(r"undefined symbol: \w+, version (lib\S+)|,? version (lib\S+) not defined in file", words)
@@ -76,25 +97,6 @@ def _libc() -> ctypes.CDLL:
     libc.dlopen.argtypes, libc.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
     libc.dlerror.restype = ctypes.c_char_p
     return libc
-
-
-def taken_from_another(symbol: str, library: ctypes.CDLL, path: str) -> str | None:
-    """Return words if the loader takes a function not from this library, which is open for all (RTLD_GLOBAL).
-
-    It takes the function from the first such library that has it. None: from this one, or unknown, as on Windows.
-    """
-    if sys.platform != "linux":
-        return None
-    everything = ctypes.CDLL(None)
-    try:
-        own, first = (ctypes.cast(getattr(place, symbol), ctypes.c_void_p) for place in (library, everything))
-    except AttributeError:
-        return None
-    if own.value == first.value:
-        return None
-    found = (ctypes.c_char_p * 4)()  # Dl_info, whose first field is the path
-    everything.dladdr(first, found)
-    return f"{symbol} is taken from {os.fsdecode(found[0] or b'')}, not from {path}"
 
 
 @functools.cache

@@ -10,13 +10,13 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 from .catalogue import spec_for
 from .library_file import exported_names, imported_names, read_pe
-from .places import folders_of_windows
+from .places import folders_of_windows, path_of
 
 DRIVER = "nvcuda.dll"
 
@@ -25,40 +25,52 @@ _FILE_NOT_FOUND, _ACCESS_DENIED, _NOT_ENOUGH_MEMORY, _OUT_OF_MEMORY = 2, 5, 8, 1
 _MODULE_NOT_FOUND, _PROCEDURE_NOT_FOUND, _BAD_FORMAT = 126, 127, 193
 _INITIALISATION_FAILED, _COMMITMENT_LIMIT = 1114, 1455
 _VIRUS_INFECTED, _DISABLED_BY_POLICY, _INTEGRITY_POLICY_VIOLATION = 225, 1260, 4551
+_PATH_TOO_LONG = 206
 
 # LOAD_LIBRARY_SEARCH_DEFAULT_DIRS and LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR, as ctypes.CDLL passes them for a path: what a
 # DLL links is looked for beside it, in System32, beside the interpreter, and in the folders of os.add_dll_directory.
 _DEFAULT_FOLDERS, _ITS_OWN_FOLDER = 0x1000, 0x0100
-_LONGEST_PATH = 32768
+_ALONG_PATH = 0x0008  # LOAD_WITH_ALTERED_SEARCH_PATH: beside it, in the folders of Windows, in those of PATH
+_NO_MESSAGE_BOX = 0x0001  # SEM_FAILCRITICALERRORS: else a file that is no DLL stops the program until somebody clicks
+_MAX_PATH, _LONGEST_PATH = 260, 32768
+_ANY_LENGTH, _SHARE = "\\\\?\\", "\\\\?\\UNC\\"  # of Microsoft's "Naming Files, Paths, and Namespaces"
 
 
 class Kernel32:
-    """Calls of kernel32.dll, which were never run on Windows.
+    """Calls of kernel32.dll: libloaderapi.h, errhandlingapi.h and psapi.h of Microsoft's "Win32 API"."""
 
-    ``kernel``: ``ctypes.WinDLL("kernel32", use_last_error=True)``, which keeps its errors. The calls are documented in
-    Microsoft's "Win32 API": libloaderapi.h and psapi.h.
-    """
-
-    def __init__(self, kernel: Any = None, last_error: Callable[[], int] | None = None) -> None:
-        if sys.platform == "win32":
-            kernel = kernel or ctypes.WinDLL("kernel32", use_last_error=True)
-            last_error = last_error or ctypes.get_last_error
-        self._kernel, self._last_error = kernel, last_error or (lambda: 0)
+    def __init__(self) -> None:
         self._folders: dict[str, Any] = {}  # by folder, what os.add_dll_directory gave: closing it takes it back
-        kernel.LoadLibraryExW.argtypes = (ctypes.c_wchar_p, ctypes.c_void_p, ctypes.c_uint32)
-        kernel.LoadLibraryExW.restype = ctypes.c_void_p
-        kernel.GetModuleFileNameW.argtypes = (ctypes.c_void_p, ctypes.c_wchar_p, ctypes.c_uint32)
-        kernel.GetModuleFileNameW.restype = ctypes.c_uint32
-        kernel.GetCurrentProcess.argtypes, kernel.GetCurrentProcess.restype = (), ctypes.c_void_p
-        kernel.K32EnumProcessModules.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
-        kernel.K32EnumProcessModules.restype = ctypes.c_int
+        self._kernel: Any = None
+        self._last_error: Callable[[], int] = lambda: 0
+        if sys.platform == "win32":
+            kernel = ctypes.WinDLL("kernel32", use_last_error=True)  # which keeps its errors
+            kernel.LoadLibraryExW.argtypes = (ctypes.c_wchar_p, ctypes.c_void_p, ctypes.c_uint32)
+            kernel.LoadLibraryExW.restype = ctypes.c_void_p
+            kernel.GetModuleHandleW.argtypes, kernel.GetModuleHandleW.restype = (ctypes.c_wchar_p,), ctypes.c_void_p
+            kernel.GetModuleFileNameW.argtypes = (ctypes.c_void_p, ctypes.c_wchar_p, ctypes.c_uint32)
+            kernel.GetModuleFileNameW.restype = ctypes.c_uint32
+            kernel.GetCurrentProcess.argtypes, kernel.GetCurrentProcess.restype = (), ctypes.c_void_p
+            kernel.K32EnumProcessModules.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
+            self._kernel, self._last_error = kernel, ctypes.get_last_error
 
     def load(self, path: str) -> int:
-        """Load a DLL for good. Return 0, or the code of the error. Other threads run meanwhile."""
-        flags = _DEFAULT_FOLDERS | (_ITS_OWN_FOLDER if os.path.isabs(path) else 0)
-        if self._kernel.LoadLibraryExW(path, None, flags):
-            return 0
-        return self._last_error() or -1
+        """Load a DLL for good. Return 0, or the code of the error. Other threads run meanwhile.
+
+        What it links is looked for as ctypes does, then as ONNX Runtime does for its providers.
+        """
+        before = self._kernel.GetThreadErrorMode()
+        self._kernel.SetThreadErrorMode(before | _NO_MESSAGE_BOX, None)
+        try:
+            if not os.path.isabs(path):
+                return self._load(path, _DEFAULT_FOLDERS)
+            code = self._load(_of_any_length(path), _DEFAULT_FOLDERS | _ITS_OWN_FOLDER)
+            return code if code != _MODULE_NOT_FOUND else self._load(_of_any_length(path), _ALONG_PATH)
+        finally:
+            self._kernel.SetThreadErrorMode(before, None)
+
+    def _load(self, path: str, flags: int) -> int:
+        return 0 if self._kernel.LoadLibraryExW(path, None, flags) else self._last_error() or -1
 
     def modules(self) -> tuple[str, ...]:
         """Return the paths of all modules that are loaded in this process."""
@@ -75,7 +87,7 @@ class Kernel32:
 
     def _path(self, module: int | None) -> str:
         text = ctypes.create_unicode_buffer(_LONGEST_PATH)
-        return text.value if self._kernel.GetModuleFileNameW(module, text, _LONGEST_PATH) else ""
+        return _plain(text.value) if self._kernel.GetModuleFileNameW(module, text, _LONGEST_PATH) else ""
 
     def search_also(self, folder: str) -> None:
         """Search a folder, too, for DLLs that are opened by name: cuDNN and NVRTC open their parts so."""
@@ -85,19 +97,43 @@ class Kernel32:
         with suppress(OSError):  # it was there when it was searched
             self._folders[folder] = add(folder)
 
+    def folders(self, *, along_path: bool) -> tuple[str, ...]:
+        """Return the folders in which the loader looks for linked DLLs, beside their own.
+
+        Those that others gave to ``os.add_dll_directory`` are missing: nothing lists them.
+        """
+        program, (system, windows) = os.path.dirname(self._path(None)), folders_of_windows(os.environ)
+        of_path = (windows, *path_of(os.environ)) if along_path else ()
+        return (program, system, *self._folders, *of_path)
+
     def ask(self, path: str, function: str) -> int | None:
         try:
-            return int(getattr(ctypes.CDLL(path), function)())
-        except (OSError, AttributeError):
+            handle = self._kernel.GetModuleHandleW(_of_any_length(path))
+            return int(getattr(ctypes.CDLL(path, handle=handle), function)()) if handle else None
+        except AttributeError:
             return None
+
+
+def _of_any_length(path: str) -> str:
+    """Return a path that LoadLibrary takes: with no slashes of Python's, and with a mark if it is long.
+
+    Windows that is set to long paths opens such files, and no such DLLs (CPython issue 126929).
+    """
+    full = os.path.normpath(path)
+    if len(full) < _MAX_PATH or full.startswith(_ANY_LENGTH):
+        return full
+    return _SHARE + full[2:] if full.startswith("\\\\") else _ANY_LENGTH + full
+
+
+def _plain(path: str) -> str:
+    return "\\\\" + path.removeprefix(_SHARE) if path.startswith(_SHARE) else path.removeprefix(_ANY_LENGTH)
 
 
 class WindowsLoader:
     driver = DRIVER
 
-    def __init__(self, kernel: Kernel32, folders: Callable[[], Iterable[str]] | None = None) -> None:
+    def __init__(self, kernel: Kernel32) -> None:
         self._kernel = kernel
-        self._folders = folders or (lambda: folders_searched(os.environ))
         self.handles: dict[str, Any] = {}
 
     def open(self, path: str, mode: int = 0) -> str | None:
@@ -105,7 +141,7 @@ class WindowsLoader:
             self._kernel.search_also(os.path.dirname(path))
         code = self._kernel.load(path)
         if code != 0:
-            return words_of(code, path, self.loaded(), self._folders())
+            return words_of(code, path, self.loaded(), self._kernel.folders(along_path=True))
         self.handles[path] = True
         return None
 
@@ -115,14 +151,13 @@ class WindowsLoader:
     def ask(self, path: str, function: str) -> int | None:
         return self._kernel.ask(path, function)
 
+    def taken_from_another(self, symbol: str, path: str) -> str | None:
+        first = next(file for file in self.loaded() if _name(file) == _name(path))
+        return None if os.path.samefile(first, path) else f"{symbol} is taken from {first}, not from {path}"
+
     def lacking(self, words: str) -> str | None:
         match = re.match(r"it takes \S+ from ([^\s\\/]+\.dll), and ", words, re.IGNORECASE)
         return match[1] if match is not None else None
-
-
-def folders_searched(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the folders that the loader searches for linked DLLs, beside their own: not those of PATH."""
-    return (os.path.dirname(sys.executable), sys.base_prefix, *folders_of_windows(variables))
 
 
 def words_of(code: int, path: str, loaded: Iterable[str], folders: Iterable[str]) -> str:
@@ -146,6 +181,7 @@ def words_of(code: int, path: str, loaded: Iterable[str], folders: Iterable[str]
         _ACCESS_DENIED: f"permission denied {number}",
         _INITIALISATION_FAILED: f"its initialisation failed {number}",
         **dict.fromkeys((_NOT_ENOUGH_MEMORY, _OUT_OF_MEMORY), f"not enough memory {number}"),
+        _PATH_TOO_LONG: f"its path is longer than Windows opens {number}",
         _COMMITMENT_LIMIT: f"the paging file of Windows is too small {number}",
         _VIRUS_INFECTED: f"the virus scanner has blocked it {number}",
         **dict.fromkeys(
@@ -199,23 +235,20 @@ def _name(path: str) -> str:
 
 
 def missing_from_the_system(
-    files: Iterable[tuple[str, tuple[str, ...]]], loaded: Iterable[str], folders: Iterable[str]
-) -> tuple[str, ...]:
-    """Return the DLLs that are missing. ``files``: path and linked DLLs of each. ``folders``: those of the loader.
+    path: str, needed: Iterable[str], loaded: Iterable[str], folders: Iterable[str]
+) -> list[str]:
+    """Return the DLLs that a file links and the loader does not find. ``folders``: where it looks, beside the file.
 
     Empty, too, where these folders are not those of Windows: then nothing is known. CUDA's libraries and ONNX Runtime's
     own are found or missed elsewhere.
     """
-    everywhere = tuple(folders)
+    everywhere = (os.path.dirname(path), *folders)
     if find_beside("KERNEL32.dll", everywhere) is None:
-        return ()
-    names = {_name(path) for path in loaded}
-    absent: dict[str, None] = {}
-    for path, needed in files:
-        for name in needed:
-            ours = name.lower().startswith("onnxruntime") or name.lower() == DRIVER or spec_for(name) is not None
-            if ours or name.lower() in names or is_of_the_system(name):
-                continue
-            if find_beside(name, (os.path.dirname(path), *everywhere)) is None:
-                absent.setdefault(name)
-    return tuple(absent)
+        return []
+    names = {_name(file) for file in loaded}
+
+    def is_another_matter(name: str) -> bool:
+        ours = name.lower().startswith("onnxruntime") or name.lower() == DRIVER or spec_for(name) is not None
+        return ours or name.lower() in names or is_of_the_system(name)
+
+    return [name for name in needed if not is_another_matter(name) and find_beside(name, everywhere) is None]

@@ -103,7 +103,8 @@ class SearchPlaces:
 def _already_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
     # The kernel names the file behind the link (libnvrtc.so.11.8.89); what counts is its SONAME (libnvrtc.so.11.2).
     named = places.system.own_name
-    yield Root("already loaded", "this process", {named(p) or canonical(os.path.basename(p)): p for p in _cuda(places)})
+    loaded = reversed(_cuda(places))  # the first of a name serves all who ask for that
+    yield Root("already loaded", "this process", {named(p) or canonical(os.path.basename(p)): p for p in loaded})
 
 
 def _cuda(places: SearchPlaces) -> list[str]:
@@ -181,6 +182,7 @@ def _distinct(paths: Iterable[str]) -> Iterator[str]:
 
 def absolute(path: str) -> str:
     """Return an absolute path, since the working directory may change; empty if that directory is gone."""
+    path = path.replace("/", os.sep)
     if os.path.isabs(path):
         return path
     try:
