@@ -92,6 +92,8 @@ def run(argv: list[str]) -> int:
         if wrong is not None:
             output.line(console, wrong.get_usage())
             output.line(console, f"Try '{wrong.command_path} --help' for help.\n")
+            if "--json" in argv and any("--json" in parameter.opts for parameter in wrong.command.params):
+                output.write_json(output.document(ok=False, model=None, error=output.error_document(error)))
         output.line(console, f"Error: {error.format_message()}")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):

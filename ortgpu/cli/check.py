@@ -76,7 +76,7 @@ def check(
         raise
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
         if not as_json:
-            _show_warnings(report.split_warnings(caught)[1])
+            report.show_warnings(output.stdout(), report.split_warnings(caught)[1])
         return output.show_problem(error, known_of(model, error), as_json, model=name)
     on_cpu_because, warned = report.split_warnings(caught)
     refused = inputs is not None and found.latency_error is not None  # failing on made-up inputs proves nothing
@@ -87,8 +87,8 @@ def check(
         document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
         output.write_json(document)
         return int(refused)
-    _show_warnings(warned)
     console = output.stdout()
+    report.show_warnings(console, warned)
     if refused:
         output.line(console, str(found.latency_error), style="bold red")
     if on_cpu_because:
@@ -99,7 +99,9 @@ def check(
     elif not refused:
         output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
     found.show(console)
-    if details and placement:
+    if placement and not details:
+        output.line(console, "--placement shows nothing more: nothing is on a GPU.", style="yellow")
+    elif details and placement:
         output.line(console)
         output.line(console, str(details).partition("\n")[0])
         rows = [(node, node.kind, reason or "not known") for node, reason in details.off_gpu]
@@ -107,11 +109,6 @@ def check(
     if html:
         output.line(console, f"Written: {html}" if details else f"{html} is not written: nothing is on a GPU.")
     return int(refused)
-
-
-def _show_warnings(texts: list[str]) -> None:
-    for text in texts:
-        output.line(output.stdout(), f"warning: {text}", style="yellow")
 
 
 def _open_and_run(

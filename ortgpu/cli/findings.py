@@ -22,6 +22,7 @@ from ortgpu.environment.inspection import Environment
 from ortgpu.environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of
 from ortgpu.environment.libraries.search import Resolution
 from ortgpu.environment.packages.installed import Distribution
+from ortgpu.provider.requests import CUDA
 
 _CAN_TRAIN = "OK: onnxruntime.training works here, on the CPU; training on a GPU with it is not verified"
 _FACTS_SHOWN = 6  # lines of evidence for each problem; all with --verbose
@@ -72,7 +73,7 @@ class Report:
         requirements = _requirements_in_full if verbose else _requirements
         rows: dict[str, Iterable[str]] = {
             "system": [_system(environment, verbose)],
-            "ONNX Runtime": _onnxruntime(environment),
+            "ONNX Runtime": _onnxruntime(environment, probe),
             "packages": _packages(environment, verbose),
             "driver": _driver(environment, verbose),
             "GPUs": _gpus(environment, probe, verbose),
@@ -133,7 +134,7 @@ def _system(environment: Environment, verbose: bool) -> str:
     return ", ".join(parts)
 
 
-def _onnxruntime(environment: Environment) -> Iterator[str]:
+def _onnxruntime(environment: Environment, probe: ProbeResult | None) -> Iterator[str]:
     installed = environment.packages.onnxruntime
     if installed.folder is None:
         yield "not installed"
@@ -142,6 +143,10 @@ def _onnxruntime(environment: Environment) -> Iterator[str]:
     else:
         name = " ".join(filter(None, (installed.build_name, installed.build_version))) or "of unknown build"
         cuda = f"for CUDA {environment.cuda_major}" if environment.cuda_major else "without a known CUDA provider"
+        providers = _providers(probe)
+        # A provider file may be left of another package.
+        without = CUDA not in providers if providers else installed.build_name == "onnxruntime"
+        cuda = "built without CUDA" if without and not installed.cuda_is_plugin else cuda
         yield f"{name}, {cuda}, in {installed.folder}"
         if installed.cuda_is_plugin:
             yield f"CUDA comes from a {installed.arrival}, in {installed.provider_library}"
@@ -150,6 +155,12 @@ def _onnxruntime(environment: Environment) -> Iterator[str]:
             yield f"on record: {_with_version(owner)}"
     for other in installed.elsewhere:
         yield f"another one, not used: {_with_version(other)} in {other.location}"
+
+
+def _providers(probe: ProbeResult | None) -> list[str]:
+    """Return the providers of the imported ONNX Runtime; none if it was not imported."""
+    step = probe.step("import") if probe is not None else None
+    return list(step.data.get("providers", ())) if step is not None else []
 
 
 def _with_version(package: Distribution) -> str:
@@ -284,7 +295,8 @@ def _requirements_in_full(requirements: Iterable[Requirement]) -> Iterator[str]:
     for one in requirements:
         yield f"{one.name}: {one.found or 'not known'}"
         yield f"    minimum {one.minimum}: {one.status_minimum}"
-        yield f"    recommended {one.recommended}: {one.status_recommended}"
+        status = {"fail": "not met, and works all the same"}.get(one.status_recommended, one.status_recommended)
+        yield f"    recommended {one.recommended}: {one.status_minimum if one.status_minimum == 'fail' else status}"
         if one.note:
             yield f"    {one.note}"
 
@@ -299,6 +311,11 @@ def _probe(probe: ProbeResult | None, verbose: bool) -> Iterator[str]:
     else:
         done = [f"{step.name} {'ok' if step.ok else 'FAILED'}" for step in probe.steps]
         yield f"{', '.join(done) or 'no step was finished'}; {probe.seconds:.1f} s"
+        imported = probe.step("import")
+        if imported is not None and not imported.ok:
+            offers = _providers(probe)
+            why = f"its providers are {', '.join(offers)}" if offers else imported.detail.partition("\n")[0]
+            yield f"import: {why}"
     if probe.returncode is None and not probe.timed_out:
         yield f"could not be started: {probe.output}"
     elif probe.died_in is not None:

@@ -164,8 +164,11 @@ def read(
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
     """Keep stdout for the report and collect warnings, which are then not logged as well.
 
-    ONNX Runtime's Python code and other libraries may print to stdout. Inside this block that goes to stderr.
+    ONNX Runtime's Python code and other libraries may print to stdout. Inside this block that goes to stderr. ONNX
+    Runtime's log is silent from here on: for each session it would repeat what the report says once.
     """
+    from ortgpu.provider.runtime import load_runtime
+
     with (
         _libraries_print_to_stderr(),
         contextlib.redirect_stdout(sys.stderr),
@@ -174,6 +177,8 @@ def quiet() -> Iterator[list[warnings.WarningMessage]]:
         warnings.simplefilter("always", UserWarning)  # also under `python -W error`, since the report shows them
         logger.addFilter(_is_no_warning)
         try:
+            if (onnxruntime := load_runtime().module) is not None:
+                onnxruntime.set_default_logger_severity(4)  # fatal errors; others are raised
             yield caught
         finally:
             logger.removeFilter(_is_no_warning)
@@ -192,6 +197,11 @@ def split_warnings(caught: Iterable[warnings.WarningMessage]) -> tuple[GPUError 
     because = next((message.error for message in messages if isinstance(message, CPUExecutionWarning)), None)
     others = [message for message in messages if not isinstance(message, CPUExecutionWarning)]
     return because, [str(message).partition("\n")[0] for message in others]
+
+
+def show_warnings(console: Console, texts: Iterable[str]) -> None:
+    for text in texts:
+        output.line(console, f"warning: {text}", style="yellow")
 
 
 @contextlib.contextmanager

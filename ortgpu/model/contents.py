@@ -64,7 +64,7 @@ def read_model(model: ModelSource) -> ModelFacts:
     except TooManyFieldsError:
         return ModelFacts(name)
     except IndexError:
-        return _no_model(name, head, "it ends in the middle of a field")
+        return _no_model(name, head, "it is cut off")
     except (ValueError, RecursionError) as error:
         return _no_model(name, head, str(error))
 

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias, overload
 Extent: TypeAlias = tuple[int, int]  # start and end
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
+_DAMAGED = "it is damaged, or a file of another kind"
 _BITS_OF_A_VARINT = 64
 
 
@@ -53,7 +54,7 @@ class Reader:
             else:
                 tag, at = _varint(data, at)
             if tag < 8:  # no field has the number 0: zeros are the rest of a file that was not written to its end
-                raise ValueError("a field without a number")
+                raise ValueError(_DAMAGED)
             kind = tag & 7
             value, start = None, at
             if kind == _LENGTH:
@@ -68,9 +69,9 @@ class Reader:
             elif kind in (_FIXED64, _FIXED32):
                 at += 8 if kind == _FIXED64 else 4
             else:
-                raise ValueError(f"wire type {kind}")
+                raise ValueError(_DAMAGED)
             if at > end:
-                raise ValueError("a field that goes on after its message")
+                raise ValueError("it is cut off, or damaged")
             yield tag >> 3, value, (start, at)
 
     def numbers(self, value: int | None, extent: Extent) -> list[int]:
@@ -108,7 +109,7 @@ def _varint(data: Bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, at + 1
         shift += 7
-    raise ValueError("a number of more than 64 bits")
+    raise ValueError(_DAMAGED)
 
 
 def length_delimited(number: int, content: bytes) -> bytes:

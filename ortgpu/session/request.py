@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,8 @@ def checked_request(
     """
     if not isinstance(model, (str, bytes, os.PathLike)):
         raise TypeError(f"Unable to load from type '{type(model)}'")  # the words of InferenceSession
+    if not isinstance(model, bytes):
+        _refuse_undecoded(os.fsdecode(model))
     if sess_options and not isinstance(sess_options, options_class):
         raise TypeError(f"sess_options must be an onnxruntime.SessionOptions, not {type(sess_options).__name__}")
     requested: DeviceRequest = as_request(device)
@@ -91,6 +94,14 @@ def checked_request(
         chooses_options=chooses_options,
         providers=parse(providers, provider_options),
     )
+
+
+def _refuse_undecoded(path: str) -> None:
+    """Raise TypeError, as InferenceSession does, for a path that ONNX Runtime cannot be given, which takes UTF-8."""
+    if not path.isascii() and any("\ud800" <= each <= "\udfff" for each in path):
+        encoding = sys.getfilesystemencoding()
+        how = "rename it" if encoding == "utf-8" else "start Python with PYTHONUTF8=1, or with LC_ALL=C.UTF-8"
+        raise TypeError(f"the name of the model file {path!a} is not in {encoding}, the encoding of names: {how}")
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -131,7 +142,7 @@ def misspelt(names: Iterable[str], known: Iterable[str] = NAMES) -> dict[str, st
     import difflib
 
     known = tuple(known)
-    close = {name: difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE) for name in names}
+    close = {name: difflib.get_close_matches(name.lower(), known, n=1, cutoff=_CLOSE) for name in names}
     return {name: matches[0] for name, matches in close.items() if matches}
 
 

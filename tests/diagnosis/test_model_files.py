@@ -96,7 +96,8 @@ NO_MODELS = (
     (b'{"error": "Repository not found"}', "JSON"),
     (zipped(), "an archive"),
     (gzip.compress(small_model()), "an archive"),
-    (small_model()[:-9], "goes on after its"),
+    (small_model()[:-9], "it is cut off, or damaged"),
+    (b"import sys\n", "it is damaged, or a file of another kind"),
     (b"\n\x03\n\x01x", "it has no graph"),  # a graph of TensorFlow
 )
 WITH_EXTERNAL_DATA = (

@@ -95,8 +95,8 @@ def bench(
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
-      "device", "on_cpu_because", "rounds", "figures", "layouts", "left_out",
-      "recommended"
+      "device", "on_cpu_because", "rounds", "warnings", "figures", "layouts",
+      "left_out", "recommended"
     A "batch" of null is a fixed one. In "left_out" it means all of them.
     """
     from ortgpu.cli import report
@@ -110,7 +110,7 @@ def bench(
         return output.show_problem(refused.error, (GPUError(str(refused)),), as_json, model=str(model))
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
         return output.show_problem(error, known_of(model, error), as_json, model=str(model))
-    on_cpu_because, _ = report.split_warnings(caught)
+    on_cpu_because, warned = report.split_warnings(caught)
     if as_json:
         document = output.document(
             ok=True,
@@ -118,12 +118,14 @@ def bench(
             device=report.device_document(found.device),
             on_cpu_because=output.error_document(on_cpu_because) if on_cpu_because else None,
             rounds=rounds,
+            warnings=warned,
             **found.as_dict(),
         )
         output.write_json(document)
         found.draw(model.name, plot)
         return 0
     console = output.stdout()
+    report.show_warnings(console, warned)
     if on_cpu_because:
         output.show_why_on_cpu(console, on_cpu_because, "Measured", by_option=allow_cpu)
     found.show(console, str(model))
