@@ -124,5 +124,5 @@ def test_a_full_disk(artifacts: Path, training: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done
     assert "DistributedError" in done.stdout, done
     assert "orttraining_pybind_state.cc" in done.stdout, done
-    assert "make room there: older checkpoints may be deleted" in done.stdout, done
+    assert "with room: older checkpoints may be deleted" in done.stdout, done
     assert done.stdout.endswith("['older']\nTrue\n"), done
