@@ -173,10 +173,7 @@ RUN = 100  # steps from this number on are the same on all ranks
 
 @dataclass(slots=True)
 class Known:
-    """The knowledge of rank 0, which waits for the others at ``where``.
-
-    ``hosts`` has the ranks that came. ``failures`` are in the order of their arrival.
-    """
+    """The knowledge of rank 0, which waits at ``where``. ``failures`` are in the order of their arrival."""
 
     world_size: int
     where: str

@@ -78,10 +78,7 @@ def _nests_deeper(value: object, depth: int) -> bool:
 
 
 class Connection:
-    """A connected socket that never blocks: bytes that cannot be sent now wait for :meth:`flush`.
-
-    ``longest`` is the most bytes of a message that may arrive.
-    """
+    """A connected socket that never blocks: bytes that cannot be sent now wait for :meth:`flush`."""
 
     def __init__(self, connected: socket.socket, longest: int = FROM_A_RANK) -> None:
         connected.setblocking(False)

@@ -364,12 +364,9 @@ def _checked(call: Callable[[], Result]) -> Result:
 
 
 def run_collectives(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
-    """Run each call of the task once with values checked, then timed. Report the seconds of each, or the error.
+    """Run each call once with values checked, then timed. Report the seconds of each, or the error.
 
-    A call that is not done at ``until``, by time.monotonic, is a CollectiveTimeoutError.
-
-    Raises:
-        GPUError: there is no communicator yet.
+    Raises a GPUError that comes before there is a communicator.
     """
     channel.begin("opening the GPU")
     with typed_cuda_errors():

@@ -61,10 +61,7 @@ class Host:
 
 
 def read_host(root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None = None) -> Host:
-    """Read what the operating system says about itself. Files are read below ``root``, if any; nothing raises.
-
-    ``container`` is a best guess from the marks that runtimes leave: None does not prove that there is none.
-    """
+    """Read what the operating system says about itself. ``container`` None does not prove that there is none."""
     variables = os.environ if environ is None else environ
     release = read_below(root, "proc/sys/kernel/osrelease")
     kernel = (release or platform.release()).strip() or None

@@ -224,10 +224,7 @@ class _Flow:
 
 
 def _some_compute(places: Places, found: list[_Found]) -> bool:
-    """Return True if some of the nodes of a key that are on the CPU compute.
-
-    ONNX Runtime does not say which of them are there, and may have removed any.
-    """
+    """Return True if some nodes of a key that are on the CPU compute. ONNX Runtime may have removed any of them."""
     computing = [node for node in found if node.computes]
     shapes = len(found) - len(computing)
     if not computing:

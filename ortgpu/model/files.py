@@ -12,10 +12,7 @@ NO_REGULAR_FILE = "not a regular file"
 
 
 def open_model(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a model file. Raises OSError for pipes and devices, too.
-
-    A pipe waits for a writer, and the session could not read its content again. A device may have no end.
-    """
+    """Open a model file. Raises OSError for pipes, which can be read once, and devices, which may have no end."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder cannot be opened, which says so
         raise OSError(NO_REGULAR_FILE)

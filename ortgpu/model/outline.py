@@ -386,15 +386,9 @@ def with_values_elsewhere(
 ) -> tuple[bytes, list[Tensor]] | None:
     """Return the model with large initializers of its main graph made external, and these initializers.
 
-    Those are the ones of ``data_types`` with at least ``least`` bytes. The caller must give their values to the
-    session. Initializers that no node takes stay: ONNX Runtime leaves them out, and refuses values for them.
-    ``outline`` is the outline of ``data``.
-
+    Those are the ones of ``data_types`` with at least ``least`` bytes that a node takes. ``outline``: of ``data``.
     None if they are less than half of the model, one of them is an output, two have the same name, or the model has
-    external data already.
-
-    Raises:
-        ValueError, IndexError: it is no such message, or has more fields than are read.
+    external data already. Raises ValueError or IndexError for what is no model.
     """
     reader = Reader(data, _MOST_OF_WEIGHTS)
     graph, content = outline.graph, outline.content

@@ -103,9 +103,7 @@ class Thread(threading.Thread):
     def start(self, started: Callable[[Thread], object] | None = None) -> None:
         """Start the thread, then call ``started`` with it. No interrupt comes between the two.
 
-        Raises:
-            RuntimeError: the system gives no thread; also at the end of the interpreter, where Python before 3.12 would
-                wait for ever until it runs.
+        Raises RuntimeError if the system gives no thread, and at the end of the interpreter.
         """
         if sys.is_finalizing():
             raise RuntimeError("can't start a thread at the end of the interpreter")

@@ -226,10 +226,7 @@ def _work(calls: SimpleQueue[Call | None], first: Call | None) -> None:
 
 
 def _end(executor: weakref.ref[Executor], calls: SimpleQueue[Call | None]) -> None:
-    """Let the threads end when nothing refers to the executor any more, or the program ends.
-
-    At the end of the program this waits: otherwise ONNX Runtime would go on while the interpreter takes itself apart.
-    """
+    """Let the threads end. At the end of the program wait for them: ONNX Runtime must not run on."""
     calls.put(None)
     ending = executor()
     if ending is not None:

@@ -65,12 +65,7 @@ def as_request(device: Any) -> Any:
 
 
 def check_form(requested: DeviceRequest) -> None:
-    """Refuse a request that names no device in any environment.
-
-    Raises:
-        TypeError: not an int, a str or None.
-        DeviceNotFoundError: a str of no known form, or a negative ordinal.
-    """
+    """Raise TypeError or DeviceNotFoundError for a request that names no device in any environment."""
     if requested is None:
         return
     if isinstance(requested, bool) or not isinstance(requested, (int, str)):

@@ -88,10 +88,7 @@ class VerifiedFacts(Protocol):
 
 
 class VerifiedSession(Session, Protocol):
-    """A GPUSession, or an InferenceSession that the guard made one.
-
-    A protocol in ``running`` adds what is of use there alone, such as ``_gpu_runner``.
-    """
+    """A GPUSession, or an InferenceSession that the guard made one."""
 
     _verified: VerifiedFacts
     _request: Any

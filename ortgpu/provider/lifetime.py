@@ -94,10 +94,7 @@ _numbers = itertools.count()
 
 
 def watch(session: Opened, kind: SessionKind | None = None, created_by: str | None = None) -> None:
-    """Make a session refuse once the process loses the GPU, or survive a fork on the CPU. Held weakly.
-
-    "unguarded": it is not ours, and only listed.
-    """
+    """Make a session refuse once the process loses the GPU. Held weakly. An "unguarded" one is only listed."""
     key = id(session)
     context = None
     if kind != "unguarded" and is_on_gpu(session):
@@ -157,10 +154,7 @@ def refuse_if_unusable(session: Opened) -> None:
 
 
 def forked_error(code: int | None) -> ForkedSessionError | None:
-    """Return the error for a forked process in which ``cuInit`` returned ``code``, if that is its answer after a fork.
-
-    Another library may have initialised CUDA in the parent, which leaves no other trace here.
-    """
+    """Return the error if ``code`` of ``cuInit`` is its answer in a child of a process that had used CUDA."""
     if _forked_from is None or code != _NOT_INITIALIZED:
         return None
     return forked(
@@ -173,10 +167,7 @@ def forked_error(code: int | None) -> ForkedSessionError | None:
 
 
 def let_go_of_variables(error: BaseException) -> None:
-    """Clear the variables of the frames in the tracebacks of an error and its causes.
-
-    Some hold GPU memory and some the error itself: that memory would only be free after a garbage collection.
-    """
+    """Clear the frames of an error and its causes, which would keep GPU memory until a garbage collection."""
     import traceback
 
     each: BaseException | None = error

@@ -69,10 +69,7 @@ class SessionRecord:
 
 
 def register(session: Opened, kind: SessionKind = "GPUSession") -> None:
-    """Remember ``session``, whose constructor is at its end, for as long as it lives.
-
-    "unguarded": it asked for what a guard verifies. Nothing but the record of it changes.
-    """
+    """Remember ``session`` while it lives. "unguarded": it asked for what a guard verifies, and is only listed."""
     kind = "guarded" if hasattr(type(session), "_guards") else kind
     lifetime.watch(session, kind, _creator_of(session))
 

@@ -152,10 +152,7 @@ def keeps_cpu_out(options: Any) -> bool:
 
 
 def carries_providers(options: Any) -> bool:
-    """Return True if execution providers were chosen in the options. ONNX Runtime does not say which ones.
-
-    That is done by add_provider, add_provider_for_devices or set_provider_selection_policy, since release 1.22.
-    """
+    """Return True if execution providers were chosen in the options (since 1.22). They cannot be asked for."""
     has_providers = getattr(options, "has_providers", None)
     return has_providers is not None and bool(has_providers())
 

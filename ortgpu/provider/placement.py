@@ -139,11 +139,9 @@ UNKNOWN = Placement((), known=False)
 
 
 def read_placement(session: Opened, outline: GraphOutline | None = None, *, without_options: bool = False) -> Placement:
-    """Return the placement that ``session`` recorded when it was made.
+    """Return the placement that ``session`` recorded when it was made. ``outline``: of its model, if it is at hand.
 
-    ``outline``: of its model, if it is at hand.
-    ``without_options``: the caller passed no SessionOptions. They are not asked for absent entries then, which takes
-    50 µs each.
+    ``without_options``: there are no SessionOptions of the caller, and asking them for an entry takes 50 µs.
     """
     assigned: Sequence[AssignedNodes] | None
     try:
@@ -182,10 +180,7 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
 
 
 def _computing_nodes(session: Opened, outline: GraphOutline | None, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
-    """Return the nodes on the CPU that compute on data, though their operators could handle shapes.
-
-    The model is asked for that only if such operators are on the CPU beside a GPU, or if it has strings.
-    """
+    """Return the nodes on the CPU that compute on data, though their operators could handle shapes."""
     inner: NativeSession = session._sess
     if tuple(inner.get_providers()) == (CPU,) and not any(
         "string" in value.type for value in (*inner.inputs_meta, *inner.outputs_meta)

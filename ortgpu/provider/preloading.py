@@ -124,10 +124,7 @@ def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The files for :func:`load` to open: all reading of folders and files is done.
-
-    Without ``resolutions`` there is no provider file, or it does not say what it needs.
-    """
+    """The files for :func:`load` to open. Without ``resolutions`` it is not known what the provider needs."""
 
     provider: ProviderLibrary | None
     resolutions: tuple[Resolution, ...]
@@ -233,10 +230,7 @@ def _load_one(
 
 
 def _why_not(path: str, damaged: Collection[str]) -> str | None:
-    """Return why a file must not be opened, or None.
-
-    If it links a damaged library, the loader would open that too, and die of SIGBUS.
-    """
+    """Return why a file must not be opened: it links a damaged one, for which the loader would die of SIGBUS."""
     needed = read_library(path).needed if damaged else ()
     linked = next((soname for soname in needed if soname in damaged), None)
     return f"links {linked}, of which there are only damaged files" if linked else None

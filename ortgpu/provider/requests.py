@@ -68,12 +68,7 @@ NO_PROVIDERS = ProviderList(())
 
 
 def parse(providers: Any, provider_options: Any) -> ProviderList:
-    """Return the request in one form. Of a provider that is named again the first counts, as for ONNX Runtime.
-
-    Raises:
-        ProviderRequestError: not a sequence of names or (name, options) pairs; options given twice, or not as many as
-            providers.
-    """
+    """Return the request in one form. Raises ProviderRequestError if malformed. Of equal names the first counts."""
     if providers is None:
         if provider_options:
             raise _malformed(providers, "provider_options without providers")

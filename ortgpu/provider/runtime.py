@@ -111,10 +111,7 @@ def load_runtime() -> Runtime:
 
 
 def look_again() -> Runtime:
-    """Return :func:`load_runtime`, with the packages read again if the provider file was replaced meanwhile.
-
-    Call it only until ONNX Runtime has opened its provider, which it keeps.
-    """
+    """Return :func:`load_runtime`, with the packages read again if the unopened provider was replaced."""
     global _runtime
     with _lock:
         runtime = load_runtime()
@@ -152,10 +149,7 @@ def prepare_import() -> None:
 
 
 def _load_what_the_module_links(packages: Packages) -> tuple[str | None, PreloadReport | None]:
-    """Return the damage of a file, if any, and the report of a preload if the import needs CUDA's libraries.
-
-    It does in 1.27.0, which links them, and where it registers a bundled plugin.
-    """
+    """Return the damage of a file, and the report of a preload where the import itself needs CUDA's libraries."""
     installed = packages.onnxruntime
     if sys.platform != "linux" or installed.provider_library is None:
         return None, None
@@ -175,10 +169,7 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
 
 
 def open_provider(*, register: bool = True) -> Runtime:
-    """Load what the provider links, then the provider file itself: once per process.
-
-    A plugin is registered with ONNX Runtime, unless the program has done so or ``register`` is False.
-    """
+    """Load what the provider links, then the provider: once per process. ``register`` False: register no plugin."""
     global _runtime
     from .preloading import load, plan, why_provider_does_not_load
 

@@ -8,10 +8,7 @@ from ..errors import PackageError
 
 
 def gpu_session_class() -> type[Any]:
-    """Return ``ortgpu.session.GPUSession``, or a stand-in whose constructor raises the :class:`PackageError`.
-
-    An application can then import the name anywhere and handle the error where it opens the session.
-    """
+    """Return GPUSession, or a stand-in that raises the PackageError where a session is opened."""
     try:
         from .gpu_session import GPUSession
     except PackageError:

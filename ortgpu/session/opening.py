@@ -76,13 +76,10 @@ def open_on_gpu(
     request: SessionRequest,
     driver: Task[CudaState] | None = None,
 ) -> Verified:
-    """Construct ``session`` on the GPU that the request names, and verify that it is there.
+    """Construct ``session`` on the GPU that the request names, and verify it; or on the CPU after an earlier error.
 
-    Constructs it on the CPU at once if that is allowed and an earlier error keeps this process from the GPU.
-
-    Args:
-        construct: InferenceSession's own ``__init__``, bound to ``session``.
-        driver: the initialisation of the driver, if it has begun.
+    ``construct`` is InferenceSession's own ``__init__``, bound to ``session``; ``driver`` the initialisation of the
+    driver, if it has begun.
 
     Raises:
         GPUError: the cause. The instance may be half made, and the caller must drop what it holds.
@@ -281,10 +278,7 @@ def _open(
     outline: GraphOutline | None = None,
     weights: Weights | None = None,
 ) -> Placement:
-    """Call InferenceSession's constructor as planned, and return the placement that it recorded.
-
-    It never falls back. ``outline`` is that of the model, and ``weights`` its weights, which it takes from memory.
-    """
+    """Call InferenceSession's constructor as planned. Return the placement. ``weights`` are taken from memory."""
     request = plan.request
     model, options = request.model, request.sess_options
     if weights is not None:
@@ -400,8 +394,7 @@ def without_cuda(bound: tuple[str, ...]) -> ProviderRequestError:
 def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
     """Raise the error that the first node needing cuDNN or cuFFT would raise.
 
-    ONNX Runtime 1.28 and newer bind CUDA without these libraries and fail at that node. Any release fails there if
-    cuDNN has no code for the GPU.
+    ONNX Runtime 1.28 and newer bind CUDA without these libraries.
     """
     placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
     operators = placements.cudnn_operators(placed)
@@ -464,10 +457,7 @@ def _check_cpu_nodes(session: RunningSession, placement: Placement, cpu_nodes: C
 
 
 def _cpu_is_allowed(request: SessionRequest, error: GPUError | None = None) -> bool:
-    """Return True if the session may run on the CPU after ``error``, or after any error if it is None.
-
-    An error of the request itself never allows the CPU, which would not mend it.
-    """
+    """Return True if the CPU may serve after ``error``, or any error. It does not mend a wrong request."""
     if keeps_cpu_out(request.sess_options) or (error is not None and _is_of_the_request(error, request)):
         return False
     return cpu_is_allowed_by_variable() if request.allow_cpu is None else request.allow_cpu

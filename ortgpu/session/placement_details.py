@@ -142,10 +142,7 @@ def explain_placement(
 def details_from(
     model: str, log: str, placed: list[PlacedNode], graph: Iterable[Node], *, on_gpu: bool = True
 ) -> PlacementDetails:
-    """Combine the log, the recorded placement and the optimised graph.
-
-    ``on_gpu`` is False if ORTGPU_ALLOW_CPU let the session onto the CPU.
-    """
+    """Combine log, placement and optimised graph. ``on_gpu`` False: ORTGPU_ALLOW_CPU let it onto the CPU."""
     log = re.sub(r"\x1b\[[0-9;]*m", "", log)
     without_kernel = set(_NO_KERNEL.findall(log))
     preferred = set(_PREFERRED.findall(log)) - {""}

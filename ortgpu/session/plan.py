@@ -117,13 +117,9 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
 
 
 def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
-    """Return the plan with the GPU that it names. Only its ordinal is known if the driver lists no GPUs.
+    """Return the plan with the GPU that it names. Raises DeviceNotFoundError for one that this process does not see.
 
-    Ordinal 0 is left out of the options unless the caller named it, since naming it makes 1.31 log a warning about
-    plugin providers.
-
-    Raises:
-        DeviceNotFoundError: no such GPU is visible to this process.
+    Ordinal 0 is left out of the options unless the caller named it: 1.31 then logs a warning about plugins.
     """
     if plan.is_carried and plan.device is None:  # the open session shows which one it is
         return plan

@@ -36,10 +36,7 @@ _WHEN_RUN = {
 
 
 def check_before_opening(request: SessionRequest, runtime: Runtime, outline: GraphOutline) -> None:
-    """Raise PlacementError if opening the model would end this process.
-
-    A model that is about to be refused is optimised on the CPU first, since a constant condition leaves no node.
-    """
+    """Raise PlacementError if opening the model would end this process."""
     if not _may_end_the_process(runtime):
         return
     try:

@@ -66,10 +66,7 @@ def checked_request(
 ) -> SessionRequest:
     """Check the arguments of a GPUSession before anything is opened. ``options_class`` is that of SessionOptions.
 
-    Raises:
-        TypeError, ValueError: an argument is invalid, or its name looks misspelt.
-        DeviceNotFoundError: ``device`` has a form that names no GPU anywhere, and not the CPU either.
-        ProviderRequestError: ``providers`` are malformed, or enable_fallback=1.
+    Raises TypeError, ValueError, DeviceNotFoundError or ProviderRequestError.
     """
     if not isinstance(model, (str, bytes, os.PathLike)):
         raise TypeError(f"Unable to load from type '{type(model)}'")  # the words of InferenceSession
@@ -135,10 +132,7 @@ def no_fallback(what: str) -> ProviderRequestError:
 
 
 def misspelt(names: Iterable[str], known: Iterable[str] = NAMES) -> dict[str, str]:
-    """Map each name that is close to a known argument to that argument.
-
-    InferenceSession ignores unknown arguments: with ``device_id=1`` a session would be on the first GPU.
-    """
+    """Map names that are close to a known argument to it: InferenceSession would ignore ``device_id=1``."""
     import difflib
 
     known = tuple(known)

@@ -55,13 +55,7 @@ _DTYPES = {
 
 
 class Weights:
-    """A model in two parts: its structure, and its large weights in memory.
-
-    Args:
-        structure: the model without its large weights.
-        tensors: the descriptions of these weights.
-        content: the memory that holds them. Nobody writes to it.
-    """
+    """The structure of a model, and descriptions of its large weights with the memory that holds them."""
 
     def __init__(self, structure: bytes, tensors: Sequence[Tensor], content: bytes | mmap.mmap) -> None:
         self.structure = structure
@@ -87,12 +81,8 @@ class Weights:
 def weights_in_place(outline: GraphOutline) -> Weights | None:
     """Return the weights of a model in memory. The outline is read on the way.
 
-    Returns None for a model that would gain nothing, already has external data, or cannot be read. ONNX Runtime then
-    reads the model itself.
-
-    Raises:
-        InvalidProtobuf: ONNX Runtime's class, if the file changed while it was read.
-        Exception: raised by a signal handler meanwhile.
+    Returns None if ONNX Runtime is to read the model itself. Raises its InvalidProtobuf if the file changed meanwhile,
+    and what a signal handler raises.
     """
     try:
         content = _content(outline.model)

@@ -97,10 +97,7 @@ def initialise() -> CudaState:
 
 
 def initialising() -> Task[CudaState] | None:
-    """Start :func:`initialise` in a thread: it takes a tenth of a second and no interpreter lock.
-
-    Return None if it was done or failed before: then there may be no need to ask again.
-    """
+    """Start :func:`initialise` in a thread. Return None if it was done or failed before."""
     if _has_failed or (_state is not None and _state.pid == os.getpid()):
         return None
     return Task(initialise, "ortgpu-driver")
@@ -174,10 +171,7 @@ def context_is_active(ordinal: int) -> bool | None:
 
 
 def context_id(ordinal: int) -> int | None:
-    """Return a number that is unique to the primary context of this process on a device, or 0 without a context.
-
-    None: the driver cannot be asked, or is older than CUDA 12.
-    """
+    """Return the number of this process's primary context on a device, 0 without one, None if it is not known."""
     context = _primary_context(ordinal)
     if context is None:
         return None

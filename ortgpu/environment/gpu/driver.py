@@ -85,11 +85,7 @@ class Driver:
 
     @property
     def supported_cuda(self) -> tuple[int, int] | None:
-        """The newest CUDA that the driver supports.
-
-        libcuda's own answer counts before NVML's: a forward-compatibility libcuda is newer than the driver in the
-        kernel.
-        """
+        """The newest CUDA that the driver supports. A libcuda for compatibility is newer than the kernel's."""
         return self.cuda_version or self.nvml.cuda_version
 
     @property
@@ -404,10 +400,7 @@ class UnlinkedFile:
 
 
 def find_unlinked(root: Path, name: str) -> tuple[UnlinkedFile, ...]:
-    """Return at most one file for each folder, also if its link is broken.
-
-    Empty files do not count: container engines mount files over them.
-    """
+    """Return at most one file for each folder, but no empty one, over which a container engine mounts another."""
     entries = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(entry)]
     found: dict[str, UnlinkedFile] = {}
     for folder in (*map(Path, entries), *(root / each for each in _FOLDERS_OF_THE_LOADER)):

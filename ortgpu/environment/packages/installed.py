@@ -151,12 +151,9 @@ def read_packages(
 ) -> Packages:
     """Read which distributions lie on ``search_path`` (``sys.path``), importing none of them. Nothing raises.
 
-    Names and versions are those of the metadata folders; only distributions that could own ``onnxruntime/`` have their
-    RECORD read. Each owner is compared with the disk on its own: existence and size of every file, the hash of a few
-    small Python files; scripts, caches and metadata are left out, and so is everything with ``compare_files=False``.
-    Same size with other bytes in a library is therefore not seen, unless ``compare_contents`` has the hash of every
-    library taken, those of the NVIDIA wheels and of NumPy too: that reads gigabytes, so for a crash to explain. Of
-    what zip files on the path hold, only ONNX Runtime is seen.
+    Only distributions that could own ``onnxruntime/`` have their RECORD read and compared with the disk: existence and
+    size of every file, the hash of a few small Python files, and with ``compare_contents`` that of every library, those
+    of the NVIDIA wheels and of NumPy too. That reads gigabytes. Of zip files on the path, only ONNX Runtime is seen.
     """
     places, package = _arrive(search_path)
     found = [one for place in places for one in list_distributions(place)]
@@ -198,10 +195,7 @@ def _spec_of(name: str, search_path: Sequence[str] | None) -> importlib.machiner
 
 
 def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
-    """Locate the files of ONNX Runtime and torch: :func:`read_packages` without any distribution.
-
-    A session needs no more. The time does not grow with the number of installed distributions.
-    """
+    """Locate the files of ONNX Runtime and torch, without any distribution: a session needs no more."""
     places, package = _arrive(search_path)
     onnxruntime = _read_onnxruntime(package, places, (), False, in_process=search_path is None)
     return Packages(onnxruntime, _read_torch(places, ()), (), ())
@@ -443,10 +437,9 @@ def _missing_and_altered(
 
 
 def _fault_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> Literal["missing", "altered"] | None:
-    """Compare one file of ``one`` by its size, and by its hash if it is a small Python file of ONNX Runtime's.
+    """Compare a file by its size, and some by their hash: small Python files; ``by_content`` every library.
 
-    ``by_content``: by the hash of every library too, which may take seconds. None also for a file that may not be read,
-    and for files that are not compared: scripts, caches, metadata.
+    None also for files that may not be read, and for scripts, caches and metadata.
     """
     path = entry.path
     # Scripts lie outside: images are often built by copying site-packages alone, and nothing here needs them.

@@ -21,10 +21,7 @@ _of_sysconfig = fork_safe_lock()  # sysconfig has no lock before Python 3.13, an
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """A program that makes an environment agree with a lock file, and undoes what pip changes there.
-
-    ``add``: shell words before requirements, to add them to both.
-    """
+    """A program that undoes what pip changes, by a lock file. ``add``: shell words before requirements."""
 
     name: str
     lock: str

@@ -44,10 +44,7 @@ def is_frozen() -> bool:
 
 
 def is_pex() -> bool:
-    """Return True if packages come from a pex, by its file: docs.pex-tool.org, "PEX-INFO".
-
-    A pex unpacks the packages that it was built from. It does not see those that pip installs, or only until then.
-    """
+    """Return True if packages come from a pex, which sees none that pip installs: docs.pex-tool.org, "PEX-INFO"."""
     folders = (each for each in (sys.prefix, *sys.path) if each and isinstance(each, str))
     return any(os.path.isfile(os.path.join(folder, "PEX-INFO")) for folder in folders)
 

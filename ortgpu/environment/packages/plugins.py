@@ -144,10 +144,7 @@ _told: str | None = None
 
 
 def tell(library: str) -> None:
-    """Name the file of a CUDA plugin that the program of another process had registered.
-
-    It is registered here once a session needs it, if it is here too and CUDA does not arrive in another way.
-    """
+    """Name a plugin's file of another process's program. A session registers it if CUDA does not arrive otherwise."""
     global _told
     _told = library
 
@@ -190,10 +187,7 @@ def _listed_devices() -> Sequence[Any]:
 
 
 def _bundles_plugin(extension: str | None, module: object) -> bool:
-    """Return True if ONNX Runtime registers the provider's file in its package as a plugin when it is imported.
-
-    Its build information says so. Before the import that is a string in the file of the extension module.
-    """
+    """Return True if ONNX Runtime registers its own provider file as a plugin, by its build information."""
     build_info: Any = getattr(module, "get_build_info", None)
     if callable(build_info):
         return _MARK.decode() in str(build_info())

@@ -51,10 +51,7 @@ __all__ = sorted(_HOMES)  # also for help(), which shows no other lazy names
 
 
 def _require(module: str) -> None:
-    """Raise PackageError, which is an ImportError, if a part of Ray is not installed.
-
-    A broken installation raises its own error, since installing Ray again would not help.
-    """
+    """Raise PackageError if a part of Ray is not installed. A broken installation raises its own error."""
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as cause:

@@ -13,10 +13,7 @@ from . import assignment
 
 
 class AssignedSession(GPUSession):
-    """The session that :func:`~ortgpu.integrations.ray.open_session` opens.
-
-    Unpickled in another worker, it is on the GPU assigned there.
-    """
+    """The session of :func:`~ortgpu.integrations.ray.open_session`, on the assigned GPU also where it is unpickled."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         assigned = _assigned()

@@ -67,10 +67,7 @@ class GuardedSession(GPUSession):
 
 
 def guarded_class(cls: type[Any]) -> type[Any]:
-    """Return the guarded class for ``cls``: a subclass of ``cls`` and GPUSession, with the name of ``cls``.
-
-    It is made once for each class and dropped with its last session.
-    """
+    """Return the subclass of ``cls`` and GPUSession, with the name of ``cls``: one, for as long as it has sessions."""
     if issubclass(cls, GuardedSession):
         return cls
     with _lock:

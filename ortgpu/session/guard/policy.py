@@ -45,10 +45,7 @@ def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Ve
 
 
 def _may_open_on_plugin(names: tuple[str, ...], available: set[str]) -> bool:
-    """Return True if these name another GPU provider that is registered, and before CUDA if that can be had.
-
-    TensorRT before CUDA does not count: a GPUSession has that, too.
-    """
+    """Return True if these name a registered GPU provider before CUDA. TensorRT does not count."""
     plugins = listed_accelerators() - {CUDA}
     if CUDA in names and CUDA in available:
         return not plugins.isdisjoint(set(names[: names.index(CUDA)]) - set(TENSORRT))
@@ -56,11 +53,7 @@ def _may_open_on_plugin(names: tuple[str, ...], available: set[str]) -> bool:
 
 
 def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
-    """Return both arguments without the providers that ONNX Runtime would leave out itself, if CUDA is among the rest.
-
-    Libraries list every provider that they could use. A provider that this build lacks, or TensorRT without its
-    libraries, is no reason to refuse a session that also names CUDA.
-    """
+    """Return both arguments without what ONNX Runtime would leave out itself, if CUDA is among the rest."""
     try:
         requested = parse(providers, provider_options)
     except ProviderRequestError:

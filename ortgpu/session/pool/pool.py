@@ -550,11 +550,7 @@ def open_workers(
     """Fill ``workers`` with one worker for each session, going round the devices ``sessions_per_device`` times.
 
     The first session opens in this thread, so that its warnings name the caller and a general fault is diagnosed only
-    once. The others then open at the same time, in threads. After an error the caller stops the workers that exist.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
-        GPUError, Exception: as GPUSession raises. ``workers`` then has the sessions that are open.
+    once. The others open together, in threads. After an error ``workers`` has those that are open.
     """
     if sessions_per_device < 1:
         raise ValueError(f"sessions_per_device must be at least 1, not {sessions_per_device}")
