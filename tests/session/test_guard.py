@@ -253,7 +253,7 @@ def test_a_change_of_somebody_else_is_left_alone(run: Run) -> None:
 
 def test_threads(run: Run) -> None:
     found = run("threads", prints=older_than(LINKS_DRIVER) is not None)
-    assert found == {"other thread": [CAUSE], "many": [CAUSE], "count": 160, "after": ON_CPU}
+    assert found == {"other thread": [CAUSE], "many": [CAUSE], "count": 64, "after": ON_CPU}
 
 
 # Sessions that are verified

@@ -252,7 +252,7 @@ def threads(model: str) -> None:
 
     def work() -> None:
         start.wait()
-        for _ in range(20):
+        for _ in range(8):
             with ortgpu.enforce():
                 results.append(make())
 
