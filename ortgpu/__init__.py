@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .session.guard.guard import uninstall as uninstall
     from .session.pool.pool import GPUSessionPool as GPUSessionPool
     from .session.pool.pool import LostDevice as LostDevice
+    from .session.tuning.tuning import Tuning as Tuning
+    from .session.tuning.tuning import tune as tune
 
 __version__ = "0.2.0"
 
@@ -58,6 +60,8 @@ _HOMES = {
     "SessionRecord": "provider.living",
     "sessions": "provider.living",
     "GPUSession": "session.gpu_session",
+    "Tuning": "session.tuning.tuning",
+    "tune": "session.tuning.tuning",
 }
 
 

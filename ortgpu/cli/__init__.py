@@ -20,7 +20,7 @@ from ortgpu.cli import output
 from ortgpu.errors import GPUError
 
 if TYPE_CHECKING:  # for PyInstaller too, which does not find modules that are imported by a computed name
-    from ortgpu.cli import bench, check, demo, doctor, exec, explain, preflight  # noqa: A004, F401 - named as commands are
+    from ortgpu.cli import bench, check, demo, doctor, exec, explain, preflight, tune  # noqa: A004, F401 - named as commands are
 
 # name: the module of this package that holds a click command of the same name, and what `ortgpu --help` says of it; in
 # the order of use
@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": "Say what is wrong, why, and what to do; then what was found.",
     "explain": "Say what an error means, how it comes about, how to tell, and how to mend it.",
     "bench": "Measure MODEL on this machine: plain ONNX Runtime and the ways of ortgpu, in turns, in one process.",
+    "tune": "Measure which settings suit MODEL on this GPU, and keep them for the sessions to come.",
     "exec": "Run a command in which every InferenceSession keeps the promise of a GPUSession.",
     "preflight": "Find out whether the ranks of a job can work together, each on a GPU of its own.",
 }

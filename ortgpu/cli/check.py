@@ -13,6 +13,7 @@ from ortgpu.cli.model import example_model, inputs_option, known_of
 if TYPE_CHECKING:
     from ortgpu.cli.report import SessionReport
     from ortgpu.session.placement_details import PlacementDetails
+    from ortgpu.session.tuning.tuning import Comparison
 
 CpuNodes = Literal["allow", "warn", "forbid"]
 
@@ -37,6 +38,7 @@ CpuNodes = Literal["allow", "warn", "forbid"]
     type=output.FileToWrite(),
     help="Write a page that shows the graph, its CPU islands and the copies; opens MODEL again.",
 )
+@click.option("--compare", type=click.Choice(["cpu"]), help="Compare the results with the CPU's in float32.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
 def check(
     model: Path | None,
@@ -47,6 +49,7 @@ def check(
     inputs: Path | None,
     placement: bool,
     html: Path | None,
+    compare: str | None,
     as_json: bool,
 ) -> int:
     """Open MODEL on the GPU and prove that it runs there. Without MODEL, a small built-in one is used.
@@ -55,13 +58,15 @@ def check(
     few runs on made-up inputs (free dimensions are 1), or on those of --inputs.
 
     Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu or ORTGPU_ALLOW_CPU=1. 1: it is not, or
-    it does not run on the inputs of --inputs, and the reason is printed. 2: wrong usage, for instance no such file.
+    it does not run on the inputs of --inputs, or --compare finds wrong results, and the reason is printed. 2: wrong
+    usage, for instance no such file.
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
       "device", "providers", "provider_options", "placement",
-      "gpu_memory" (bytes), "latency_ms", "latency_error", "warnings",
-      "on_cpu_because" and, with --placement or --html, "placement_details"
+      "gpu_memory" (bytes), "latency_ms", "latency_error", "tuned", "warnings",
+      "on_cpu_because" and, with --placement or --html, "placement_details",
+      with --compare "compared"
     null is unknown.
     """
     from ortgpu.cli import report
@@ -70,7 +75,7 @@ def check(
     look_closer = placement or html is not None
     try:
         with report.quiet() as caught:
-            found = _open_and_run(model, device, cpu_nodes, allow_cpu, runs, inputs)
+            found, compared = _open_and_run(model, device, cpu_nodes, allow_cpu, runs, inputs, compare is not None)
             details = _look_closer(model, device, html) if look_closer and found.device.is_gpu else None
     except click.UsageError:
         raise
@@ -80,13 +85,16 @@ def check(
         return output.show_problem(error, known_of(model, error), as_json, model=name)
     on_cpu_because, warned = report.split_warnings(caught)
     refused = inputs is not None and found.latency_error is not None  # failing on made-up inputs proves nothing
+    wrong = compared.wrong if compared is not None else None
     if as_json:
-        document = output.document(ok=not refused, model=name, **found.as_dict(), warnings=warned)
+        document = output.document(ok=not (refused or wrong), model=name, **found.as_dict(), warnings=warned)
         if look_closer:
             document["placement_details"] = details.as_dict() if details else None
+        if compare is not None:
+            document["compared"] = {"error": compared.error, "wrong": wrong} if compared is not None else None
         document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
         output.write_json(document)
-        return int(refused)
+        return int(refused or wrong is not None)
     console = output.stdout()
     report.show_warnings(console, warned)
     if refused:
@@ -99,6 +107,11 @@ def check(
     elif not refused:
         output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
     found.show(console)
+    if wrong is not None:
+        output.line(console, f"WRONG: {wrong}, beside the CPU's float32", style="bold red")
+    elif compared is not None:
+        text = f"Results: at most {compared.error:.1e} of the largest value from the CPU's float32"
+        output.line(console, text, style="bold green")
     if placement and not details:
         output.line(console, "--placement shows nothing more: nothing is on a GPU.", style="yellow")
     elif details and placement:
@@ -108,12 +121,18 @@ def check(
         output.table(console, ("on the CPU", "kind", "reason"), rows)
     if html:
         output.line(console, f"Written: {html}" if details else f"{html} is not written: nothing is on a GPU.")
-    return int(refused)
+    return int(refused or wrong is not None)
 
 
 def _open_and_run(
-    model: Path | None, device: str | None, cpu_nodes: CpuNodes, allow_cpu: bool, runs: int, file: Path | None
-) -> SessionReport:
+    model: Path | None,
+    device: str | None,
+    cpu_nodes: CpuNodes,
+    allow_cpu: bool,
+    runs: int,
+    file: Path | None,
+    compares: bool,
+) -> tuple[SessionReport, Comparison | None]:
     from ortgpu import GPUSession
     from ortgpu.cli import report
 
@@ -124,11 +143,16 @@ def _open_and_run(
         declared = session.get_inputs()
         feeds, reason = None, None
         try:
-            if runs > 0:
+            if runs > 0 or compares:
                 feeds = inputs.make_inputs(declared) if file is None else inputs.read_inputs(file, declared)
         except inputs.UnknownInputError as error:
             reason = str(error)
-        return report.read(session, feeds, runs, reason, inputs.refusal(file))
+        found = report.read(session, feeds if runs > 0 else None, runs, reason, inputs.refusal(file))
+        if not compares or feeds is None or found.latency_error is not None:
+            return found, None
+        from ortgpu.session.tuning.tuning import compare_with_cpu
+
+        return found, compare_with_cpu(session, source, feeds)
 
 
 def _look_closer(model: Path | None, device: str | None, page: Path | None) -> PlacementDetails:

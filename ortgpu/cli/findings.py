@@ -83,6 +83,9 @@ class Report:
             "requirements": requirements(self.requirements),
             "probe": _probe(probe, verbose),
         }
+        record = probe.step("record") if probe is not None else None
+        if record is not None:
+            rows["settings"] = [record.detail]
         output.facts(console, {name: text for name, lines in rows.items() if (text := "\n".join(lines))})
 
     def _show_problems(self, console: Console, verbose: bool) -> None:

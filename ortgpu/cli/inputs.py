@@ -1,9 +1,7 @@
-"""Inputs for a model, read from a file or made up from the session's description."""
+"""Inputs for a model of a command, read from a file or made up."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,53 +10,18 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from ortgpu.model.tensor_types import DTYPES
+from ortgpu.session.tuning.feeds import UnknownInputError as UnknownInputError
+from ortgpu.session.tuning.feeds import batch_dimension as batch_dimension
+from ortgpu.session.tuning.feeds import make_inputs as make_inputs
 
 if TYPE_CHECKING:
     from ortgpu.provider.interfaces import Value
 
-_ONES = re.compile(r"mask|length|(?<![a-z])lens?(?![a-z])")  # with zeros, many models compute NaN or fail
-_MOST_BYTES = 4 << 30  # of all made-up inputs together
 
-
-class UnknownInputError(ValueError):
-    """No array can be made up for this kind of input."""
-
-
-def batch_dimension(descriptions: Sequence[Value]) -> str | None:
-    """Return the name of the first free first dimension, "" if it has none. None if there is no such dimension."""
-    for description in descriptions:
-        if description.shape and _is_free(description.shape[0]):
-            return str(description.shape[0] or "")
-    return None
-
-
-def make_inputs(descriptions: Sequence[Value], batch: int = 1) -> dict[str, NDArray[Any]]:
-    """Make up an array for each input.
-
-    The batch dimension has the length ``batch`` wherever its name appears; all other free dimensions are 1. The values
-    suit most models: floats in [0, 1), True, empty strings, and integers 0, which is a valid index. Integers are 1 if
-    the name suggests a mask or a sequence length.
-
-    Raises:
-        UnknownInputError: an input is a sequence, a map or of a rare type, or all need more than 4 GiB.
-    """
-    random = np.random.default_rng(0)
-    batch_name = batch_dimension(descriptions)
-    shapes = {each.name: _shape_of(each.shape, batch_name, batch) for each in descriptions}
-    dtypes = {each.name: DTYPES.get(each.type, np.dtype(object)) for each in descriptions}
-    sizes = {name: math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items()}
-    if sum(sizes.values()) > _MOST_BYTES:
-        largest = max(sizes, key=sizes.__getitem__)
-        shape = " x ".join(map(str, shapes[largest]))
-        raise UnknownInputError(
-            f"input {largest!r} of {shape} would take {sizes[largest] / (1 << 30):.1f} GiB, and cannot be made up"
-        )
-    return {each.name: _make(each, shapes[each.name], random) for each in descriptions}
-
-
-def read_inputs(path: Path, descriptions: Sequence[Value]) -> dict[str, NDArray[Any]]:
+def read_inputs(path: Path, descriptions: Sequence[Value] | None = None) -> dict[str, NDArray[Any]]:
     """Return the arrays of a file that numpy.savez wrote, by the names of the inputs.
+
+    Without ``descriptions`` of the model's inputs, the names are not compared with theirs.
 
     Raises:
         click.UsageError: it is no such file, or its names are not those of the model's inputs.
@@ -73,7 +36,7 @@ def read_inputs(path: Path, descriptions: Sequence[Value]) -> dict[str, NDArray[
         # NumPy takes objects and foreign files for pickles, and then recommends allow_pickle.
         why = "it holds something else than arrays of numbers or text" if "allow_pickle" in str(error) else error
         raise click.UsageError(f"--inputs: {path} is no file that numpy.savez wrote ({why})") from None
-    wanted = {each.name for each in descriptions}
+    wanted = {each.name for each in descriptions} if descriptions is not None else found.keys()
     if wanted != found.keys():
         has, takes = (", ".join(map(repr, sorted(names))) or "none" for names in (found.keys(), wanted))
         raise click.UsageError(f"--inputs: {path} has arrays of the names {has}, and the model takes {takes}")
@@ -85,32 +48,3 @@ def refusal(path: Path | None) -> str:
     if path is None:
         return "the model does not run on made-up inputs (--inputs FILE gives it others)"
     return f"the model does not run on the inputs of {path}"
-
-
-def _is_free(size: int | str | None) -> bool:
-    return not isinstance(size, int) or size < 0
-
-
-def _shape_of(shape: Sequence[int | str | None], batch_name: str | None, batch: int) -> list[int]:
-    """Return the shape of an input. A batch dimension without a name is recognised only in the first place."""
-    lengths = []
-    for position, size in enumerate(shape):
-        if isinstance(size, int) and not _is_free(size):
-            lengths.append(size)
-        else:
-            named = str(size or "") == batch_name and (batch_name or position == 0)
-            lengths.append(batch if named else 1)
-    return lengths
-
-
-def _make(description: Value, shape: Sequence[int], random: np.random.Generator) -> NDArray[Any]:
-    if description.type == "tensor(string)":
-        return np.full(shape, "", dtype=np.object_)
-    if description.type not in DTYPES:
-        raise UnknownInputError(f"input {description.name!r} is a {description.type}, which cannot be made up")
-    dtype = DTYPES[description.type]
-    if dtype.kind == "f":
-        return np.asarray(random.random(shape, np.float64 if dtype.itemsize == 8 else np.float32), dtype)
-    if dtype.kind == "b" or _ONES.search(description.name.lower()):
-        return np.ones(shape, dtype)
-    return np.zeros(shape, dtype)

@@ -61,6 +61,7 @@ class SessionReport:
     gpu_memory: int | None  # bytes of this process, with its context; None if the driver knows other process ids
     latency: Latency | None
     latency_error: str | None
+    tuned: str | None = None  # what a record of tune does for the session, or why it does nothing; None on the CPU
 
     @property
     def is_idle(self) -> bool:
@@ -83,6 +84,7 @@ class SessionReport:
             "gpu_memory": self.gpu_memory,
             "latency_ms": self.latency.as_dict() if self.latency else None,
             "latency_error": self.latency_error,
+            "tuned": self.tuned,
         }
 
     def show(self, console: Console, *, options: bool = True) -> None:
@@ -110,6 +112,8 @@ class SessionReport:
         found["providers"] = ", ".join(self.providers)
         if self.latency:
             found["time"] = self.latency
+        if self.tuned:
+            found["settings"] = self.tuned
         if self.latency_error:
             found["time"] = f"not measured: {self.latency_error}"
         return found
@@ -147,6 +151,7 @@ def read(
                 raise
             times, reason = [], f"{refused}: {error}"
     from ortgpu.environment.gpu import driver
+    from ortgpu.provider.records import describe_record
 
     uuid = session.device.uuid
     return SessionReport(
@@ -157,6 +162,7 @@ def read(
         gpu_memory=driver.processes_on(uuid).get(os.getpid()) if uuid else None,
         latency=Latency(times[0], tuple(times[1:])) if times else None,
         latency_error=reason,
+        tuned=describe_record(session._request.model, session.device) if session.device.is_gpu else None,
     )
 
 

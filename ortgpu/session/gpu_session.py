@@ -25,10 +25,11 @@ from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest
 from ..provider.requests import CPUNodes  # for typing.get_type_hints
+from ..provider.settings import CAPTURE
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.plain_runs import PlainRunner
 from . import failures
-from .request import PINNED_MEMORY_LIMIT, checked_request, no_fallback
+from .request import PINNED_MEMORY_LIMIT, Tuned, checked_request, no_fallback
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -57,6 +58,11 @@ class GPUSession(LastOfOurs):
     remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
     ``device`` change, so it does not notice a driver or library that is installed later. Without ``allow_cpu`` each
     session tries again.
+
+    With ``tuned=True`` a session uses the record that :func:`ortgpu.tune` keeps for its model and GPU, if there is one:
+    of that what changes neither inputs, outputs and errors nor the precision. With the path of a record it uses all of
+    it, also CUDA graphs, fixed shapes and float16. Options of ``providers`` win over a record. A session with
+    ``sess_options`` or the option use_tf32=0 uses none. A record that does not fit is not used, and the log says why.
 
     A run that fails on the GPU raises an ExecutionError. After GPUOutOfMemoryError the session goes on working. After
     PoisonedContextError, a sticky CUDA error, every GPUSession of the process refuses, and the process must be
@@ -127,6 +133,7 @@ class GPUSession(LastOfOurs):
         allow_cpu: bool | None = None,
         cuda_graph: bool = False,
         pinned_memory_limit: int = PINNED_MEMORY_LIMIT,
+        tuned: Tuned = True,
         **kwargs: Any,
     ) -> None:
         """Open a model on the GPU, and verify that it is there.
@@ -141,11 +148,13 @@ class GPUSession(LastOfOurs):
             allow_cpu: True runs on the CPU if no GPU can be used, False never; None: as ORTGPU_ALLOW_CPU says.
             cuda_graph: True captures a CUDA graph for each shape of the inputs, and replays it in later runs.
             pinned_memory_limit: bytes of host memory that may be pinned, 2 GiB by default; 0: ``run`` stages no copies.
+            tuned: True uses the record that ortgpu.tune keeps, False none, a path that record; "now" measures first.
             kwargs: other arguments of InferenceSession, such as ``disabled_optimizers``.
 
         Raises:
             GPUError: a subclass names the cause and the fixes. No session or GPU memory is left behind.
             TypeError, ValueError: an argument is invalid, or its name looks misspelt.
+            FileNotFoundError: there is no record at the path ``tuned``.
             Exception: ONNX Runtime's own, if the GPU is not the cause: a missing file, an invalid model. It is
                 InvalidProtobuf if the file of a large model changes while it is read.
         """
@@ -161,6 +170,7 @@ class GPUSession(LastOfOurs):
             allow_cpu=allow_cpu,
             cuda_graph=cuda_graph,
             pinned_memory_limit=pinned_memory_limit,
+            tuned=tuned,
             chooses_options=self._chooses_options,
             others=kwargs,
         )
@@ -180,7 +190,7 @@ class GPUSession(LastOfOurs):
             from ..running.runners import runner_of
 
             self._keep(request, verified)
-            self._gpu_runner = runner_of(self, cuda_graph=cuda_graph)
+            self._gpu_runner = runner_of(self, cuda_graph=cuda_graph or CAPTURE in verified.options_chosen)
         except BaseException as error:
             self._let_go(error)  # a failure must leave nothing behind
             raise

@@ -44,11 +44,13 @@ from ..provider.living import stacklevel
 from ..provider.options import CPU_FALLBACK_KEY, keeps_cpu_out, recording, recording_options
 from ..provider.placement import CPUNodesWarning, Placement
 from ..provider.preloading import PreloadReport
+from ..provider.records import Found, VoidRecordError, find_record
 from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
+from ..provider.settings import CAPTURE, OF_THE_SESSION
 from ..running.onnxruntimes import InferenceSession, is_onnxruntimes, session_on_cpu
 from .chosen.choose import unfit
-from .plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of
+from .plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of, why_untuned
 from .plugin_limits import check_before_opening, check_before_running
 from .request import SessionRequest, Verified, cpu_is_allowed_by_variable
 from .weights import Weights, weights_in_place
@@ -214,15 +216,11 @@ def _open_as_chosen(
     """Open the session with what suits its model, or without. Return the plan that held, and the placement."""
     plan = context.plan
     if plan.request.cuda_graph:
-        from ..running.graph_requests import own_stream
-
-        session._stream = own_stream(plan.gpu.ordinal)
-        if session._stream is not None and not context.runtime.cuda_is_plugin:
-            plan = plan.in_stream(session._stream.handle)  # a plugin of 1.31.1 begins each capture twice with it
+        plan = _in_own_stream(session, plan, context)
     outline = GraphOutline(plan.request.model)
     check_before_opening(plan.request, context.runtime, outline)
     chooses = plan.request.chooses_options and not plan.is_carried
-    opened = _open_with_choices(session, construct, plan, outline) if chooses else None
+    opened = _open_with_choices(session, construct, plan, outline, context) if chooses else None
     if opened is not None:
         check_before_running(opened[1], context.runtime, outline)
         return opened
@@ -240,12 +238,27 @@ def _open_as_chosen(
     return plan, placement
 
 
+def _in_own_stream(session: RunningSession, plan: Plan, context: OpeningContext) -> Plan:
+    """Return the plan with a stream of the session's own, in which it captures CUDA graphs."""
+    from ..running.graph_requests import own_stream
+
+    session._stream = own_stream(plan.gpu.ordinal)
+    if session._stream is None or context.runtime.cuda_is_plugin:  # one of 1.31.1 begins each capture twice with it
+        return plan
+    return plan.in_stream(session._stream.handle)
+
+
 def _open_with_choices(
-    session: RunningSession, construct: Callable[..., None], plan: Plan, outline: GraphOutline
+    session: RunningSession, construct: Callable[..., None], plan: Plan, outline: GraphOutline, context: OpeningContext
 ) -> tuple[Plan, Placement] | None:
     """Open the session with what suits its model. None if nothing does, or if the session does not open so."""
     weights = weights_in_place(outline) if _takes_weights(construct, plan) else None
-    chosen = for_model(plan, load_runtime().release, outline)
+    record = _record_for(plan, outline)
+    chosen = for_model(plan, load_runtime().release, outline, record)
+    if chosen.is_float16:
+        weights = None
+    if CAPTURE in chosen.chosen:
+        chosen = _in_own_stream(session, chosen, context)
     while chosen != plan or weights is not None:
         try:
             placement = _open(session, construct, chosen, outline, weights)
@@ -255,6 +268,8 @@ def _open_with_choices(
             # Log the text alone: a handler may keep the error, and the error keeps the half-made session.
             logger.debug("a session does not open as chosen: %s", str(refusal))
             if weights is None:
+                if record is not None:
+                    logger.warning("a session does not open with the record %s", record.path)
                 return None
             weights = None  # free them first: the memory may not have room for two copies
             continue
@@ -271,6 +286,36 @@ def _open_with_choices(
     return None
 
 
+def _record_for(plan: Plan, outline: GraphOutline) -> Found | None:
+    """Return the record of tune that the session uses, if there is one. The log says why one is not used."""
+    tuned, refusal = plan.request.tuned, why_untuned(plan.request)
+    named = None if isinstance(tuned, bool) or tuned == "now" else tuned
+    if refusal is not None:
+        if named is not None or tuned == "now":
+            logger.warning("a session uses no record of tune: %s", refusal)
+        return None
+    found = _sound_record(plan, outline, named)
+    if found is not None or tuned != "now":
+        return found
+    from .tuning.tuning import tune
+
+    try:
+        tune(plan.request.model, device=plan.gpu.ordinal)
+    except Exception as error:  # a session opens without a record
+        if is_of_a_handler(error):
+            raise
+        logger.warning("a model could not be tuned: %s: %s", type(error).__name__, str(error))
+    return _sound_record(plan, outline, None)
+
+
+def _sound_record(plan: Plan, outline: GraphOutline, named: str | os.PathLike[str] | None) -> Found | None:
+    try:
+        return find_record(outline, plan.gpu, named)
+    except VoidRecordError as error:
+        logger.warning("a record of tune is not used: %s", error)
+        return None
+
+
 def _open(
     session: RunningSession,
     construct: Callable[..., None],
@@ -282,24 +327,31 @@ def _open(
     request = plan.request
     model, options = request.model, request.sess_options
     if weights is not None:
-        model, options = weights.structure, _with_threads(weights.options(), plan)
-    elif plan.threads is not None:
-        options = _with_threads(recording_options(), plan)
+        model, options = weights.structure, _as_planned(weights.options(), plan)
+    elif not plan.chosen.keys().isdisjoint(OF_THE_SESSION):
+        options = _as_planned(recording_options(), plan)
+    if plan.is_float16:
+        from .tuning.tuning import in_float16
+
+        model = in_float16(request.model)
+        outline = GraphOutline(model)
     with recording(options) as with_entry:
         construct(model, with_entry, providers=plan.as_arguments(), enable_fallback=0, **request.others)
-    if weights is not None:
+    if model is not request.model:
         in_bytes = isinstance(request.model, bytes)
         vars(session).update(  # as if the caller's model had been passed
             _model_path=None if in_bytes else os.fspath(request.model),
             _model_bytes=request.model if in_bytes else None,
-            _sess_options_initial=_with_threads(recording_options(), plan),
+            _sess_options_initial=_as_planned(recording_options(), plan),
         )
     return placements.read_placement(session, outline, without_options=request.sess_options is None)
 
 
-def _with_threads(options: Any, plan: Plan) -> Any:
+def _as_planned(options: Any, plan: Plan) -> Any:
     if plan.threads is not None:
         options.intra_op_num_threads = plan.threads
+    for name, size in plan.dimensions.items():
+        options.add_free_dimension_override_by_name(name, size)
     return options
 
 

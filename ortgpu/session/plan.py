@@ -7,6 +7,7 @@ a request that cannot be met.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,7 @@ from ..errors import ProviderRequestError, manual
 from ..model.outline import GraphOutline
 from ..provider.devices import DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
 from ..provider.options import carries_providers, keeps_cpu_out
+from ..provider.records import Found
 from ..provider.requests import (
     CHOSEN_OPTIONS,
     CPU,
@@ -26,10 +28,10 @@ from ..provider.requests import (
     cuda_first,
 )
 from ..provider.runtime import Runtime
-from .chosen.choose import THREADS, choose
+from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, OF_THE_SESSION, SETTINGS
+from .chosen.choose import LAYOUT_OPTIONS, THREADS, choose
 from .request import SessionRequest
 
-_CAPTURE = "enable_cuda_graph"
 _STREAM = "user_compute_stream"
 _CPU_ALONE = ProviderList((CPU,))
 _UNKNOWN = CudaDevice(0, None, None, None, None, None)
@@ -43,7 +45,7 @@ class Plan:
         providers: those to bind, in order, with the options of the request and what it implies.
         device: the one device that the arguments and the options name.
         gpu: the GPU that it is. Nothing of it is known before it is looked for, nor for the CPU.
-        chosen: what the caller left open: options of CUDA, and ``THREADS`` of the session, with value and reason.
+        chosen: what the caller left open: options of CUDA, and those ``OF_THE_SESSION``, with value and reason.
         is_carried: the SessionOptions carry the providers, so none are passed, and only the open session shows them.
     """
 
@@ -63,10 +65,20 @@ class Plan:
         """The number of CPU threads of the session; None is ONNX Runtime's own choice."""
         return int(self.chosen[THREADS][0]) if THREADS in self.chosen else None
 
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """Sizes of free dimensions by their names."""
+        found: dict[str, int] = json.loads(self.chosen[DIMENSIONS][0]) if DIMENSIONS in self.chosen else {}
+        return found
+
+    @property
+    def is_float16(self) -> bool:
+        return FLOAT16 in self.chosen
+
     def as_arguments(self) -> list[tuple[str, dict[str, str]]] | None:
         if self.is_carried:
             return None
-        of_cuda = {name: value for name, (value, _) in self.chosen.items() if name != THREADS}
+        of_cuda = {name: value for name, (value, _) in self.chosen.items() if name not in OF_THE_SESSION}
         providers = self.providers.with_cuda_options(of_cuda) if of_cuda else self.providers
         return providers.as_arguments()
 
@@ -77,7 +89,7 @@ class Plan:
         return replace(self, providers=self.providers.with_cuda_options({_STREAM: str(handle)}))
 
     def without_capture(self) -> Plan:
-        return replace(self, providers=self.providers.with_cuda_options({_CAPTURE: "0"}))
+        return replace(self, providers=self.providers.with_cuda_options({CAPTURE: "0"}))
 
 
 def on_cpu(request: SessionRequest) -> Plan:
@@ -137,13 +149,50 @@ def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
     return replace(plan, gpu=gpu, providers=providers)
 
 
-def for_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline) -> Plan:
+def for_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline, record: Found | None = None) -> Plan:
     """Return the plan with the options that suit the model. ``release``: of ONNX Runtime."""
     request = plan.request
     if not request.chooses_options or request.others:  # further arguments change how the graph is optimised
         return plan
     further = choose(request.providers, request.sess_options, release, plan.gpu.compute_capability, outline)
+    if record is not None:
+        further = {name: choice for name, choice in further.items() if name not in LAYOUT_OPTIONS}
+        further |= _recorded(record, request.providers.options_of(CUDA))
     return replace(plan, chosen={**plan.chosen, **further})
+
+
+def _recorded(record: Found, own: Collection[str]) -> dict[str, tuple[str, str]]:
+    """Return what a record sets, without settings to which an option of the caller's (``own``) belongs."""
+    chosen: dict[str, tuple[str, str]] = {}
+    for name, value in record.choice.settings.items():
+        effect, why = SETTINGS[name][value], f"{name} {value}: {record.why}"
+        if any(option in own for each in SETTINGS[name].values() for option in each.options):
+            continue
+        chosen |= {option: (wanted, why) for option, wanted in effect.options.items()}
+        if effect.threads is not None:
+            chosen[THREADS] = (str(effect.threads), why)
+        if effect.captures and CAPTURE not in own:
+            chosen[CAPTURE] = ("1", why)
+        if effect.fixes_shapes:
+            chosen[DIMENSIONS] = (json.dumps(record.record.dimensions), why)
+        if effect.is_float16:
+            chosen[FLOAT16] = ("1", why)
+    return chosen
+
+
+def why_untuned(request: SessionRequest) -> str | None:
+    """Return why the request uses no record of tune, whatever the record says; None if it may use one."""
+    if request.tuned is False or not request.chooses_options:
+        return "the session was not to choose options"
+    if request.sess_options is not None:
+        return "the caller passed SessionOptions"
+    if request.others:
+        return "the caller passed further arguments of InferenceSession"
+    if request.providers.options_of(CUDA).get("use_tf32", "1").lower() in ("0", "false"):
+        return "the caller set use_tf32=0"
+    if not {CUDA, CPU}.issuperset(request.providers.names):
+        return "the caller named other providers than CUDA"
+    return None
 
 
 def _with_capture(request: SessionRequest) -> ProviderList:
@@ -152,9 +201,9 @@ def _with_capture(request: SessionRequest) -> ProviderList:
     if not request.cuda_graph:
         return requested
     options = requested.options_of(CUDA)
-    if options.get(_CAPTURE, "1").lower() in ("0", "false"):
+    if options.get(CAPTURE, "1").lower() in ("0", "false"):
         raise ProviderRequestError(
-            f"cuda_graph=True and the provider option {_CAPTURE}=0 contradict each other",
+            f"cuda_graph=True and the provider option {CAPTURE}=0 contradict each other",
             fixes=[manual("say it once")],
             requested=requested.names,
         )
@@ -165,7 +214,7 @@ def _with_capture(request: SessionRequest) -> ProviderList:
             fixes=[manual(f"leave {_STREAM} out")],
             requested=requested.names,
         )
-    return requested.with_cuda_options({_CAPTURE: "1"})
+    return requested.with_cuda_options({CAPTURE: "1"})
 
 
 def _device_named_by(request: SessionRequest) -> DeviceRequest:

@@ -53,6 +53,7 @@ def requested(session: Reopened) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "allow_cpu": request.allow_cpu,
         "cuda_graph": request.cuda_graph,
         "pinned_memory_limit": request.pinned_memory_limit,
+        "tuned": request.tuned,
         **request.others,
     }
     return arguments, settings

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import ProviderRequestError, manual
 from ..model.files import ModelSource
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 PINNED_MEMORY_LIMIT = 2 << 30
 
 #: Arguments that GPUSession takes and InferenceSession ignores.
-OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit")
+OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit", "tuned")
 NAMES = (*OWN, "sess_options", "providers", "provider_options")
+
+Tuned: TypeAlias = bool | Literal["now"] | str | os.PathLike[str]  # whether to use a record of tune, or its path
 
 _CLOSE = 0.7  # difflib's ratio: "device_id" and "enable_cuda_graph" are close, no argument of ONNX Runtime's own is
 
@@ -38,6 +40,7 @@ class SessionRequest:
     allow_cpu: bool | None = False  # None: the variable ORTGPU_ALLOW_CPU decides
     cuda_graph: bool = False
     pinned_memory_limit: int = PINNED_MEMORY_LIMIT
+    tuned: Tuned = True
     chooses_options: bool = True  # whether to set options that the caller leaves open
     others: Mapping[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
 
@@ -61,6 +64,7 @@ def checked_request(
     allow_cpu: bool | None,
     cuda_graph: bool,
     pinned_memory_limit: int,
+    tuned: Tuned,
     chooses_options: bool,
     others: Mapping[str, Any],
 ) -> SessionRequest:
@@ -88,6 +92,7 @@ def checked_request(
         cuda_graph=_flag("cuda_graph", cuda_graph),
         others=_checked_others(others),
         pinned_memory_limit=_size("pinned_memory_limit", pinned_memory_limit),
+        tuned=_checked_tuned(tuned),
         chooses_options=chooses_options,
         providers=parse(providers, provider_options),
     )
@@ -112,6 +117,17 @@ def _size(name: str, value: Any) -> int:
     if operator.index(value) < 0:
         raise ValueError(f"{name} must be at least 0, not {value}")
     return operator.index(value)
+
+
+def _checked_tuned(value: Tuned) -> Tuned:
+    """Return a path as text. Raises TypeError for other types, FileNotFoundError if the record is not there."""
+    if isinstance(value, bool) or value == "now":
+        return value
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f'tuned must be True, False, "now" or the path of a record, not {value!r}')
+    path = os.path.abspath(os.fsdecode(value))
+    os.stat(path)
+    return path
 
 
 def _checked_others(arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu.provider.runtime import load_runtime
-from ortgpu.session.chosen.choose import COUNT
+from ortgpu.provider.settings import FEW_THREADS
 
 from .children import Report, run_program
 
@@ -169,9 +169,11 @@ def test_no_session_that_goes_out_of_scope_is_destroyed_in_a_thread_of_its_own(m
 
 
 @pytest.mark.skipif(load_runtime().release < (1, 31), reason="measured with ONNX Runtime 1.31")
-@pytest.mark.skipif((os.cpu_count() or 1) <= 2 * COUNT, reason="few processors: ONNX Runtime's own choice is left")
+@pytest.mark.skipif(
+    (os.cpu_count() or 1) <= 2 * FEW_THREADS, reason="few processors: ONNX Runtime's own choice is left"
+)
 def test_a_session_has_fewer_threads_than_a_plain_one(asynchronous: Report) -> None:
-    assert asynchronous["chosen"][0] == str(COUNT)
+    assert asynchronous["chosen"][0] == str(FEW_THREADS)
     assert asynchronous["threads"] < asynchronous["threads of a plain session"]
 
 

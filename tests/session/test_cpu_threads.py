@@ -14,7 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.provider.runtime import load_runtime
-from ortgpu.session.chosen.choose import COUNT, ON_GPU
+from ortgpu.provider.settings import FEW_THREADS
+from ortgpu.session.chosen.choose import ON_GPU
 from tests.lab.fixtures import Lab
 from tests.session.test_cudnn_handles import chain
 from tests.support.cudnn_operators import CASES, model_of
@@ -133,16 +134,16 @@ def opened(
 
 def test_a_session_has_few_and_says_so(lab: Lab, provider_library: str) -> None:
     found = opened(lab, provider_library, chain("Relu", "Tanh"))
-    assert found["constructed"] == [COUNT]
-    assert found["started"] == COUNT - 1  # who calls run is the other one
-    assert found["says"] == COUNT
-    assert found["chosen"][0] == str(COUNT)
+    assert found["constructed"] == [FEW_THREADS]
+    assert found["started"] == FEW_THREADS - 1  # who calls run is the other one
+    assert found["says"] == FEW_THREADS
+    assert found["chosen"][0] == str(FEW_THREADS)
 
 
 @pytest.mark.parametrize(
     ("processors", "arguments"),
     [
-        pytest.param(2 * COUNT, "", id="few processors"),
+        pytest.param(2 * FEW_THREADS, "", id="few processors"),
         pytest.param(64, "options", id="options of the caller"),
         pytest.param(64, "disabled_optimizers=['ConstantFolding']", id="another graph"),
     ],
@@ -167,7 +168,7 @@ def test_a_node_that_computes_on_the_cpu_has_all_the_threads(lab: Lab, provider_
         each.type.tensor_type.elem_type = TensorProto.UINT16
     found = opened(lab, provider_library, model.SerializeToString())
     assert found["computing"] == ["Equal"]
-    assert found["constructed"] == [COUNT, 0]
+    assert found["constructed"] == [FEW_THREADS, 0]
     assert found["alive"] == [0, 0]  # the GPU need not have room for two
     assert found["says"] == 0
     assert found["chosen"] is None

@@ -25,7 +25,8 @@ PLOTS = (".png", ".svg", ".html")
 _DEFAULT_BATCHES = (1, 8, 64)
 
 
-def _parse_batches(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+def parse_batches(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    """Return the sizes of an option --batch. Raises click.BadParameter."""
     if text is None:
         return None
     try:
@@ -37,7 +38,8 @@ def _parse_batches(_ctx: click.Context, _parameter: click.Parameter, text: str |
     return tuple(dict.fromkeys(sizes))
 
 
-def _check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+def check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Return the file of an option --plot. Raises click.BadParameter for other endings, and without matplotlib."""
     if path is None:
         return None
     if path.suffix.lower() not in PLOTS:
@@ -51,7 +53,7 @@ def _check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | N
 
 @click.command()
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--batch", "batches", metavar="N,N,...", callback=_parse_batches, help="Batch sizes.  [default: 1,8,64]")
+@click.option("--batch", "batches", metavar="N,N,...", callback=parse_batches, help="Batch sizes.  [default: 1,8,64]")
 @click.option(
     "--rounds", type=click.IntRange(min=5), default=10, show_default=True, help="Blocks of calls for each way."
 )
@@ -61,7 +63,7 @@ def _check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | N
     "--plot",
     metavar="FILE",
     type=output.FileToWrite(),
-    callback=_check_plot,
+    callback=check_plot,
     help=f"Draw the figures into a file ({', '.join(PLOTS)}); needs the extra 'bench'.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ...process.background import Task, fork_safe_lock
 
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _COMPUTE_MODE = 75, 76, 20  # CUdevice_attribute, cuda.h
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _COMPUTE_MODE, _MULTIPROCESSORS = 75, 76, 20, 16  # CUdevice_attribute, cuda.h
 _STREAM_NON_BLOCKING, _CAPTURE_MODE_RELAXED = 1, 2  # CUstream_flags, CUstreamCaptureMode
 
 # CUresult, cuda.h: the codes that cuInit and the first calls of a process are known to return.
@@ -143,6 +143,17 @@ def _device(driver: ctypes.CDLL, ordinal: int) -> CudaDevice:
         memory.value if sized else None,
         _attribute(driver, handle, _COMPUTE_MODE),
     )
+
+
+def count_multiprocessors(ordinal: int) -> int | None:
+    """Return the number of multiprocessors of a device, of which MIG may give a part. None if it is unknown."""
+    handle = ctypes.c_int()
+    try:
+        driver = _driver()
+    except OSError:
+        return None
+    known = _call(driver, "cuDeviceGet", ctypes.byref(handle), ordinal)
+    return _attribute(driver, handle, _MULTIPROCESSORS) if known else None
 
 
 def _uuid(driver: ctypes.CDLL, handle: ctypes.c_int) -> str | None:

@@ -34,6 +34,8 @@ from ...model.outline import STANDARD, UNREADABLE, Graph, GraphOutline, Node, Te
 from ...provider.options import config_entry, may_record
 from ...provider.placement import Placement, cudnn_operators
 from ...provider.requests import CPU, CUDA, ProviderList
+from ...provider.settings import FEW_THREADS
+from ...provider.settings import THREADS as THREADS
 
 HANDLES = "enable_cudnn"  # the option
 _WHY_NO_HANDLES = (
@@ -41,12 +43,10 @@ _WHY_NO_HANDLES = (
 )
 NO_HANDLES = {HANDLES: ("0", _WHY_NO_HANDLES)}
 
-THREADS = "intra_op_num_threads"  # the session option
-COUNT = 4  # three concurrent runs of run_async, which keep a GPU busy
 _WHY_FEW_THREADS = (
     "all nodes that compute are on the GPU; a thread for each of 32 cores took a fifth of the time to open an MLP"
 )
-FEW_THREADS = {THREADS: (str(COUNT), _WHY_FEW_THREADS)}
+_FEW_THREADS = {THREADS: (str(FEW_THREADS), _WHY_FEW_THREADS)}
 
 _RELEASE = (1, 31)  # the first of ONNX Runtime with which they were measured
 
@@ -98,10 +98,10 @@ def choose(
         # ONNX Runtime counts physical cores, and ignores how many the process may use
         if (
             options is None
-            and (os.cpu_count() or 1) > 2 * COUNT
+            and (os.cpu_count() or 1) > 2 * FEW_THREADS
             and ("prefer_nhwc" in chosen or has_only(outline, ON_GPU))
         ):
-            chosen |= FEW_THREADS
+            chosen |= _FEW_THREADS
     except UNREADABLE:
         return {}
     return chosen

@@ -1,0 +1,160 @@
+"""``ortgpu tune``: measure which settings suit a model on this GPU, and keep them for the sessions to come."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ortgpu.cli import output, signals
+from ortgpu.cli.bench import check_plot, parse_batches
+from ortgpu.cli.model import inputs_option, known_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ortgpu.session.tuning.tuning import Objective, Precision, Trial, Tuning
+
+
+@click.command()
+@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--device", metavar="D", help='Which GPU: an index, "cuda:1" or a UUID.')
+@click.option("--batch", "batches", metavar="N,N,...", callback=parse_batches, help="Batch sizes.  [default: 1, or 32]")
+@inputs_option
+@click.option(
+    "--objective",
+    type=click.Choice(["latency", "throughput"]),
+    default="latency",
+    show_default=True,
+    help="Single runs with data on the GPU, by default of 1 item; or three at a time, of 32 items.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16"]),
+    default="fp32",
+    show_default=True,
+    help="fp16: also try float16 inside, with inputs and outputs as they are.",
+)
+@click.option("--budget", type=click.IntRange(min=1), default=60, show_default=True, help="Seconds to try settings.")
+@click.option("--record", metavar="FILE", type=output.FileToWrite(), help="Write the record here, not to the cache.")
+@click.option(
+    "--plot", metavar="FILE", type=output.FileToWrite(), callback=check_plot, help="Draw the times into a file."
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
+def tune(
+    model: Path,
+    device: str | None,
+    batches: tuple[int, ...] | None,
+    inputs: Path | None,
+    objective: Objective,
+    precision: str,
+    budget: int,
+    record: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> int:
+    """Measure which settings suit MODEL on this GPU, and keep them for the sessions to come.
+
+    Tries layouts of images, searches for convolutions, CUDA graphs, fixed shapes and more, each in a child process, in
+    turns with plain ONNX Runtime. Every result is compared with the CPU's in float32. A session of the same MODEL on
+    the same kind of GPU then applies by itself what changes neither inputs, outputs and errors nor the precision; with
+    GPUSession(model, tuned=RECORD) it applies the rest as well.
+
+    Exit code 0: measured. 1: the model cannot be opened or run on the GPU. 2: wrong usage.
+
+    \b
+    The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
+      "device", "automatic", "named", "record", "no_record", "compared_with",
+      "trials", "left_out", "shapes", "seconds"
+    A "ratio" is the time relative to that of plain ONNX Runtime.
+    """
+    from ortgpu.cli import report
+    from ortgpu.cli.inputs import read_inputs
+    from ortgpu.session.tuning.tuning import tune as search
+
+    if inputs is not None and batches is not None:
+        raise click.UsageError("--inputs is one batch: leave --batch out")
+    feeds = [read_inputs(inputs)] if inputs is not None else None
+    chosen: Precision = "float16" if precision == "fp16" else "float32"
+    try:
+        with report.quiet(), signals.as_exceptions(), _Progress(budget) as progress:
+            found = search(
+                model,
+                device=device,
+                feeds=feeds,
+                batches=batches,
+                objective=objective,
+                precision=chosen,
+                budget=budget,
+                record=record,
+                on_trial=progress.show,
+            )
+    except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
+        return output.show_problem(error, known_of(model, error), as_json, model=str(model))
+    if as_json:
+        output.write_json(output.document(ok=True, model=str(model), **found.as_dict()))
+    else:
+        _show(output.stdout(), str(model), found)
+    if plot is not None:
+        from ortgpu.cli.bench.plot import draw_trials
+
+        draw_trials(found.trials, f"{model.name} on {found.device}", plot)
+        if not as_json:
+            output.line(output.stdout(), f"Written: {plot}")
+    return 0
+
+
+class _Progress:
+    """A bar on a terminal, of the time that may pass. Nothing elsewhere."""
+
+    def __init__(self, budget: float) -> None:
+        from rich.progress import Progress
+
+        console = output.stderr()
+        self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("Opening the model", total=budget)
+        self._started = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, trial: Trial) -> None:
+        from ortgpu.provider.settings import described
+
+        text = f"{described(trial.settings)}: {_ratio(trial) or 'rejected'}"
+        self._bar.update(self._task, completed=time.monotonic() - self._started, description=text)
+
+
+def _show(console: Console, model: str, found: Tuning) -> None:
+    from ortgpu.provider.settings import described
+
+    output.heading(console, f"{model} on {found.device}")
+    output.table(console, ("settings", "ms", "to plain", "error", ""), map(_row, found.trials))
+    for text in found.left_out:
+        output.line(console, f"not tried: {text}", style="yellow")
+    output.line(console, f"Results were compared with {found.compared_with}.")
+    best, all_of = found.automatic, found.named
+    output.heading(console, f"By itself a session takes {best.ratio:.2f} of plain's time: {described(best.settings)}")
+    if all_of.settings != best.settings:
+        said = f"With tuned=RECORD it takes {all_of.ratio:.2f}: {described(all_of.settings)}"
+        output.heading(console, said)
+    output.line(console, f"Record: {found.record or f'none was written: {found.no_record}'}")
+
+
+def _row(trial: Trial) -> tuple[str, ...]:
+    from ortgpu.provider.settings import described
+
+    times = ", ".join(f"{each * 1e3:.3f}" for each in trial.seconds)
+    error = "" if trial.error is None else f"{trial.error:.1e}"
+    verdict = f"{trial.verdict}; {trial.divergence}" if trial.divergence else trial.verdict
+    return described(trial.settings), times, _ratio(trial), error, verdict
+
+
+def _ratio(trial: Trial) -> str:
+    return "" if trial.ratio is None else f"{trial.ratio:.2f}"

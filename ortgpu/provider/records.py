@@ -1,0 +1,282 @@
+"""Records of what ``tune`` measured: which settings suit a model on a GPU, kept in the user's cache folder.
+
+A record is JSON. It is void if it has anything that this release does not know, or if what it was measured with has
+changed: the graph, the weights, the GPU, ONNX Runtime, the CUDA libraries, the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..environment.gpu.cuda import count_multiprocessors
+from ..environment.gpu.driver import read_driver_version
+from ..environment.libraries.loader import loader_of_this_process
+from ..model.files import ModelSource, is_ort_format, stamp_of
+from ..model.outline import UNREADABLE, GraphOutline
+from .runtime import load_runtime, open_provider
+from .settings import AUTOMATIC, SETTINGS, described, effect_of
+
+_SCHEMA = 1
+
+
+class NamedGPU(Protocol):
+    """A GPU of this process."""
+
+    @property
+    def ordinal(self) -> int | None: ...
+    @property
+    def name(self) -> str | None: ...
+
+
+class VoidRecordError(ValueError):
+    """A record cannot be used, for the reason in its text, which names its file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Settings, and their time relative to plain ONNX Runtime's."""
+
+    settings: Mapping[str, str]
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Everything that a measurement depends on. None is unknown.
+
+    Attributes:
+        graph: digest of the model without its weights.
+        weights: size and time of change of the files that hold them; or the digest of the whole model, where it has no
+            file, or the record asks for float16.
+        driver: the branch, such as "580".
+        precision: that of plain ONNX Runtime.
+    """
+
+    graph: str
+    weights: str
+    onnxruntime: str
+    gpu: str | None = None
+    multiprocessors: int | None = None
+    cuda: int | None = None
+    cudnn: int | None = None
+    cublas: int | None = None
+    driver: str | None = None
+    precision: str = "tf32"
+
+    def difference(self, other: Key) -> str | None:
+        """Return in what ``other`` differs, for a person. None: in nothing."""
+        mine, theirs = asdict(self), asdict(other)
+        return next(
+            (f"{name} was {mine[name]}, and is {theirs[name]}" for name in mine if mine[name] != theirs[name]), None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The settings that were measured as best.
+
+    Attributes:
+        automatic: the best of those that a session may apply by itself.
+        named: the best of all, for a session whose caller names the record.
+        shapes: those of the inputs that were measured, a mapping for each batch.
+        dimensions: sizes of the free dimensions by their names, where there was one batch.
+    """
+
+    key: Key
+    automatic: Choice
+    named: Choice
+    shapes: tuple[Mapping[str, list[int]], ...] = ()
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Write the record so that a reader sees the old one or the new one. Raises OSError."""
+        import tempfile
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                json.dump({"ortgpu tuning": _SCHEMA, **asdict(self)}, file, indent=1)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+
+
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """Read a record.
+
+    Raises:
+        FileNotFoundError: there is none.
+        VoidRecordError: it cannot be read, or holds something that this release does not know.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise VoidRecordError(f"it cannot be read: {error}") from None
+    if not isinstance(found, dict) or found.pop("ortgpu tuning", None) != _SCHEMA:
+        raise VoidRecordError(f"it is no record of the form {_SCHEMA}")
+    try:
+        record = Record(**found)
+        return replace(
+            record,
+            key=Key(**_checked(record.key, str, (str, int, type(None)))),
+            automatic=_choice(record.automatic, AUTOMATIC),
+            named=_choice(record.named, tuple(SETTINGS)),
+            shapes=tuple(_checked(shapes, str, list) for shapes in record.shapes),
+            dimensions=_checked(record.dimensions, str, int),
+        )
+    except (TypeError, KeyError, ValueError) as error:
+        raise VoidRecordError(f"it has what this release does not know: {error}") from None
+
+
+def _checked(found: Any, names: type, values: Any) -> dict[Any, Any]:
+    if not isinstance(found, dict) or not all(isinstance(k, names) and isinstance(v, values) for k, v in found.items()):
+        raise ValueError(f"{found!r}")
+    return found
+
+
+def _choice(found: Any, allowed: tuple[str, ...]) -> Choice:
+    choice = Choice(**_checked(found, str, (dict, float, int)))
+    settings = _checked(choice.settings, str, str)
+    effect_of(settings)
+    if not set(allowed).issuperset(settings):
+        raise ValueError(f"{settings!r}")
+    return Choice(settings, float(choice.ratio))
+
+
+def default_path(model: ModelSource, gpu: str | None) -> Path | None:
+    """Return where the record of a model for a kind of GPU is kept. None where platformdirs is not installed.
+
+    A model is known by its path, so that a session without a record pays for one look; bytes by their size, their
+    beginning and their end.
+    """
+    try:
+        from platformdirs import user_cache_path
+    except ImportError:  # a source tree on PYTHONPATH, whose dependencies are not all there
+        return None
+    if isinstance(model, bytes):
+        name = b"%d" % len(model) + model[:_ENDS] + model[-_ENDS:]
+    else:
+        name = os.fsencode(os.path.abspath(os.fsdecode(model)))
+    folder: Path = user_cache_path("ortgpu")
+    kind = re.sub(r"\W+", "-", gpu or "unknown").lower()
+    return folder / "tuned" / f"{hashlib.sha256(name).hexdigest()[:24]}-{kind}.json"
+
+
+_ENDS = 4096  # bytes
+
+
+def key_of(outline: GraphOutline, gpu: NamedGPU | None, *, by_content: bool = False) -> Key:
+    """Return the key of a model on a GPU, in this process. ``gpu`` None: on the CPU.
+
+    Raises:
+        VoidRecordError: the model cannot be read, or is in ONNX Runtime's own format.
+    """
+    model = outline.model
+    if is_ort_format(model):
+        raise VoidRecordError("the model is in ONNX Runtime's own format")
+    try:
+        content = outline.content
+        graph = hashlib.sha256(repr((content.ir_version, content.opsets)).encode() + content.kept)
+        weights = _digest(model) if by_content or isinstance(model, bytes) else _stamps(model, outline)
+    except UNREADABLE as error:
+        raise VoidRecordError(f"the model cannot be read: {error}") from None
+    module = load_runtime().module
+    build = getattr(module, "get_build_info", str)()
+    key = Key(graph.hexdigest(), weights, f"{getattr(module, '__version__', None)} {build}")
+    if gpu is None:
+        return key
+    report, loader = open_provider(register=False).preload, loader_of_this_process()
+
+    def ask(stem: str, function: str) -> int | None:
+        path = report.path_of(stem) if report is not None else None
+        return loader.ask(path, function) if path is not None else None
+
+    return replace(
+        key,
+        gpu=gpu.name,
+        multiprocessors=count_multiprocessors(gpu.ordinal or 0),
+        cuda=ask("libcublasLt", "cublasLtGetCudartVersion"),
+        # libcudnn ends the process if it cannot open the part that answers
+        cudnn=ask("libcudnn", "cudnnGetVersion") if report is not None and report.cudnn is not None else None,
+        cublas=ask("libcublasLt", "cublasLtGetVersion"),
+        driver=(read_driver_version() or "").partition(".")[0] or None,
+    )
+
+
+def _stamps(model: str | os.PathLike[str], outline: GraphOutline) -> str:
+    """Return size and time of change of the files that hold the weights."""
+    folder = os.path.dirname(os.path.abspath(os.fsdecode(model)))
+    places = {(tensor.external or {}).get(b"location") for tensor in outline.graph.initializers}
+    files = [os.fsdecode(model), *(os.path.join(folder, os.fsdecode(place)) for place in sorted(filter(None, places)))]
+    return ", ".join(f"{stamp[2]} {stamp[3]}" if (stamp := stamp_of(file)) is not None else "none" for file in files)
+
+
+def _digest(model: ModelSource) -> str:
+    found = hashlib.sha256(model if isinstance(model, bytes) else b"")
+    if not isinstance(model, bytes):
+        with open(model, "rb") as file:
+            for piece in iter(lambda: file.read(1 << 22), b""):
+                found.update(piece)
+    return f"sha256 {found.hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record that may be used, and the choice in it that holds for its user."""
+
+    path: Path
+    record: Record
+    choice: Choice
+
+    @property
+    def why(self) -> str:
+        """The reason in ``options_chosen`` for everything that the record sets."""
+        return f"took {self.choice.ratio:.2f} of the time of plain ONNX Runtime: {self.path}"
+
+
+def find_record(
+    outline: GraphOutline, gpu: NamedGPU | None, named: str | os.PathLike[str] | None = None
+) -> Found | None:
+    """Return the record of a model on a GPU, or None if there is none. ``named`` is a path that the caller named.
+
+    Raises:
+        FileNotFoundError: the record that the caller named is not there.
+        VoidRecordError: there is a record, and it cannot be used.
+    """
+    path = Path(named) if named is not None else default_path(outline.model, gpu.name if gpu is not None else None)
+    if path is None or (named is None and not os.path.exists(path)):
+        return None
+    try:
+        record = read_record(path)
+        by_content = record.key.weights.startswith("sha256")
+        difference = record.key.difference(key_of(outline, gpu, by_content=by_content))
+    except VoidRecordError as error:
+        difference = str(error)
+    if difference is not None:
+        raise VoidRecordError(f"{path}: {difference}")
+    return Found(path, record, record.named if named is not None else record.automatic)
+
+
+def describe_record(model: ModelSource, gpu: NamedGPU | None) -> str:
+    """Return what sessions of a model use by themselves, or why they use nothing, for a person."""
+    advice = "" if isinstance(model, bytes) else f": `ortgpu tune {shlex.quote(os.fsdecode(model))}`"
+    try:
+        found = find_record(GraphOutline(model), gpu)
+    except VoidRecordError as error:
+        return f"not tuned, since a record does not fit, {error}{advice}"
+    return f"not tuned{advice}" if found is None else f"{described(found.choice.settings)}, which {found.why}"

@@ -1,0 +1,188 @@
+"""Children that measure: candidates may end their process, spoil it, or never end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...environment.child import run_python, signal_name
+from ...environment.packages.plugins import environ_of_child
+from ...environment.ranks import runtime_folder
+from ...provider.records import Key
+
+if sys.platform != "win32":
+    import fcntl
+
+REQUEST, ANSWER, DONE = "request.pickle", "answer.pickle", "done.pickle"
+_PROGRAM = """
+import sys
+from ortgpu import GPUSession  # first: it loads what onnxruntime links, where that links CUDA
+from ortgpu.session.tuning.trial import main
+main(sys.argv[1])
+"""
+_WATCHDOG = "Timeout (0:"  # faulthandler's words
+_TICK = 0.2  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The device on which candidates run, and the function that opens their sessions, as "module:function".
+
+    Tests have the CPU in the place of a GPU, and openers whose sessions are at fault.
+    """
+
+    ordinal: int | None = 0  # None: the CPU
+    opener: str = "ortgpu.session.tuning.trial:open_session"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a model declares of an input."""
+
+    name: str
+    type: str
+    shape: Sequence[int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a search must know of a model on a device.
+
+    Attributes:
+        uuid: of the GPU; None on the CPU.
+        feeds: the inputs of each batch, made up unless they were given.
+        key: of the record; None where there can be none, because ``no_key``.
+        convolves, needs_cudnn, computes_on_cpu: what nodes there are, as ONNX Runtime placed them.
+    """
+
+    uuid: str | None
+    ordinal: int | None
+    device: str
+    gpu: str | None
+    inputs: tuple[Input, ...]
+    feeds: tuple[Mapping[str, Any], ...]
+    key: Key | None
+    no_key: str | None
+    convolves: bool
+    needs_cudnn: bool
+    computes_on_cpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A model and what it is run with.
+
+    Attributes:
+        model: its path.
+        half: the path of the same model in float16, if there is one.
+        feeds: the inputs of each batch.
+        right: the results of the CPU for each; None where it took too long.
+        dimensions: the sizes of free dimensions, where there is one batch.
+        tolerance: the distance that results may have, where that of plain ONNX Runtime is smaller.
+        threads: runs at the same time; 1 measures single runs, with their arrays on the device.
+        seconds: to measure each batch.
+    """
+
+    model: str
+    place: Place
+    feeds: tuple[Mapping[str, Any], ...]
+    right: tuple[list[Any], ...] | None = None
+    dimensions: Mapping[str, int] | None = None
+    half: str | None = None
+    tolerance: float | None = None
+    threads: int = 1
+    seconds: float = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a child found out about a candidate.
+
+    Attributes:
+        ratios: for each batch, the time relative to that of plain ONNX Runtime.
+        seconds: of a run of each batch.
+        error: the largest distance of any result from the right one, relative to the largest value.
+        wrong: what is wrong with the results; None if nothing is.
+    """
+
+    ratios: tuple[float, ...] = ()
+    seconds: tuple[float, ...] = ()
+    error: float | None = None
+    wrong: str | None = None
+
+
+class ChildFailedError(Exception):
+    """A child did not do its work, for the reason in the text. ``timed_out``: it was killed at its deadline."""
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        super().__init__(text)
+        self.timed_out = timed_out
+
+
+def ask(folder: str, function: str, *arguments: Any, timeout: float) -> Any:
+    """Call a function of :mod:`ortgpu.session.tuning.trial` in a child. ``folder`` is for this user alone.
+
+    Raises:
+        ChildFailedError: it raised an exception, ended its process, or was killed after ``timeout`` seconds.
+    """
+    answer = Path(folder, ANSWER)
+    for each in (answer, Path(folder, DONE)):
+        each.unlink(missing_ok=True)
+    Path(folder, REQUEST).write_bytes(pickle.dumps((function, arguments)))
+    variables = {name: value for name, value in environ_of_child().items() if name != "ORTGPU_ENFORCE"}
+    ended = run_python(_PROGRAM, folder, timeout=timeout, environ=variables)
+    if ended.timed_out or _WATCHDOG in ended.errors:
+        raise ChildFailedError("it did not end in time", timed_out=True)
+    try:
+        kind, found = pickle.loads(answer.read_bytes())  # noqa: S301 - by our own child
+    except (OSError, pickle.PickleError, EOFError):
+        words = [line for line in ended.errors.strip().splitlines() if line.strip()][-1:]
+        code = ended.returncode
+        how = "it was not started" if code is None else f"it ended with {code}" if code >= 0 else signal_name(-code)
+        raise ChildFailedError(": ".join([f"the process ended: {how}", *words])) from None
+    if kind == "raised":
+        raise found
+    return found
+
+
+def read_done(folder: str) -> list[Measured]:
+    """Return what the last child measured before it ended, however that was."""
+    try:
+        found: list[Measured] = pickle.loads(Path(folder, DONE).read_bytes())  # noqa: S301 - by our own child
+    except FileNotFoundError:
+        return []
+    return found
+
+
+@contextlib.contextmanager
+def only_tuner(device: str, patience: float) -> Iterator[None]:
+    """Hold the lock of a device, so that no two processes of this user measure on it at the same time.
+
+    Raises:
+        TimeoutError: another one held it for ``patience`` seconds.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    path = runtime_folder() / f"tuning-{device}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        end = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise TimeoutError(f"another process tunes on this GPU; it holds {path}") from None
+                time.sleep(_TICK)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,105 @@
+"""Compare results with those of the CPU in float32, by the distance that plain ONNX Runtime has from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# Relative to the largest value of an output. Sums in another order stay below the floors: 4e-3 is four units in the
+# last place of float16.
+_FLOORS = {2: 4e-3}
+_FLOOR = 1e-5
+# For float16 inside, and where the CPU takes too long and plain ONNX Runtime is all there is to compare with. TF32 and
+# float16 keep 10 bits, and the errors of layers add up: thirty layers stayed below this.
+TOLERANCE = 2e-2
+_TIMES_PLAIN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """The largest and the typical (root mean square) difference, relative to the largest value."""
+
+    largest: float
+    typical: float
+
+
+class Reference:
+    """What results are compared with.
+
+    Args:
+        names: of the outputs.
+        right: the results of the CPU in float32; None where it took too long.
+        plain: those of plain ONNX Runtime with its own settings.
+        tolerance: the distance that is allowed even where that of plain ONNX Runtime is small.
+    """
+
+    def __init__(
+        self, names: Sequence[str], right: Sequence[Any] | None, plain: Sequence[Any], tolerance: float | None = None
+    ) -> None:
+        self._names, self._plain = names, plain
+        self._right = plain if right is None else right
+        self._tolerance = TOLERANCE if right is None and tolerance is None else tolerance
+        self._accepted: list[bytes | None] = []
+
+    def check(self, found: Sequence[Any]) -> tuple[float, str | None]:
+        """Return the largest distance of any output, and what is wrong: None if the results are accepted.
+
+        Results that are bit by bit those accepted before are not compared again.
+        """
+        bits = [each.tobytes() if isinstance(each, np.ndarray) and each.dtype != object else None for each in found]
+        if bits == self._accepted and None not in bits:
+            return 0.0, None
+        worst = 0.0
+        for name, right, plain, other in zip(self._names, self._right, self._plain, found, strict=True):
+            distance, wrong = compare(right, plain, other, self._tolerance)
+            worst = max(worst, distance)
+            if wrong is not None:
+                return worst, f"output {name!r} {wrong}"
+        self._accepted = bits
+        return worst, None
+
+
+def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) -> tuple[float, str | None]:
+    """Return how far a result is from the right one, and what is wrong with it: None if it is accepted.
+
+    Floats may be twice as far from it as plain ONNX Runtime's are. All else must be equal wherever plain's is.
+    """
+    if not all(isinstance(each, np.ndarray) for each in (right, plain, found)):
+        return 0.0, None if repr(right) == repr(found) else "is no tensor, and another one"
+    if (found.shape, found.dtype) != (plain.shape, plain.dtype):
+        return np.inf, f"has shape {found.shape} and type {found.dtype}, not {plain.shape} and {plain.dtype}"
+    if right.shape != plain.shape:
+        return compare(plain, plain, found, TOLERANCE if tolerance is None else tolerance)
+    if plain.dtype.kind != "f":
+        wrong = int(np.count_nonzero((found != right) & (plain == right)))
+        return float(wrong > 0), f"differs in {wrong} of {plain.size} values" if wrong else None
+    usual = np.isfinite(right) & np.isfinite(plain)
+    odd = ~usual & ~_same(found, plain) & ~_same(found, right)
+    if odd.any() or not np.isfinite(found[usual]).all():
+        return np.inf, "has infinities or NaN where that of plain ONNX Runtime has others, or none"
+    floor = max(_FLOORS.get(plain.dtype.itemsize, _FLOOR), tolerance or 0)
+    right, plain, found = (each[usual].astype(np.float64) for each in (right, plain, found))
+    theirs, ours = _distance(right, plain), _distance(right, found)
+    for kind, their, our in (
+        ("", theirs.largest, ours.largest),
+        (" typically", theirs.typical, ours.typical),
+    ):
+        allowed = max(_TIMES_PLAIN * their, floor)
+        if our > allowed:
+            return ours.largest, f"is{kind} {our:.2g} of its largest value off, and {allowed:.2g} is allowed"
+    return ours.largest, None
+
+
+def _same(one: Any, other: Any) -> Any:
+    return (one == other) | (np.isnan(one) & np.isnan(other))
+
+
+def _distance(right: Any, found: Any) -> Distance:
+    if not right.size:
+        return Distance(0.0, 0.0)
+    scale = float(np.abs(right).max()) or 1.0
+    difference = np.abs(right - found)
+    return Distance(float(difference.max()) / scale, float(np.sqrt(np.mean(difference**2))) / scale)

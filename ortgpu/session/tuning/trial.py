@@ -1,0 +1,459 @@
+"""What a child of ``tune`` does: open sessions, run them, compare their results, and measure.
+
+The parent calls :func:`main` with a folder, in which it finds the name of one of these functions and its arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import itertools
+import os
+import pickle
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from ...environment.libraries.catalogue import LIBRARIES
+from ...errors import ProviderFallbackError
+from ...model.outline import GraphOutline
+from ...provider.devices import Device
+from ...provider.placement import cudnn_operators
+from ...provider.records import VoidRecordError, key_of
+from ...provider.requests import CPU, CUDA
+from ...provider.runtime import load_lazily_opened, open_provider
+from ...provider.settings import Settings, effect_of
+from ..gpu_session import GPUSession
+from .children import ANSWER, DONE, REQUEST, Beginning, ChildFailedError, Input, Measured, Place, Work
+from .comparing import Reference, compare
+from .feeds import batch_dimension, make_inputs
+
+_MOST_ROUNDS, _FEWEST_ROUNDS = 200, 5
+_WARMING = 3  # runs
+_BLOCK = 0.05  # seconds of several threads
+_AT_ONCE = 2  # runs at a time: one known fault is a race between streams
+_SECONDS_AT_ONCE = 0.2
+_EXPOSED = 8  # tensors at a time
+
+
+def main(folder: str) -> None:
+    """Do what the request in ``folder`` asks for, and leave the answer there."""
+    function, arguments = pickle.loads(Path(folder, REQUEST).read_bytes())  # noqa: S301 - by our own parent
+    try:
+        answer = ("returned", globals()[function](*arguments))
+        said = pickle.dumps(answer)
+    except Exception as error:  # noqa: BLE001 - the parent raises it again
+        said = _raised(error)
+    write_whole(Path(folder, ANSWER), said)
+    sys.stdout.flush()
+    os._exit(0)  # a candidate may hang or crash at the end of the process, and has done its work
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there as a whole, or not."""
+    temporary = path.with_suffix(".part")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def _raised(error: Exception) -> bytes:
+    with contextlib.suppress(Exception):  # not every exception pickles
+        said = pickle.dumps(("raised", error))
+        pickle.loads(said)  # noqa: S301 - what was made above
+        return said
+    return pickle.dumps(("raised", ChildFailedError(f"{type(error).__name__}: {error}")))
+
+
+def begin(
+    model: str,
+    device: Any,
+    place: Place,
+    batches: Sequence[int],
+    feeds: tuple[Mapping[str, Any], ...] | None,
+    by_content: bool,
+) -> Beginning:
+    """Open the model on its GPU, make up inputs, and run them.
+
+    Raises:
+        GPUError: the GPU cannot be used.
+        UnknownInputError: no inputs can be made up.
+        Exception: ONNX Runtime's own, if the model does not run.
+    """
+    outline = GraphOutline(model)
+    gpu: Device | None = None
+    if place.ordinal is None:
+        session = _open(model, place, None, {})
+        uuid, name = None, "CPU"
+        operators = {os.fsdecode(operator) for operator, _ in outline.operators()}
+        cudnn, on_cpu = False, False
+    else:
+        session = GPUSession(model, device=device, allow_cpu=False, cpu_nodes="allow", tuned=False)
+        gpu = session.device
+        uuid, name = gpu.uuid, str(gpu)
+        placement = session.placement
+        operators = {node.op_type for node in placement.nodes} if placement.known else {"Conv"}
+        placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA]
+        cudnn = not placement.known or bool(cudnn_operators(placed))
+        on_cpu = not placement.known or bool(placement.cpu_compute_nodes)
+    declared: Any = session.get_inputs()
+    inputs = tuple(Input(each.name, each.type, list(each.shape)) for each in declared)
+    if feeds is None:
+        sizes = batches if batch_dimension(declared) is not None else (1,)
+        feeds = tuple(make_inputs(declared, size) for size in sizes)
+    for feed in feeds:
+        session.run(None, dict(feed))
+    key, no_key = None, None
+    try:
+        key = key_of(outline, gpu, by_content=by_content)
+    except VoidRecordError as error:
+        no_key = str(error)
+    convolves = any("Conv" in operator for operator in operators)
+    kind = gpu.name if gpu is not None else None
+    ordinal = gpu.ordinal if gpu is not None else None
+    return Beginning(uuid, ordinal, name, kind, inputs, feeds, key, no_key, convolves, cudnn, on_cpu)
+
+
+def results_of_cpu(model: str, feeds: Sequence[Mapping[str, Any]]) -> tuple[list[Any], ...]:
+    """Return the results of the CPU, which computes in float32."""
+    session = onnxruntime.InferenceSession(model, _quiet(), providers=[CPU])
+    return tuple(session.run(None, dict(feed)) for feed in feeds)
+
+
+def results_of_plain(model: str, place: Place, feeds: Sequence[Mapping[str, Any]]) -> tuple[list[Any], ...]:
+    """Return the results of plain ONNX Runtime."""
+    session = _open(model, place, None, None)
+    return tuple(session.run(None, dict(feed)) for feed in feeds)
+
+
+def halve(model: str, half: str) -> None:
+    """Write the model with float16 inside. Its inputs and outputs stay as they are.
+
+    Raises:
+        Exception: whatever onnxruntime.transformers raises for a model that it cannot convert.
+    """
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    converted = convert_float_to_float16(onnx.load(model), keep_io_types=True)
+    if converted.ByteSize() > _LARGE:
+        raise ValueError(f"the model has {converted.ByteSize()} bytes in float16, and at most {_LARGE} are converted")
+    onnx.save(converted, half)
+
+
+_LARGE = 1 << 30  # bytes
+
+
+def open_session(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:
+    """Return an InferenceSession with these settings; None is plain ONNX Runtime.
+
+    Raises:
+        ProviderFallbackError: it is not on the GPU.
+        Exception: ONNX Runtime's own.
+    """
+    effect = effect_of(settings or {})
+    options = _quiet()
+    if effect.threads is not None:
+        options.intra_op_num_threads = effect.threads
+    for name, size in dimensions.items() if effect.fixes_shapes else ():
+        options.add_free_dimension_override_by_name(name, size)
+    if place.ordinal is None:
+        return onnxruntime.InferenceSession(model, options, providers=[CPU])
+    asked = dict(effect.options)
+    if effect.captures:
+        asked["enable_cuda_graph"] = "1"
+    if place.ordinal:  # naming the first makes 1.31 log a warning
+        asked["device_id"] = str(place.ordinal)
+    session = onnxruntime.InferenceSession(model, options, providers=[(CUDA, asked), CPU])
+    if session.get_providers()[0] != CUDA:
+        raise ProviderFallbackError("ONNX Runtime did not bind CUDA", bound=tuple(session.get_providers()))
+    session.disable_fallback()
+    return session
+
+
+def _quiet() -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    return options
+
+
+def _open(model: str | bytes, place: Place, settings: Settings | None, dimensions: Mapping[str, int] | None) -> Any:
+    if place.ordinal is not None:
+        open_provider()
+        load_lazily_opened(frozenset(spec.stem for spec in LIBRARIES))
+    module, _, name = place.opener.partition(":")
+    return getattr(importlib.import_module(module), name)(model, settings, place, dimensions or {})
+
+
+def measure(folder: str, work: Work, candidates: Sequence[Settings], patience: float, end: float) -> None:
+    """Measure candidates one after another, as far as the time goes, and leave what was found after each.
+
+    A candidate that fails is the last one: it may have spoilt this process. One that takes longer than ``patience``
+    seconds ends it. ``end`` is on the clock of time.monotonic.
+
+    Raises:
+        Exception: ONNX Runtime's own, if plain ONNX Runtime does not run.
+    """
+    plain = _open(work.model, work.place, None, None)
+    expected = [plain.run(None, dict(feed)) for feed in work.feeds]
+    done: list[Measured] = []
+    longest = 0.0
+    for settings in candidates:
+        started = time.monotonic()
+        if done and started + longest > end:
+            return
+        faulthandler.dump_traceback_later(patience, exit=True)  # works where a hanging call holds the interpreter
+        try:
+            found = _measured(work, settings, plain, expected)
+        except Exception as error:  # noqa: BLE001 - whatever a candidate does, others may be tried
+            found = Measured(wrong=f"{type(error).__name__}: {error}".strip().partition("\n")[0])
+        faulthandler.cancel_dump_traceback_later()
+        done.append(found)
+        write_whole(Path(folder, DONE), pickle.dumps(done))
+        if found.wrong is not None:
+            return
+        longest = max(longest, time.monotonic() - started)
+
+
+def _measured(work: Work, settings: Settings, plain: Any, expected: Sequence[Sequence[Any]]) -> Measured:
+    """Compare the results of a candidate with the right ones, and its time with plain ONNX Runtime's, in turns."""
+    effect = effect_of(settings)
+    model = work.half if effect.is_float16 and work.half is not None else work.model
+    found = _open(model, work.place, settings, work.dimensions)
+    names = [output.name for output in plain.get_outputs()]
+    ratios, seconds, worst = [], [], 0.0
+    for number, feed in enumerate(work.feeds):
+        right = work.right[number] if work.right is not None else None
+        checked = _Checked(Reference(names, right, expected[number], work.tolerance if effect.is_float16 else None))
+        if not effect.captures:  # each run would capture
+            checked.add(found.run(None, dict(feed)))
+            checked.add_all(_at_once(found, feed))
+        if checked.wrong is None:
+            graph = number if effect.captures else None
+            ratio, taken = _timed(work, plain, found, feed, expected[number], checked, graph)
+            ratios.append(ratio)
+            seconds.append(taken)
+        worst = max(worst, checked.error)
+        if checked.wrong is not None:
+            return Measured(error=worst, wrong=checked.wrong)
+    return Measured(tuple(ratios), tuple(seconds), worst)
+
+
+class _Checked:
+    """The verdict on the results so far: ``error`` is the largest, ``wrong`` the first fault."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self.error = 0.0
+        self.wrong: str | None = None
+
+    def add(self, results: Sequence[Any]) -> None:
+        error, wrong = self._reference.check(results)
+        self.error = max(self.error, error)
+        self.wrong = self.wrong or wrong
+
+    def add_all(self, several: Sequence[Sequence[Any]]) -> None:
+        for results in several:
+            self.add(results)
+
+
+def _at_once(session: Any, feed: Mapping[str, Any]) -> list[list[Any]]:
+    """Return the results of runs, of which two are at work at the same time."""
+    start, end = threading.Barrier(_AT_ONCE), time.perf_counter() + _SECONDS_AT_ONCE
+    found: list[list[Any]] = []
+
+    def run() -> None:
+        start.wait()
+        for _ in range(_MOST_AT_ONCE):
+            found.append(session.run(None, dict(feed)))
+            if time.perf_counter() > end:
+                break
+
+    with ThreadPoolExecutor(_AT_ONCE) as executor:
+        for each in [executor.submit(run) for _ in range(_AT_ONCE)]:
+            each.result()
+    return found
+
+
+_MOST_AT_ONCE = 20  # runs of each thread
+
+
+def _timed(
+    work: Work,
+    plain: Any,
+    found: Any,
+    feed: Mapping[str, Any],
+    expected: Sequence[Any],
+    checked: _Checked,
+    graph: int | None,
+) -> tuple[float, float]:
+    """Return the time of a run relative to plain ONNX Runtime's, and in seconds. Every result is checked."""
+    if work.threads > 1:
+        ways: tuple[Any, Any] = (_Crowd(plain, feed, work.threads), _Crowd(found, feed, work.threads))
+    else:
+        ways = (_Single(plain, feed, expected, work.place, None), _Single(found, feed, expected, work.place, graph))
+    for way in ways:
+        for _ in range(_WARMING):
+            way.run()
+    checked.add_all(ways[1].results)
+    times: tuple[list[float], list[float]] = ([], [])
+    end = time.perf_counter() + work.seconds
+    while len(times[0]) < _MOST_ROUNDS and (len(times[0]) < _FEWEST_ROUNDS or time.perf_counter() < end):
+        for which in (0, 1) if len(times[0]) % 2 else (1, 0):
+            times[which].append(ways[which].run())
+        checked.add_all(ways[1].results)
+        if checked.wrong is not None:
+            break
+    return statistics.median(ours / theirs for theirs, ours in zip(*times, strict=True)), statistics.median(times[1])
+
+
+class _Single:
+    """Single runs of a session with its arrays in fixed memory of its device, if they are tensors of numbers.
+
+    Args:
+        graph: the number of the CUDA graph that it captures.
+    """
+
+    def __init__(
+        self, session: Any, feed: Mapping[str, Any], expected: Sequence[Any], place: Place, graph: int | None
+    ) -> None:
+        self._session, self._feed = session, dict(feed)
+        self._options = onnxruntime.RunOptions() if graph is not None else None
+        if self._options is not None:
+            self._options.add_run_config_entry("gpu_graph_id", str(graph + 1 if graph is not None else 0))
+        self.results: list[Sequence[Any]] = []
+        self._binding = None
+        arrays = [*feed.values(), *expected]
+        if not all(isinstance(each, np.ndarray) and each.dtype != object and each.size for each in arrays):
+            return
+        where = ("cpu", 0) if place.ordinal is None else ("cuda", place.ordinal)
+        on_device = onnxruntime.OrtValue.ortvalue_from_numpy
+        self._binding = session.io_binding()
+        self._inputs = {name: on_device(np.ascontiguousarray(array), *where) for name, array in feed.items()}
+        self._spoilt = [_spoilt(array) for array in expected]
+        self._outputs = [on_device(array.copy(), *where) for array in self._spoilt]
+        for name, value in self._inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for output, value in zip(session.get_outputs(), self._outputs, strict=True):
+            self._binding.bind_ortvalue_output(output.name, value)
+
+    def run(self) -> float:
+        """Run once, keep the results, and return the seconds."""
+        if self._binding is None:
+            started = time.perf_counter()
+            results = self._session.run(None, self._feed, self._options)
+            taken = time.perf_counter() - started
+        else:
+            for value, spoilt in zip(self._outputs, self._spoilt, strict=True):
+                value.update_inplace(spoilt)  # a result that is not written must not look like the last one
+            self._outputs[-1].numpy()  # after the copies
+            started = time.perf_counter()
+            self._session.run_with_iobinding(self._binding, self._options)
+            taken = time.perf_counter() - started
+            results = [value.numpy() for value in self._outputs]
+        self.results = [results]
+        return taken
+
+
+def _spoilt(array: Any) -> Any:
+    """Return an array like this one, of values that no model computes by chance."""
+    if array.dtype.kind == "f":
+        return np.full_like(array, np.nan)
+    return np.zeros_like(array) if array.dtype == bool else np.full_like(array, 0x55)
+
+
+class _Crowd:
+    """Blocks of runs of a session in several threads, from arrays to arrays."""
+
+    def __init__(self, session: Any, feed: Mapping[str, Any], threads: int) -> None:
+        self._session, self._feed, self._threads = session, dict(feed), threads
+        self._calls = 1
+        self.results: list[Sequence[Any]] = []
+        self._executor = ThreadPoolExecutor(threads)
+
+    def run(self) -> float:
+        """Run a block, keep the results, and return the mean seconds of a run."""
+
+        def several() -> list[Sequence[Any]]:
+            return [self._session.run(None, self._feed) for _ in range(self._calls)]
+
+        started = time.perf_counter()
+        done = [self._executor.submit(several) for _ in range(self._threads)]
+        self.results = list(itertools.chain.from_iterable(each.result() for each in done))
+        taken = time.perf_counter() - started
+        mean = taken / self._calls / self._threads
+        if taken < _BLOCK / 2:
+            self._calls = min(20, 1 + int(self._calls * _BLOCK / max(taken, 1e-6)))
+        return mean
+
+
+# The first diverging tensor
+
+
+_VANISHED = "exposing tensors made it vanish: with them as outputs, operators are not fused"
+
+
+def locate(work: Work, settings: Settings) -> str:
+    """Return between which tensors of the main graph results go wrong, for a person.
+
+    Few tensors at a time become outputs of the model, since each may keep operators from being fused.
+    """
+    import onnx
+
+    if os.path.getsize(work.model) > _LARGE:
+        return "the model is too large to look inside"
+    model = onnx.load(work.model)
+    if model.ByteSize() > _LARGE:  # with its external data
+        return "the model is too large to look inside"
+    made = {output.name for output in model.graph.output}
+    last = max(at for at, node in enumerate(model.graph.node) if made.intersection(node.output))
+    tensors = [name for node in model.graph.node[: last + 1] for name in node.output if name and name not in made]
+    found = (_located(work, settings, model, tensors, feed) for feed in work.feeds)
+    return next((where for where in found if where != _VANISHED), _VANISHED)
+
+
+def _located(work: Work, settings: Settings, model: Any, tensors: Sequence[str], feed: Mapping[str, Any]) -> str:
+    agreeing, diverging = -1, len(tensors)
+    while diverging - agreeing > 1:
+        between = diverging - agreeing - 1
+        few = sorted({agreeing + 1 + between * (step + 1) // (_EXPOSED + 1) for step in range(_EXPOSED)})
+        wrong = _first_wrong(work, settings, model, [tensors[at] for at in few], feed)
+        if wrong is None:
+            return _VANISHED
+        if wrong < len(few):
+            diverging = few[wrong]
+        if wrong > 0:
+            agreeing = few[wrong - 1]
+    before = f"tensor {tensors[agreeing]!r}" if agreeing >= 0 else "the inputs"
+    after = f"tensor {tensors[diverging]!r}" if diverging < len(tensors) else "the outputs"
+    return f"{before} still agreed, {after} did not"
+
+
+def _first_wrong(
+    work: Work, settings: Settings, model: Any, exposed: Sequence[str], feed: Mapping[str, Any]
+) -> int | None:
+    """Return the position of the first exposed tensor that is wrong, or their number if only the outputs are."""
+    import onnx
+
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    changed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in exposed)
+    source = changed.SerializeToString()
+    right = onnxruntime.InferenceSession(source, _quiet(), providers=[CPU]).run(None, dict(feed))
+    expected = _open(source, work.place, None, None).run(None, dict(feed))
+    session = _open(source, work.place, settings, work.dimensions)
+    several = [session.run(None, dict(feed)), *_at_once(session, feed)]
+    count = len(changed.graph.output) - len(exposed)
+    order = [*range(count, count + len(exposed)), *range(count)]
+    for position, at in enumerate(order):
+        if any(compare(right[at], expected[at], found[at])[1] is not None for found in several):
+            return min(position, len(exposed))
+    return None

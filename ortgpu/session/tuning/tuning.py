@@ -1,0 +1,458 @@
+"""``ortgpu.tune``: find the settings with which a model is fastest on its GPU, and keep them in a record."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...model.files import ModelSource, write_temporary
+from ...provider.records import Choice, Record, default_path
+from ...provider.runtime import load_runtime
+from ...provider.settings import AUTOMATIC, FEW_THREADS, SETTINGS, Settings, described, effect_of
+from .children import Beginning, ChildFailedError, Measured, Place, Work, ask, only_tuner, read_done
+from .comparing import TOLERANCE, Reference
+
+if TYPE_CHECKING:
+    from ...provider.devices import Device, DeviceRequest
+
+logger = logging.getLogger("ortgpu")
+
+_Key = tuple[tuple[str, str], ...]
+Objective = Literal["latency", "throughput"]
+Precision = Literal["float32", "float16"]
+
+BUDGET = 60.0  # seconds
+_BATCHES: Mapping[Objective, tuple[int, ...]] = {"latency": (1,), "throughput": (32,)}
+_THREADS: Mapping[Objective, int] = {"latency": 1, "throughput": 3}  # runs at a time; map has as many
+_GAIN = 0.99  # of the time: less is noise, and is not worth another setting
+_SEARCHING = 0.8  # of the budget; the rest is for measuring the best once more, and for where others diverge
+_LONGEST_START = 120.0  # seconds of the first child, which has everything to load
+_SHORTEST = 15.0  # seconds that any child may take
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate, and what became of it.
+
+    Attributes:
+        settings: those that differ from plain ONNX Runtime's.
+        ratio: time relative to plain ONNX Runtime's, the geometric mean over the batches. None: not measured.
+        seconds: of a run of each batch.
+        error: largest distance of a result from the right one, relative to the largest value of the output.
+        verdict: "kept", "not the fastest", or why it was rejected.
+        divergence: where results first go wrong, as far as that was looked for.
+    """
+
+    settings: Settings
+    ratio: float | None
+    seconds: tuple[float, ...]
+    error: float | None
+    verdict: str
+    divergence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The result of :func:`tune`.
+
+    Attributes:
+        device: the GPU.
+        automatic: the best settings that sessions apply by themselves.
+        named: the best settings of all, for sessions that name the record: ``GPUSession(model, tuned=record)``.
+        record: the file. None: none was written, because ``no_record``.
+        compared_with: what results were compared with.
+        trials: all candidates, in the order in which they were tried.
+        left_out: why candidates were not tried.
+        shapes: of the inputs, for each batch.
+        seconds: that it took.
+    """
+
+    device: str
+    automatic: Choice
+    named: Choice
+    record: Path | None
+    no_record: str | None
+    compared_with: str
+    trials: tuple[Trial, ...]
+    left_out: tuple[str, ...]
+    shapes: tuple[Mapping[str, list[int]], ...]
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, for JSON."""
+        return {**asdict(self), "record": str(self.record) if self.record is not None else None}
+
+
+def tune(
+    model: ModelSource,
+    *,
+    device: Device | DeviceRequest = None,
+    feeds: Sequence[Mapping[str, Any]] | None = None,
+    batches: Sequence[int] | None = None,
+    objective: Objective = "latency",
+    precision: Precision = "float32",
+    budget: float = BUDGET,
+    record: str | os.PathLike[str] | None = None,
+    on_trial: Callable[[Trial], object] = lambda _: None,
+) -> Tuning:
+    """Measure which settings suit a model on its GPU, compare every result, and keep the best in a record.
+
+    Each candidate runs in a child process with a deadline, in turns with plain ONNX Runtime. Its results may be twice
+    as far from those of the CPU in float32 as plain ONNX Runtime's are. Only one process of this user at a time tunes
+    on a GPU. Other work on the GPU spoils the measurement.
+
+    Args:
+        model: path or bytes.
+        device: as for GPUSession.
+        feeds: inputs to measure with, one mapping for each batch. Without them inputs are made up: batches of
+            ``batches`` items, other free dimensions are 1.
+        objective: "latency" measures single runs with their arrays on the GPU, by default one item; "throughput" three
+            runs at a time from arrays to arrays, by default 32 items.
+        precision: "float16" also tries float16 inside, with inputs and outputs as they are. Its results may be off by
+            2e-2 of the largest value of an output.
+        budget: seconds after which no further candidate is tried.
+        record: where to write the record, instead of the user's cache folder.
+        on_trial: called with each trial when it has ended.
+
+    Raises:
+        GPUError: the model cannot be opened on the GPU.
+        UnknownInputError: no inputs can be made up. It is a ValueError.
+        TimeoutError: another process tuned on this GPU all the time, or the model takes minutes to open.
+        OSError: the record cannot be written.
+        ValueError: an argument is invalid.
+        Exception: ONNX Runtime's own, if it refuses the model or the inputs.
+
+    Not promised: the same choice each time. Settings whose times differ by 1 % or less are equal to this function.
+    """
+    if objective not in _BATCHES:
+        raise ValueError(f'objective must be "latency" or "throughput", not {objective!r}')
+    if precision not in ("float32", "float16"):
+        raise ValueError(f'precision must be "float32" or "float16", not {precision!r}')
+    wanted = Wanted(model, device, feeds, tuple(batches or _BATCHES[objective]), objective, precision, budget, on_trial)
+    return tune_at(Place(), wanted, record)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The arguments of :func:`tune`."""
+
+    model: ModelSource
+    device: Any = None
+    feeds: Sequence[Mapping[str, Any]] | None = None
+    batches: tuple[int, ...] = (1,)
+    objective: Objective = "latency"
+    precision: Precision = "float32"
+    budget: float = BUDGET
+    on_trial: Callable[[Trial], object] = lambda _: None
+
+
+def tune_at(place: Place, wanted: Wanted, record: str | os.PathLike[str] | None = None) -> Tuning:
+    """Tune as :func:`tune` does, at another place. Tests have the CPU in the place of a GPU."""
+    started = time.monotonic()
+    runtime = load_runtime()
+    if runtime.module is None:
+        from ...diagnosis import failure
+
+        raise failure.why_no_module(runtime)
+    by_content = isinstance(wanted.model, bytes) or wanted.precision == "float16"
+    feeds = tuple(dict(feed) for feed in wanted.feeds) if wanted.feeds is not None else None
+    with model_in_folder(wanted.model) as (folder, model):
+        begun = ask_first(folder, model, wanted.device, place, wanted.batches, feeds, by_content)
+        with only_tuner(begun.uuid or "cpu", wanted.budget):
+            search = _Search(wanted, replace(place, ordinal=begun.ordinal), begun, folder, model, started)
+            search.run()
+    path = Path(record) if record is not None else default_path(wanted.model, begun.gpu)
+    if path is not None and record is None and wanted.precision == "float16":  # used by those who name it
+        path = path.with_suffix(".float16.json")
+    shapes = tuple({name: list(array.shape) for name, array in feed.items()} for feed in begun.feeds)
+    no_record = begun.no_key or ("platformdirs is not installed" if path is None else None)
+    if begun.key is not None and path is not None:
+        Record(begun.key, search.automatic, search.named, shapes, search.dimensions or {}).write(path)
+        logger.info("tuned: %s, written to %s", described(search.automatic.settings), path)
+    return Tuning(
+        begun.device,
+        search.automatic,
+        search.named,
+        path if no_record is None else None,
+        no_record,
+        search.compared_with,
+        search.trials,
+        tuple(search.left_out),
+        shapes,
+        time.monotonic() - started,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The results of a session beside those of the CPU in float32.
+
+    Attributes:
+        error: the largest distance of a result, relative to the largest value of the output.
+        wrong: what is wrong with the results; None if nothing is.
+    """
+
+    error: float
+    wrong: str | None
+
+
+def compare_with_cpu(session: Any, model: ModelSource, feed: Mapping[str, Any]) -> Comparison:
+    """Compare the results of an open session as :func:`tune` compares those of candidates.
+
+    Raises:
+        Exception: whatever the CPU, plain ONNX Runtime or the session raises.
+    """
+    place = Place(session.device.ordinal)
+    with model_in_folder(model) as (folder, path):
+        (right,) = ask(folder, "results_of_cpu", path, [feed], timeout=_LONGEST_START)
+        (plain,) = ask(folder, "results_of_plain", path, place, [feed], timeout=_LONGEST_START)
+    names = [output.name for output in session.get_outputs()]
+    return Comparison(*Reference(names, right, plain).check(session.run(None, dict(feed))))
+
+
+def in_float16(model: ModelSource) -> bytes:
+    """Return a model with float16 inside. A child converts it, which takes seconds.
+
+    Raises:
+        Exception: whatever the converter raises.
+    """
+    with model_in_folder(model) as (folder, path):
+        half = os.path.join(folder, "half.onnx")
+        ask(folder, "halve", path, half, timeout=_LONGEST_START)
+        return Path(half).read_bytes()
+
+
+@contextlib.contextmanager
+def model_in_folder(model: ModelSource) -> Iterator[tuple[str, str]]:
+    """Yield a folder of this user alone for the time of the block, and the path of the model."""
+    with tempfile.TemporaryDirectory(prefix="ortgpu-tuning-") as folder:
+        path = os.path.join(folder, "model.onnx")
+        if isinstance(model, bytes):
+            write_temporary(path, model)
+        yield folder, path if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
+
+
+def ask_first(
+    folder: str,
+    model: str,
+    device: Any,
+    place: Place,
+    batches: Sequence[int],
+    feeds: tuple[Mapping[str, Any], ...] | None,
+    by_content: bool,
+) -> Beginning:
+    """Have a child open and run the model. Raises what :func:`tune` raises for a model that does not."""
+    try:
+        begun: Beginning = ask(
+            folder, "begin", model, device, place, batches, feeds, by_content, timeout=_LONGEST_START
+        )
+    except ChildFailedError as error:
+        if error.timed_out:
+            raise TimeoutError(f"to open and run the model: {error}") from None
+        raise RuntimeError(f"the model could not be opened and run: {error}") from None
+    return begun
+
+
+class _Search:
+    """A climb over the table of settings: of all changes of one setting the best is kept, until none is better."""
+
+    def __init__(self, wanted: Wanted, place: Place, begun: Beginning, folder: str, model: str, started: float) -> None:
+        self._wanted, self._begun, self._folder = wanted, begun, folder
+        self._started = started
+        self._end = started + wanted.budget * _SEARCHING
+        self._patience = max(_SHORTEST, 4 * (time.monotonic() - started))
+        self._seen: dict[_Key, Trial] = {}
+        self._rejected: set[tuple[str, str]] = set()  # values that no other settings made right
+        self.dimensions = _dimensions(begun)
+        self.left_out: list[str] = []
+        self.compared_with = "the CPU's float32"
+        self._work = Work(
+            model, place, begun.feeds, dimensions=self.dimensions, threads=_THREADS[wanted.objective],
+            tolerance=TOLERANCE,
+        )  # fmt: skip
+
+    def run(self) -> None:
+        """Find ``automatic`` and ``named``."""
+        self._work = replace(self._work, right=self._right(), half=self._half())
+        plain: Settings = {"search": "exhaustive"} if self._begun.convolves else {}
+        start: Settings = {"search": "heuristic"} if self._begun.convolves else {}  # as sessions have it untuned
+        automatic = self._climb(start, self._spaces(AUTOMATIC))
+        named = self._climb(automatic, self._spaces(tuple(SETTINGS)))
+        self._try([start, automatic, named], again=True)
+        self.automatic = self._better(self._better(Choice(plain, 1.0), start, gain=1.01), automatic)
+        self.named = self._better(self.automatic, named)
+        self._look_where_they_diverge()
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        return tuple(self._seen.values())
+
+    def _right(self) -> tuple[list[Any], ...] | None:
+        """Return the results of the CPU; None if it takes too long."""
+        patience = max(_SHORTEST, self._wanted.budget / 3)
+        try:
+            found: tuple[list[Any], ...] = ask(
+                self._folder, "results_of_cpu", self._work.model, self._begun.feeds, timeout=patience
+            )
+        except Exception as error:  # noqa: BLE001 - of whatever class: then there is nothing from the CPU
+            self.compared_with = f"plain ONNX Runtime on the GPU, since the CPU gave no results: {first_line(error)}"
+            return None
+        return found
+
+    def _half(self) -> str | None:
+        if self._wanted.precision != "float16":
+            return None
+        path = os.path.join(self._folder, "half.onnx")
+        try:
+            ask(self._folder, "halve", self._work.model, path, timeout=max(_SHORTEST, self._wanted.budget / 3))
+        except Exception as error:  # noqa: BLE001 - the converter raises what it likes
+            self.left_out.append(f"precision float16: {first_line(error)}")
+            return None
+        return path
+
+    def _spaces(self, names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
+        """Return the settings that can matter to this model, each with its values."""
+        begun, single = self._begun, self._wanted.objective == "latency"
+        matters = {
+            "precision": self._work.half is not None,
+            "graph": single,
+            "shapes": bool(self.dimensions),
+            "layout": begun.convolves,
+            "search": begun.convolves,
+            "workspace": begun.convolves,
+            "cudnn": not begun.needs_cudnn,
+            "threads": (os.cpu_count() or 1) > 2 * FEW_THREADS,
+        }
+        return [(name, tuple(SETTINGS[name])) for name in matters if name in names and matters[name]]
+
+    def _climb(self, best: Settings, spaces: Sequence[tuple[str, Sequence[str]]]) -> Settings:
+        """Return the best settings that changes of one setting at a time lead to."""
+        while True:
+            changes = [
+                _normal({**best, name: value})
+                for name, values in spaces
+                for value in values
+                if (name, value) not in self._rejected
+            ]
+            self._try([best, *changes])
+            for each in changes:
+                if self._ratio(each) == math.inf and _key(each) in self._seen:
+                    self._rejected |= each.items() - best.items()
+            found = min((best, *changes), key=self._ratio)
+            if not self._ratio(found) < self._ratio(best) * _GAIN:  # both are infinite where the time was up
+                return best
+            best = found
+
+    def _ratio(self, settings: Settings) -> float:
+        """Return the time relative to plain ONNX Runtime's; infinity for what was rejected or not tried."""
+        if not settings:
+            return 1.0
+        trial = self._seen.get(_key(settings))
+        return math.inf if trial is None or trial.ratio is None else trial.ratio
+
+    def _better(self, best: Choice, settings: Settings, gain: float = _GAIN) -> Choice:
+        ratio = self._ratio(settings)
+        return Choice(settings, ratio) if ratio < best.ratio * gain else best
+
+    def _try(self, candidates: Sequence[Settings], *, again: bool = False) -> None:
+        """Try all that were not tried yet, in as few children as possible; or all of them once more."""
+        left = {_key(each): each for each in candidates if each and (again or _key(each) not in self._seen)}
+        while left:
+            if not again and time.monotonic() > self._end - self._patience / 10:
+                said = [f"{described(each)}: the time was up" for each in left.values()]
+                self.left_out += [each for each in said if each not in self.left_out]
+                return
+            found = self._measure(list(left.values()), again=again)
+            for (key, settings), each in zip(list(left.items()), found, strict=False):
+                del left[key]
+                self._keep(_judged(settings, each), self._seen.get(key))
+
+    def _measure(self, candidates: list[Settings], *, again: bool) -> list[Measured]:
+        """Return what was found of the candidates in one child: of the first at least, unless the time is up."""
+        work = replace(self._work, seconds=2 * self._work.seconds) if again else self._work
+        end = math.inf if again else self._end
+        most = self._patience * len(candidates) + _LONGEST_START
+        why: str | None = None
+        try:
+            ask(self._folder, "measure", self._folder, work, candidates, self._patience, end, timeout=most)
+        except Exception as error:  # noqa: BLE001 - whatever a candidate does, the others are tried
+            why = first_line(error)
+        found = read_done(self._folder)
+        if why is not None and len(found) < len(candidates):
+            return [*found, Measured(wrong=why)]
+        return found or [Measured(wrong="the child measured nothing")]
+
+    def _keep(self, trial: Trial, before: Trial | None) -> None:
+        if before is not None and before.ratio is not None and trial.ratio is not None:
+            trial = max(before, trial, key=lambda each: each.ratio or 0)  # the other may have been luck
+        self._seen[_key(trial.settings)] = trial
+        self._wanted.on_trial(trial)
+
+    def _look_where_they_diverge(self) -> None:
+        """Find the first diverging tensor of each rejected candidate, and set the verdicts."""
+        for choice in (self.automatic, self.named):
+            if (key := _key(choice.settings)) in self._seen:
+                self._seen[key] = replace(self._seen[key], verdict="kept")
+        for key, trial in self._seen.items():
+            if trial.verdict.startswith(_WRONG) and not effect_of(trial.settings).is_float16:
+                self._seen[key] = replace(trial, divergence=self._divergence(trial.settings))
+
+    def _divergence(self, settings: Settings) -> str:
+        left = self._started + self._wanted.budget - time.monotonic()
+        if left < _SHORTEST / 3:
+            return "not looked for: the time was up"
+        try:
+            where: str = ask(self._folder, "locate", self._work, settings, timeout=left)
+        except Exception as error:  # noqa: BLE001 - of whatever class: the rejection stands
+            return f"not found: {first_line(error)}"
+        return where
+
+
+_WRONG = "rejected: output"
+_PLAIN = {name: next(iter(values)) for name, values in SETTINGS.items() if name != "search"}
+
+
+def _normal(settings: Settings) -> Settings:
+    """Return the settings without those that plain ONNX Runtime has; the search is always named."""
+    return {name: value for name, value in settings.items() if value != _PLAIN.get(name)}
+
+
+def _key(settings: Settings) -> _Key:
+    return tuple(sorted(settings.items()))
+
+
+def _judged(settings: Settings, found: Measured) -> Trial:
+    if found.wrong is not None:
+        return Trial(settings, None, (), found.error, f"rejected: {found.wrong}")
+    ratio = math.exp(sum(map(math.log, found.ratios)) / len(found.ratios))
+    return Trial(settings, ratio, found.seconds, found.error, "not the fastest")
+
+
+def _dimensions(begun: Beginning) -> dict[str, int] | None:
+    """Return the sizes of the free dimensions by name; None if there are none, one has no name, or several sizes."""
+    if len(begun.feeds) != 1:
+        return None
+    found: dict[str, int] = {}
+    for each in begun.inputs:
+        for size, real in zip(each.shape, begun.feeds[0][each.name].shape, strict=True):
+            if isinstance(size, str) and size:
+                if found.setdefault(size, real) != real:
+                    return None
+            elif not isinstance(size, int):
+                return None
+    return found or None
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of an exception, for a table."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    name = "" if isinstance(error, ChildFailedError) else f"{type(error).__name__}: "
+    return f"{name}{lines[0] if lines else ''}"[:200]

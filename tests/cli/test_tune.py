@@ -1,0 +1,103 @@
+"""``ortgpu tune`` and ``ortgpu check --compare``: what they print, and their exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from ortgpu.cli.model import example_model
+from ortgpu.cli.tune import tune
+from ortgpu.provider.settings import SETTINGS
+from ortgpu.session.tuning import tuning
+from ortgpu.session.tuning.children import Place
+from tests.support.command_line import NO_GPU, is_clean, ortgpu
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(example_model())
+    return path
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The CPU takes the place of a GPU, and two settings are all that is tried."""
+    monkeypatch.setattr(tuning, "Place", functools.partial(Place, None))
+    monkeypatch.setattr(tuning, "SETTINGS", {name: SETTINGS[name] for name in ("graph", "shapes")})
+    monkeypatch.setattr(tuning, "AUTOMATIC", ())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run(*arguments: Any) -> Result:
+    return CliRunner().invoke(tune, [str(each) for each in arguments], standalone_mode=False)
+
+
+def document(result: Result) -> Any:
+    assert result.exception is None, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_table_and_a_record(model: Path, tmp_path: Path) -> None:
+    result = run(model, "--batch", "4")
+    assert result.exception is None
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    assert lines[0] == f"{model} on CPU"
+    assert any(line.startswith("graph captured") for line in lines)
+    assert "Results were compared with the CPU's float32." in lines
+    (record,) = (tmp_path / "cache" / "ortgpu" / "tuned").iterdir()
+    assert lines[-1] == f"Record: {record}"
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_json_inputs_and_a_plot(model: Path, tmp_path: Path) -> None:
+    inputs, plot, record = tmp_path / "inputs.npz", tmp_path / "plot.svg", tmp_path / "record.json"
+    np.savez(inputs, input=np.ones((3, 256), np.float32))
+    found = document(run(model, "--inputs", inputs, "--json", "--plot", plot, "--record", record))
+    assert (found["schema"], found["ok"], found["record"]) == (1, True, str(record))
+    assert found["shapes"] == [{"input": [3, 256]}]
+    assert {"settings", "ratio", "seconds", "error", "verdict", "divergence"} == set(found["trials"][0])
+    assert ET.parse(plot).getroot().tag.endswith("svg")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_inputs_that_the_model_does_not_take(model: Path, tmp_path: Path) -> None:
+    inputs = tmp_path / "inputs.npz"
+    np.savez(inputs, other=np.ones((3, 256), np.float32))
+    result = run(model, "--inputs", inputs)
+    assert result.return_value == 1
+    assert "input" in result.stdout
+
+
+def test_without_a_gpu_it_says_what_a_session_says(model: Path) -> None:
+    said = {
+        command: json.loads(ortgpu(command, str(model), "--json", env=NO_GPU).stdout) for command in ("check", "tune")
+    }
+    assert said["tune"]["ok"] is False
+    assert said["tune"]["error"]["code"] == said["check"]["error"]["code"]
+    result = ortgpu("tune", str(model), env=NO_GPU)
+    assert result.returncode == 1
+    assert is_clean(result)
+
+
+@pytest.mark.parametrize("arguments", [["--budget", "0"], ["--batch", "a"], ["--precision", "int8"], []])
+def test_wrong_usage(model: Path, arguments: list[str]) -> None:
+    names = [str(model)] if arguments else []
+    assert ortgpu("tune", *names, *arguments, env=NO_GPU).returncode == 2
+
+
+def test_check_compares_with_the_cpu(model: Path) -> None:
+    result = ortgpu("check", str(model), "--allow-cpu", "--compare", "cpu", "--json", env=NO_GPU)
+    found = json.loads(result.stdout)
+    assert result.returncode == 0
+    assert found["compared"] == {"error": 0.0, "wrong": None}
+    result = ortgpu("check", str(model), "--allow-cpu", "--compare", "cpu", "--runs", "0", env=NO_GPU)
+    assert "from the CPU's float32" in result.stdout

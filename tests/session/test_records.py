@@ -1,0 +1,254 @@
+"""Records of ``tune``: what makes one void, and what sessions do with one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx.parser
+import pytest
+
+from ortgpu import GPUSession
+from ortgpu.model.outline import GraphOutline
+from ortgpu.provider.records import (
+    Choice,
+    Found,
+    Key,
+    Record,
+    VoidRecordError,
+    default_path,
+    find_record,
+    key_of,
+    read_record,
+)
+from ortgpu.provider.requests import parse
+from ortgpu.provider.settings import AUTOMATIC, SETTINGS, effect_of
+from ortgpu.session.plan import for_model, on_gpu, plan_of, why_untuned
+from ortgpu.session.request import SessionRequest
+from tests.lab.fixtures import Lab
+from tests.lab.stubs import GPU, Cuda
+from tests.session.test_chosen_options import WATCHED
+from tests.session.test_plan import GPUS, RUNTIME
+
+CUDA = "CUDAExecutionProvider"
+RELU = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["": 17]> relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'
+).SerializeToString()
+LAST, BEST = {"layout": "channels-last"}, {"layout": "channels-last", "graph": "captured", "shapes": "fixed"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "relu.onnx"
+    path.write_bytes(RELU)
+    return path
+
+
+@pytest.fixture
+def record(tmp_path: Path, model: Path) -> Path:
+    """A record of the model, on no GPU."""
+    path = tmp_path / "tuned" / "record.json"
+    made = Record(key_of(GraphOutline(model), None), Choice(LAST, 0.8), Choice(BEST, 0.5), ({"x": [2, 4]},), {"n": 2})
+    made.write(path)
+    assert read_record(path) == made
+    return path
+
+
+def test_the_table_names_each_option_in_one_setting() -> None:
+    options = {name: {option for each in SETTINGS[name].values() for option in each.options} for name in SETTINGS}
+    assert sum(map(len, options.values())) == len(set().union(*options.values()))
+    assert set(AUTOMATIC) < set(SETTINGS)
+    fused = effect_of({"layout": "channels-last, biases fused", "threads": "few"})
+    assert (fused.options, fused.threads) == ({"prefer_nhwc": "1", "fuse_conv_bias": "1"}, 4)
+    # A fused bias without this layout gives wrong results.
+    assert all(
+        "fuse_conv_bias" not in each.options or each.options["prefer_nhwc"] == "1"
+        for each in SETTINGS["layout"].values()
+    )
+
+
+def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], object]:
+    def change(document: dict[str, Any]) -> None:
+        *inner, last = path
+        for name in inner:
+            document = document[name]
+        document[last] = to
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("ortgpu tuning", to=2),
+        _set("more", to=1),
+        _set("key", "more", to=1),
+        _set("key", "gpu", to=["NVIDIA H200"]),
+        _set("automatic", "provider_options", to={"gpu_external_alloc": "140737488"}),
+        _set("automatic", "settings", "prefer_nhwc", to="1"),
+        _set("automatic", "settings", "layout", to="diagonal"),
+        _set("automatic", "settings", "layout", to=["channels-last"]),
+        _set("automatic", "settings", "graph", to="captured"),  # which nobody gets who did not name the record
+        _set("automatic", "ratio", to="0.8"),
+        _set("named", "settings", "library", to="evil.so"),
+        _set("named", to=None),
+        _set("dimensions", "n", to="2"),
+        _set("shapes", to=3),
+        lambda document: document.pop("key"),
+    ],
+)
+def test_what_this_release_does_not_know_voids_a_record(
+    record: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    document = json.loads(record.read_text())
+    change(document)
+    record.write_text(json.dumps(document))
+    with pytest.raises(VoidRecordError):
+        read_record(record)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "1", "{", "\x00"])
+def test_what_is_no_record(record: Path, text: str) -> None:
+    record.write_text(text)
+    with pytest.raises(VoidRecordError):
+        read_record(record)
+
+
+def test_a_record_is_found_for_its_model_alone(record: Path, model: Path) -> None:
+    def found() -> Found | None:
+        return find_record(GraphOutline(model), None, record)
+
+    assert found() == Found(record, read_record(record), Choice(BEST, 0.5))
+    os.utime(model, ns=(1, 1))
+    with pytest.raises(VoidRecordError, match="weights was"):
+        found()
+    model.write_bytes(RELU.replace(b"Relu", b"Tanh"))
+    with pytest.raises(VoidRecordError, match="graph was"):
+        found()
+    record.unlink()
+    with pytest.raises(FileNotFoundError):
+        found()
+
+
+def test_bytes_are_known_by_their_content(record: Path) -> None:
+    key = key_of(GraphOutline(RELU), None)
+    assert key.weights.startswith("sha256 ")
+    assert key_of(GraphOutline(RELU + b""), None) == key
+    assert key.difference(Key("other", key.weights, key.onnxruntime)) == f"graph was {key.graph}, and is other"
+    for other in (b"ORTMORTM", b"none"):
+        with pytest.raises(VoidRecordError):
+            key_of(GraphOutline(other), None)
+
+
+def test_the_usual_place(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = default_path(str(model), "NVIDIA H200")
+    assert path is not None
+    assert path.parent == tmp_path / "ortgpu" / "tuned"
+    assert path.name.endswith("-nvidia-h200.json")
+    assert path == default_path(model, "NVIDIA H200")
+    others = {default_path(model, "NVIDIA A100"), default_path(b"1", None), default_path(b"2", None), path}
+    assert len(others) == 4
+    assert find_record(GraphOutline(model), None) is None
+
+
+# Plans
+
+
+def planned(found: Found, providers: Any = None, **arguments: Any) -> Any:
+    request = SessionRequest(RELU, providers=parse(providers, None), **arguments)
+    return for_model(on_gpu(plan_of(request, RUNTIME), GPUS), (1, 31), GraphOutline(RELU), found)
+
+
+def test_a_plan_has_what_the_record_says(record: Path) -> None:
+    made = read_record(record)
+    plan = planned(Found(record, made, made.automatic))
+    value, why = plan.chosen["prefer_nhwc"]
+    assert value == "1"
+    assert why == f"layout channels-last: took 0.80 of the time of plain ONNX Runtime: {record}"
+    plan = planned(Found(record, made, made.named))
+    assert dict(plan.as_arguments())[CUDA]["enable_cuda_graph"] == "1"
+    assert "free_dimension_overrides" not in dict(plan.as_arguments())[CUDA]
+    assert plan.dimensions == {"n": 2}
+
+
+def test_options_of_the_caller_win(record: Path) -> None:
+    made = read_record(record)
+    found = Found(record, made, Choice({**LAST, "search": "exhaustive"}, 0.8))
+    plan = planned(found, [(CUDA, {"fuse_conv_bias": "0"})])
+    assert "prefer_nhwc" not in plan.chosen
+    assert plan.chosen["cudnn_conv_algo_search"][0] == "EXHAUSTIVE"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({}, None),
+        ({"tuned": False}, "was not to choose"),
+        ({"chooses_options": False}, "was not to choose"),
+        ({"sess_options": object()}, "SessionOptions"),
+        ({"others": {"disabled_optimizers": []}}, "further arguments"),
+        ({"providers": parse([(CUDA, {"use_tf32": 0})], None)}, "use_tf32=0"),
+        ({"providers": parse(["TensorrtExecutionProvider", CUDA], None)}, "other providers"),
+    ],
+)
+def test_who_uses_no_record(arguments: dict[str, Any], why: str | None) -> None:
+    found = why_untuned(SessionRequest("model.onnx", **arguments))
+    assert (found is None) if why is None else (why in str(found))
+
+
+@pytest.mark.parametrize("tuned", [None, 1.5, "missing.json"])
+def test_what_the_argument_cannot_be(tuned: Any) -> None:
+    with pytest.raises((TypeError, FileNotFoundError), match=r"tuned must be|missing\.json"):
+        GPUSession(RELU, tuned=tuned)
+
+
+def test_a_session_applies_its_record_and_says_so(lab: Lab, tmp_path: Path) -> None:
+    """With a stub driver: the options are watched on their way to ONNX Runtime."""
+    machine = lab.machine(cuda=Cuda(devices=(GPU(),)))
+    code = f"""
+import logging, os
+os.environ["XDG_CACHE_HOME"] = {str(tmp_path)!r}
+MODEL, RECORD = {str(lab.models.relu)!r}, {str(tmp_path / "named.json")!r}
+{WATCHED}
+def options(**arguments):
+    return ask(**arguments)[0][0]
+
+found = {{"untuned": options()}}
+from ortgpu.environment.gpu.cuda import initialise
+from ortgpu.model.outline import GraphOutline
+from ortgpu.provider.records import Choice, Record, default_path, key_of
+gpu = initialise().devices[0]
+record = Record(key_of(GraphOutline(MODEL), gpu), Choice({{"layout": "channels-last"}}, 0.8),
+                Choice({{"search": "default"}}, 0.5))
+path = default_path(MODEL, gpu.name)
+record.write(path)
+found["tuned"] = options()
+found["declined"] = options(tuned=False)
+found["its own"] = options(providers=[("CUDAExecutionProvider", {{"prefer_nhwc": "0"}})])
+path.rename(RECORD)
+found["named"] = options(tuned=RECORD)
+found["gone"] = options()
+os.utime(RECORD)
+text = open(RECORD).read().replace('"layout"', '"prefer_nhwc"')
+open(path, "w").write(text)
+messages = []
+class Keep(logging.Handler):
+    def emit(self, record):
+        messages.append(record.getMessage())
+logging.getLogger("ortgpu").addHandler(Keep(level=logging.WARNING))
+found["void"] = options()
+found["said"] = [each for each in messages if "tune" in each]
+report(found)
+"""
+    found = machine.run(code).ok().json
+    untuned = found["untuned"]
+    assert found["tuned"] == {**untuned, "prefer_nhwc": "1"}
+    assert found["its own"] == {**untuned, "prefer_nhwc": "0"}
+    assert found["named"] == {**untuned, "cudnn_conv_algo_search": "DEFAULT"}
+    assert found["declined"] == found["gone"] == found["void"] == untuned
+    assert len(found["said"]) == 1
+    assert "what this release does not know" in found["said"][0]

@@ -1,0 +1,179 @@
+"""The search of ``tune``: what it keeps, what it rejects and why, with the CPU in the place of a GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortgpu.provider.records import read_record
+from ortgpu.provider.settings import SETTINGS
+from ortgpu.session.tuning import tuning
+from ortgpu.session.tuning.children import ChildFailedError, Place, ask, only_tuner
+from ortgpu.session.tuning.comparing import compare
+from ortgpu.session.tuning.tuning import Trial, Wanted, tune, tune_at
+from tests.support.networks import Network
+from tests.support.tuning_faults import CPU, FAULTY
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four convolutions, whose tensors are v0 to v7; the third one makes v4."""
+    made = Network(0)
+    for _ in range(4):
+        made.add("Relu", made.conv())
+    path = tmp_path_factory.mktemp("tuning") / "network.onnx"
+    path.write_bytes(made.model())
+    return path
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Have a search try these settings alone: each candidate takes seconds."""
+    monkeypatch.setattr(tuning, "SETTINGS", {name: SETTINGS[name] for name in names})
+    monkeypatch.setattr(tuning, "AUTOMATIC", names)
+
+
+def by_settings(trials: tuple[Trial, ...], **settings: str) -> Trial:
+    return next(each for each in trials if settings.items() <= each.settings.items())
+
+
+def test_the_fastest_is_kept_and_written(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "workspace")
+    seen: list[Trial] = []
+    path = tmp_path / "record.json"
+    found = tune_at(CPU, Wanted(network, batches=(2,), budget=60, on_trial=seen.append), path)
+    assert found.automatic.settings == {"search": "heuristic", "workspace": "small"}
+    assert found.automatic.ratio < 0.5
+    assert found.record == path
+    assert found.compared_with == "the CPU's float32"
+    settings = [each.settings for each in seen]
+    assert settings[: len(found.trials)] == [each.settings for each in found.trials]
+    assert settings.count(found.automatic.settings) == 2  # what is chosen is measured once more
+    assert sum(each.verdict == "kept" for each in found.trials) >= 1
+    record = read_record(path)
+    assert (record.automatic, record.named) == (found.automatic, found.named)
+    assert record.shapes == ({"x": [2, 16, 24, 24]},)
+    assert record.dimensions == {"batch": 2}
+    json.dumps(found.as_dict())
+
+
+def test_candidates_at_fault_are_rejected(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is wrong in one channel, one when two runs are at work, one ends its process, and one hangs."""
+    only(monkeypatch, "layout", "search", "workspace")
+    monkeypatch.setattr(tuning, "_SHORTEST", 1)
+    found = tune_at(FAULTY, Wanted(network, batches=(1,), budget=100), tmp_path / "record.json")
+    wrong = by_settings(found.trials, layout="channels-last")
+    assert wrong.verdict.startswith("rejected: output 'v7' is")
+    assert wrong.divergence == "tensor 'v3' still agreed, tensor 'v4' did not"
+    race = by_settings(found.trials, layout="channels-last, biases fused")
+    assert race.verdict.startswith("rejected: output 'v7' is")
+    ended = by_settings(found.trials, workspace="small")
+    assert ended.verdict == "rejected: the process ended: SIGABRT"
+    hung = by_settings(found.trials, search="default")
+    assert hung.verdict == "rejected: it did not end in time"
+    kept = {*found.automatic.settings.items(), *found.named.settings.items()}
+    assert kept <= {("search", "heuristic"), ("search", "exhaustive")}
+
+
+def test_a_search_ends_with_its_time(network: Path, tmp_path: Path) -> None:
+    found = tune_at(CPU, Wanted(network, budget=0.1), tmp_path / "record.json")
+    assert [each.settings for each in found.trials] == [{"search": "heuristic"}]
+    assert any("the time was up" in text for text in found.left_out)
+
+
+def test_a_model_that_does_not_run_raises_as_a_session_does(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model")
+    with pytest.raises(Exception, match=r"(?i)protobuf"):
+        tune_at(CPU, Wanted(broken), tmp_path / "record.json")
+    assert not (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize("argument", [{"objective": "speed"}, {"precision": "int8"}])
+def test_invalid_arguments(argument: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        tune("model.onnx", **argument)
+
+
+def test_one_tuner_at_a_time() -> None:
+    with only_tuner("test", 0), pytest.raises(TimeoutError, match="another process"), only_tuner("test", 0):
+        pass
+    with only_tuner("test", 0):
+        pass
+
+
+def test_a_child_that_cannot_be_asked(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        ask(str(tmp_path), "nothing", timeout=60)
+    with pytest.raises(ChildFailedError, match="did not end"):
+        ask(str(tmp_path), "nothing", timeout=0.01)
+
+
+def test_float16_inside_keeps_inputs_and_outputs(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "precision")
+    wanted = Wanted(network, precision="float16", budget=60)
+    found = tune_at(replace(CPU, opener=Place().opener), wanted, tmp_path / "record.json")
+    halves = [each for each in found.trials if each.settings.get("precision") == "float16"]
+    assert halves
+    assert 0 < (halves[0].error or 0) < 2e-2
+    assert read_record(tmp_path / "record.json").key.weights.startswith("sha256 ")
+
+
+# Comparing
+
+
+RIGHT = np.linspace(-1, 1, 1000, dtype=np.float32).reshape(10, 100)
+
+
+def off_by(most: float) -> Any:
+    return (RIGHT + most * np.random.default_rng(0).uniform(-1, 1, RIGHT.shape)).astype(np.float32)
+
+
+def test_results_may_be_twice_as_far_as_plains() -> None:
+    assert compare(RIGHT, off_by(1e-3), off_by(1.5e-3))[1] is None
+    error, wrong = compare(RIGHT, off_by(1e-3), off_by(3e-3))
+    assert error == pytest.approx(3e-3, rel=0.1)
+    assert "is allowed" in str(wrong)
+    assert compare(RIGHT, off_by(1e-3), off_by(3e-3), tolerance=2e-2)[1] is None
+
+
+def test_rounding_is_no_fault() -> None:
+    assert compare(RIGHT, RIGHT, off_by(5e-6))[1] is None
+    assert compare(RIGHT, RIGHT, off_by(5e-5))[1] is not None
+
+
+def test_one_wrong_channel_among_many_counts() -> None:
+    found = off_by(1e-3)
+    found[:, 50] = RIGHT[:, 50] * 1.5 + 0.01
+    assert compare(RIGHT, off_by(1e-3), found)[1] is not None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_has_to_be_so_where_plains_is(value: float) -> None:
+    right, spoilt = RIGHT.copy(), RIGHT.copy()
+    right[0, 0] = value
+    assert compare(right, right, right)[1] is None
+    assert "infinities" in str(compare(right, right, RIGHT)[1])
+    spoilt[3, 3] = value
+    assert "infinities" in str(compare(RIGHT, RIGHT, spoilt)[1])
+
+
+def test_integers_are_equal_where_plains_are() -> None:
+    right, plain = np.arange(4), np.array([0, 1, 2, 9])
+    assert compare(right, plain, np.array([0, 1, 2, 7]))[1] is None
+    assert compare(right, plain, np.array([0, 5, 2, 9]))[1] == "differs in 1 of 4 values"
+
+
+def test_shapes_types_and_other_values() -> None:
+    assert "shape" in str(compare(RIGHT, RIGHT, RIGHT[:1])[1])
+    assert "type" in str(compare(RIGHT, RIGHT, RIGHT.astype(np.float64))[1])
+    assert compare(["a"], ["a"], ["a"])[1] is None
+    assert compare(["a"], ["a"], ["b"])[1] is not None
+    empty = np.zeros((0, 3), np.float32)
+    assert compare(empty, empty, empty) == (0.0, None)

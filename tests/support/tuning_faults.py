@@ -1,0 +1,101 @@
+"""Openers of sessions for ``tune``, with the CPU in the place of a GPU: candidates that are faster, or at fault.
+
+A child of ``tune`` imports this module by the name in its arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+from onnx import numpy_helper
+from onnxruntime import InferenceSession
+
+from ortgpu.provider.settings import Settings
+from ortgpu.session.tuning.children import Place
+from ortgpu.session.tuning.trial import open_session
+
+CPU = Place(ordinal=None, opener=f"{__name__}:open_well")
+FAULTY = Place(ordinal=None, opener=f"{__name__}:open_faulty")
+
+_SLOW, _FAST = 0.03, 0.003  # seconds of a run, far apart: tests share their cores
+_at_work = threading.Semaphore(1)
+
+
+class _Timed(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
+    """A session whose runs take a known time, or that spoils a result when two runs are at work."""
+
+    seconds = _SLOW
+    races = False
+
+    def run(self, *arguments: Any) -> Any:
+        alone = _at_work.acquire(blocking=False)
+        try:
+            time.sleep(self.seconds)
+            results = super().run(*arguments)
+            if self.races and not alone and results[0].dtype.kind == "f":
+                results[0][..., -1] += 1 + abs(results[0]).max()
+            return results
+        finally:
+            if alone:
+                _at_work.release()
+
+    def run_with_iobinding(self, *arguments: Any) -> None:
+        time.sleep(self.seconds)
+        super().run_with_iobinding(*arguments)
+
+
+def _timed(session: Any, seconds: float, *, races: bool = False) -> Any:
+    session.__class__ = _Timed
+    session.seconds, session.races = seconds, races
+    return session
+
+
+def open_well(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:
+    """Open a session that is fast with workspace small, and nothing else."""
+    session = open_session(model, settings, place, dimensions)
+    is_fast = settings is not None and settings.get("workspace") == "small"
+    return _timed(session, _FAST if is_fast else _SLOW)
+
+
+def open_faulty(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:
+    """Open a session that is right and slow if it is plain, and else fast and at fault."""
+    settings = settings or {}
+    if settings.get("layout") == "channels-last":
+        return _timed(open_session(_with_a_wrong_channel(model), None, place, {}), _FAST)
+    session = open_session(model, settings, place, dimensions)
+    if settings.get("layout") == "channels-last, biases fused":
+        return _timed(session, _FAST, races=True)
+    if settings.get("workspace") == "small":
+        os.kill(os.getpid(), signal.SIGABRT)
+    if settings.get("search") == "default":
+        time.sleep(600)
+    return _timed(session, _SLOW)
+
+
+def open_planted(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:
+    """Open a session on a GPU that is at fault with these layouts, and with workspace small."""
+    settings = settings or {}
+    if settings.get("layout") == "channels-last":
+        return open_session(_with_a_wrong_channel(model), {"search": "heuristic"}, place, dimensions)
+    if settings.get("layout") == "channels-last, biases fused":  # without the layout: 1.31 computes it wrongly
+        found = InferenceSession(model, providers=[("CUDAExecutionProvider", {"fuse_conv_bias": "1"})])
+        return _timed(found, 0, races=place.ordinal is None)
+    session = open_session(model, settings, place, dimensions)
+    return _timed(session, 0, races=True) if settings.get("workspace") == "small" else session
+
+
+def _with_a_wrong_channel(model: str | bytes) -> bytes:
+    """Return the model with one output channel of its third convolution doubled."""
+    found = onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model)
+    third = [node for node in found.graph.node if node.op_type == "Conv"][:3][-1]
+    weights = next(each for each in found.graph.initializer if each.name == third.input[1])
+    array = numpy_helper.to_array(weights).copy()
+    array[1] *= 2
+    weights.CopyFrom(numpy_helper.from_array(array, weights.name))
+    return bytes(found.SerializeToString())
