@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import tempfile
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,14 @@ from ortgpu.errors import GPUError
 
 _BESIDE_THE_PROBE = 90.0  # seconds for all else that the child does: it reads files, and asks the driver
 
-# The first entry of sys.path is the folder with this library, in the place of the working directory.
+# The folder with this library takes the place of the working directory, which a portable Python for Windows has not.
 _PROGRAM = """\
 import sys
 if sys.version_info < (3, 10):
     sys.exit("it is Python %d.%d, and ortgpu needs 3.10 or newer" % sys.version_info[:2])
 import json, pickle
 folder, settings = sys.argv[1:]
-sys.path[0] = folder
+sys.path[:] = [folder, *filter(None, sys.path)]
 from ortgpu import diagnose
 from ortgpu.errors import GPUError
 try:
@@ -77,9 +76,6 @@ def diagnose_in(python: str, model: Path | None, *, timeout: float, **settings: 
 
 
 def _lend(origin: Path, folder: Path) -> None:
-    """Put a module or a package into a folder: as a link, or where those are not allowed, as a copy."""
+    """Copy a module or a package into a folder. A link to it would be allowed to few users of Windows."""
     source = origin.parent if origin.name == "__init__.py" else origin
-    with suppress(OSError):
-        (folder / source.name).symlink_to(source)
-        return
     (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / source.name)
