@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import click
 
 from ortgpu.cli import output
+from ortgpu.environment import child
 
 _STARTUP = str(Path(__file__).resolve().parent.parent / "session" / "guard" / "startup")
-_PYTHON = re.compile(r"(python|pypy)[\d.]*t?(\.exe)?")
+_PYTHON = re.compile(r"(python|pypy)w?[\d.]*t?(\.exe)?", re.IGNORECASE)
+_IS_REACHED = "import sys; print('_ortgpu_hook' in sys.modules)"
 # Options with which Python does not read PYTHONPATH, or runs no sitecustomize
 _IGNORED = {"E": "the variables", "I": "the variables", "S": "the start-up file"}
 
@@ -36,7 +40,8 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
     COMMAND takes the place of this process: signals and exit code are its own. 127: it was not found, 126: it cannot
     be executed, 2: none was given.
 
-    Not reached: interpreters that ignore PYTHONPATH (python -I, -E, -S), and programs that do not use Python.
+    Not reached: interpreters that ignore PYTHONPATH (python -I, -E, -S; a portable one for Windows, unless ortgpu is
+    installed in it), and programs that do not use Python.
     """
     if not command[0]:  # "$APP" where nothing set it
         raise click.UsageError("COMMAND is empty")
@@ -44,8 +49,8 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
     environment = dict(os.environ)
     prepare(environment)
     try:
-        if os.name == "nt":  # Windows, where exec would return to the shell at once
-            return subprocess.call(list(command), env=environment)
+        if os.name == "nt":
+            return _call(command, environment)
         for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the command would inherit that
             signal.signal(getattr(signal, name), signal.SIG_DFL)
         os.execvpe(command[0], list(command), environment)  # noqa: S606 - the user's own command line
@@ -55,6 +60,17 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
         return 127 if isinstance(error, (FileNotFoundError, NotADirectoryError)) else 126
 
 
+def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command on Windows, where exec would return to the shell at once, and return its exit code."""
+    program = shutil.which(command[0])  # Windows would look beside this interpreter first: a virtual environment's base
+    if program is None:
+        raise FileNotFoundError(errno.ENOENT, "not found")
+    reject_portable_python(program, environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which may take its time to end
+    code = subprocess.call([program, *command[1:]], env=environment)
+    return code - 2**32 if code >= 2**31 else code  # as sys.exit takes it: 0xC0000005, say, of a crash
+
+
 def prepare(environment: MutableMapping[str, str]) -> None:
     """Set the variables that put the guard in force in a new process."""
     environment["ORTGPU_ENFORCE"] = "1"
@@ -62,6 +78,16 @@ def prepare(environment: MutableMapping[str, str]) -> None:
     # Keep empty entries, which mean the working directory: PYTHONPATH=$PYTHONPATH:lib may contain one.
     others = [entry for entry in given.split(os.pathsep) if entry != _STARTUP] if given else []
     environment["PYTHONPATH"] = os.pathsep.join([_STARTUP, *others])
+
+
+def reject_portable_python(program: str, environment: Mapping[str, str]) -> None:
+    """Raise UsageError if ``program`` is a Python for Windows that a file beside it isolates, and without the guard."""
+    files = sorted(Path(program).parent.glob("python*._pth")) if _PYTHON.fullmatch(os.path.basename(program)) else []
+    if files and "True" not in child.run([program, "-c", _IS_REACHED], environ=environment, timeout=60).output:
+        raise click.UsageError(
+            f"{program} ignores the variables by which the guard reaches it, because of {files[0].name}. "
+            "Install ortgpu there, or call ortgpu.install() at the start of the program"
+        )
 
 
 def reject_isolated_python(command: Sequence[str]) -> None:

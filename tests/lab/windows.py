@@ -8,7 +8,7 @@ the portable Python of python.org in ``C:\\Python``, and R:, this repository.
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib.metadata
 import os
 import shlex
 import shutil
@@ -224,9 +224,17 @@ class Windows:
             if file.relative_to(source).parts[0].startswith("onnxruntime"):
                 self._take(file, self.site / file.relative_to(source))
 
+    def install(self, *names: str, site: Path | None = None) -> None:
+        """Install packages without compiled code, from the environment of the tests or another site-packages."""
+        for name in names:
+            where = sys.path if site is None else [str(site)]
+            distribution = next(iter(importlib.metadata.distributions(name=name, path=where)))
+            for file in distribution.files or ():
+                if file.parts[0] != ".." and file.suffix != ".pyc":
+                    self._take(Path(str(distribution.locate_file(file))), self.site / file)
+
     def install_pip(self) -> None:
-        for name in ("pip", *(path.name for path in _pip().glob("pip-*.dist-info"))):
-            shutil.copytree(_pip() / name, self.site / name, ignore=shutil.ignore_patterns("__pycache__"))
+        self.install("pip")
 
     def search(self, *folders: str) -> None:
         """Put folders of drive C in front of PATH."""
@@ -344,13 +352,6 @@ def _kept_wheels(name: str, *requirements: str) -> Path:
                 _unpack(Path(folder), site)
 
     return packages_of(kept_environment(name, "\n".join(["for Windows", *requirements]), fill))
-
-
-def _pip() -> Path:
-    spec = importlib.util.find_spec("pip")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parents[1]
 
 
 def _variables(prefix: Path) -> dict[str, str]:
