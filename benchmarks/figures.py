@@ -191,11 +191,12 @@ def _cell(of: Mapping[str, Any], *, signed: bool = False) -> str:
 
 def _table(figures: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> str:
     """Return a line for each figure. The median of the differences need not be the difference of the medians."""
-    rows = [("figure (ours | plain)", "ours", "plain", "ratio", "ours - plain", "n")]
+    rows = [("figure (ours | plain)", "ours", "plain", "times plain", "ours - plain", "n")]
     for name, figure in figures.items():
         ours, plain = _cell(figure["ours"]), _cell(figure["plain"])
         difference = _cell(figure["difference"], signed=True)
-        rows.append((titles[name], ours, plain, f"{figure['ratio']:.3f}", difference, str(figure["ours"]["n"])))
+        times = f"{figure['plain']['median'] / figure['ours']['median']:.2f}"
+        rows.append((titles[name], ours, plain, times, difference, str(figure["ours"]["n"])))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "-" * len(lines[0]))

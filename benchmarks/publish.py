@@ -1,68 +1,69 @@
-"""Show a file of results as a Markdown table and a plot.
+"""Show files of results as Markdown tables and one plot.
 
-python -m benchmarks.publish results.json [--plot FILE.svg|png]
+python -m benchmarks.publish results.json ... [--plot FILE.svg|png]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import readable
+from ortgpu.cli.bench.measuring import Spread
 from ortgpu.process.timing import quartiles
 
 
-def ratios(figure: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Return the quartiles of the ratios of ours to plain, pair by pair."""
-    return quartiles(
-        [ours / plain for ours, plain in zip(*(figure["values"][of] for of in ("ours", "plain")), strict=True)]
-    )
+def times_plain(figure: Mapping[str, Any]) -> Spread:
+    """Return plain ONNX Runtime's median time by ours, and by our quartiles."""
+    low, middle, high = quartiles(figure["values"]["ours"])
+    plain = figure["plain"]["median"]
+    return Spread(plain / high, plain / middle, plain / low)
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """Return a table. A smaller ratio is better for ortgpu; quartiles are in brackets."""
-    lines = ["| figure | ortgpu | plain | ratio |", "|---|---|---|---|"]
+    """Return a table. More is better; quartiles are in brackets."""
+    lines = ["| figure | ortgpu | plain | times plain |", "|---|---|---|---|"]
     for name, figure in record["figures"].items():
-        low, middle, high = ratios(figure)
+        times = times_plain(figure)
         ours, plain = (readable(figure[of]["median"]) for of in ("ours", "plain"))
-        lines.append(f"| `{name}` | {ours} | {plain} | {middle:.3f} [{low:.3f}, {high:.3f}] |")
+        lines.append(f"| `{name}` | {ours} | {plain} | {times.median:.2f} [{times.low:.2f}, {times.high:.2f}] |")
     return "\n".join(lines)
 
 
-def draw(record: Mapping[str, Any], path: Path) -> None:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+def draw(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw all figures of these records, a panel for each batch, and one for those without."""
+    from ortgpu.cli.bench.plot import draw_panels
 
-    figures = record["figures"]
-    with mpl.rc_context({"svg.fonttype": "none"}):
-        canvas = Figure(figsize=(9, 1.2 + 0.35 * len(figures)), layout="constrained")
-        axes = canvas.subplots()
-        for place, figure in enumerate(figures.values()):
-            low, middle, high = ratios(figure)
-            axes.barh(place, middle, xerr=[[middle - low], [high - middle]], capsize=2, color="C0")
-        axes.set_yticks(range(len(figures)), list(figures))
-        axes.invert_yaxis()
-        axes.axvline(1, color="black", linewidth=1)
-        gpus = ", ".join(record["machine"]["gpus"]) or "no GPU"
-        axes.set(
-            xlabel="time of ortgpu / time of plain ONNX Runtime, with quartiles", title=f"{record['benchmark']}, {gpus}"
-        )
-        canvas.savefig(path)
+    panels: dict[int, dict[str, Spread]] = {}
+    for record in records:
+        for name, figure in record["figures"].items():
+            batch = re.search(r"-b(\d+)\b", name)
+            label = name.replace(batch[0], "") if batch else name
+            panels.setdefault(int(batch[1]) if batch else 0, {})[label] = times_plain(figure)
+    named = {
+        f"batch {batch}" if batch else "no batch": panels[batch]
+        for batch in sorted(panels, key=lambda size: size or math.inf)
+    }
+    gpu = next(iter(records[0]["machine"]["gpus"]), "no GPU")
+    benchmarks = dict.fromkeys(record["benchmark"] for record in records)
+    draw_panels(named, f"{', '.join(benchmarks)}, {gpu}", path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.publish", description="Results as a table and a plot.")
-    parser.add_argument("results", type=Path, help="what --json of a benchmark wrote")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.publish", description="Results as tables and a plot.")
+    parser.add_argument("results", type=Path, nargs="+", help="what --json of a benchmark wrote")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (.svg, .png); needs matplotlib")
     options = parser.parse_args(arguments)
-    record = json.loads(options.results.read_text(encoding="utf-8"))
-    print(table(record))
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in options.results]
+    print("\n\n".join(map(table, records)))
     if options.plot is not None:
-        draw(record, options.plot)
+        draw(records, options.plot)
     return 0
 
 

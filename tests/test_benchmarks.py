@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.children import Child, child_environment, run_child, run_python
+from tests.support.children import ROOT, Child, child_environment, run_child, run_python
 from tests.support.this_machine import commit_of
 
 pytestmark = pytest.mark.lab
@@ -230,6 +231,71 @@ def test_the_commit_of_a_checkout_and_of_its_worktrees(tmp_path: Path, packed: b
     assert found == [git("rev-parse", "HEAD"), first, first, None]
 
 
+RECORDED = ROOT / "benchmarks" / "results"
+# Rows of README.md, and the recorded figures that they are
+ROWS = {
+    "`ortgpu doctor`": ("overhead-h200-2026-11-23-1ac2759", "doctor"),
+    "no GPU shown": ("overhead-h200-2026-11-23-1ac2759", "broken-no-device"),
+    "first run of a new": ("throughput-run-and-graph-h200-2026-11-23-1ac2759", "first-run-resnet50-b8"),
+    "session of a model with one": ("overhead-h200-2026-11-23-1ac2759", "session-options"),
+    "`run` of 1 MB": ("throughput-run-and-graph-h200-2026-11-23-1ac2759", "run-negate-1mb"),
+    "`run` of a model with two": ("overhead-h200-2026-11-23-1ac2759", "run-small"),
+    "session of ResNet-50": ("overhead-sessions-h200-x2-2026-11-23-33b6997", "session-resnet50"),
+    "`GPUSessionPool`": ("pool-h200-x2-2026-11-23-1ac2759", "pool-resnet50-b256-x2"),
+    "`cuda_graph=True`": ("throughput-run-and-graph-h200-2026-11-23-1ac2759", "graph-resnet50-b1"),
+    "`map`": ("throughput-map-h200-2026-11-23-1ac2759", "map-resnet50-b256"),
+}
+
+
+def test_figures_of_the_readme_are_recorded_and_the_worst_is_first() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| [\d.,]+ \S+ \| [\d.,]+(?: \S+)? \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(rows) == len(ROWS)
+    times = [float(shown) for _, shown in rows]
+    assert times == sorted(times)
+    for (row, shown), (start, (file, name)) in zip(rows, ROWS.items(), strict=True):
+        assert row.startswith(start)
+        figure = json.loads((RECORDED / f"{file}.json").read_text(encoding="utf-8"))["figures"][name]
+        assert f"{figure['plain']['median'] / figure['ours']['median']:.2f}" == shown, row
+
+
+def test_every_row_of_the_figures_is_as_many_times_plain_as_it_says() -> None:
+    """Each time, or rate, is rounded to three digits, which the quotient has to be as near to."""
+    page = (ROOT / "benchmarks" / "FIGURES.md").read_text(encoding="utf-8")
+    tables = page.partition("## Where the differences")[0]
+    rows = re.findall(r"^\| [^|]+ \| ([^|]*\d[^|]*) \| ([^|]*\d[^|]*) \| ([^|]*\d[^|]*) \|$", tables, re.MULTILINE)
+    assert len(rows) > 20
+    scale = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+    for ours, plain, shown in rows:
+        values = [
+            [float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*(?:\.\d+)?", of)] for of in (ours, plain)
+        ]
+        units = [[scale[each] for each in re.findall(r"\b(ms|µs|s)\b(?!ec)", of)] for of in (ours, plain)]
+        for number, times in enumerate(map(float, re.findall(r"[\d.]+", shown))):
+            mine, theirs = (each[number] for each in values)
+            if "/s" in ours:
+                quotient = mine / theirs
+            else:
+                mine, theirs = (
+                    value * unit[min(number, len(unit) - 1)] for value, unit in zip((mine, theirs), units, strict=True)
+                )
+                quotient = theirs / mine
+            assert quotient == pytest.approx(times, rel=0.025), (ours, plain, shown)
+
+
+def test_plot_of_the_readme_is_that_of_the_recorded_figures(tmp_path: Path) -> None:
+    files = dict.fromkeys(file for file, _ in ROWS.values() if file.startswith(("throughput", "pool")))
+    assert len(files) == 3
+    in_order = sorted(files, key=lambda file: ("map" not in file, "pool" in file))
+    plot = tmp_path / "plot.svg"
+    results = [str(RECORDED / f"{file}.json") for file in in_order]
+    run_child([sys.executable, "-m", "benchmarks.publish", *results, "--plot", str(plot)], deadline=60).ok()
+    published = RECORDED / "times-plain-h200-2026-11-23-1ac2759.svg"
+    texts = [re.findall(r">([^<>]+)</text>", each.read_text(encoding="utf-8")) for each in (plot, published)]
+    assert texts[0] == texts[1]
+    assert "first-run-resnet50" in texts[0]
+
+
 def test_results_are_published_as_a_table_and_a_plot(tmp_path: Path) -> None:
     results, plot = tmp_path / "results.json", tmp_path / "plot.svg"
     figure = {
@@ -240,7 +306,8 @@ def test_results_are_published_as_a_table_and_a_plot(tmp_path: Path) -> None:
     record = {"benchmark": "throughput", "machine": {"gpus": ["a GPU"]}, "figures": {"map-b8": figure}}
     results.write_text(json.dumps(record), encoding="utf-8")
     child = run_child([sys.executable, "-m", "benchmarks.publish", str(results), "--plot", str(plot)], deadline=60).ok()
-    assert "| `map-b8` | 2.00 ms | 4.00 ms | 0.500 [0.375, 0.625] |" in child.stdout
+    assert "| `map-b8` | 2.00 ms | 4.00 ms | 2.00 [1.60, 2.67] |" in child.stdout
     text = plot.read_text(encoding="utf-8")
-    assert "map-b8" in text
+    assert ">map<" in text
+    assert ">batch 8<" in text
     assert "throughput, a GPU" in text

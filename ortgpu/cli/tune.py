@@ -127,7 +127,7 @@ class _Progress:
     def show(self, trial: Trial) -> None:
         from ortgpu.provider.settings import described
 
-        text = f"{described(trial.settings)}: {_ratio(trial) or 'rejected'}"
+        text = f"{described(trial.settings)}: {_times_plain(trial) or 'rejected'}"
         self._bar.update(self._task, completed=time.monotonic() - self._started, description=text)
 
 
@@ -135,14 +135,14 @@ def _show(console: Console, model: str, found: Tuning) -> None:
     from ortgpu.provider.settings import described
 
     output.heading(console, f"{model} on {found.device}")
-    output.table(console, ("settings", "ms", "to plain", "error", ""), map(_row, found.trials))
+    output.table(console, ("settings", "ms", "times plain", "error", ""), map(_row, found.trials))
     for text in found.left_out:
         output.line(console, f"not tried: {text}", style="yellow")
     output.line(console, f"Results were compared with {found.compared_with}.")
     best, all_of = found.automatic, found.named
-    output.heading(console, f"By itself a session takes {best.ratio:.2f} of plain's time: {described(best.settings)}")
+    output.heading(console, f"By itself a session is {1 / best.ratio:.2f} times plain: {described(best.settings)}")
     if all_of.settings != best.settings:
-        said = f"With tuned=RECORD it takes {all_of.ratio:.2f}: {described(all_of.settings)}"
+        said = f"With tuned=RECORD it is {1 / all_of.ratio:.2f} times plain: {described(all_of.settings)}"
         output.heading(console, said)
     output.line(console, f"Record: {found.record or f'none was written: {found.no_record}'}")
 
@@ -153,8 +153,8 @@ def _row(trial: Trial) -> tuple[str, ...]:
     times = ", ".join(f"{each * 1e3:.3f}" for each in trial.seconds)
     error = "" if trial.error is None else f"{trial.error:.1e}"
     verdict = f"{trial.verdict}; {trial.divergence}" if trial.divergence else trial.verdict
-    return described(trial.settings), times, _ratio(trial), error, verdict
+    return described(trial.settings), times, _times_plain(trial), error, verdict
 
 
-def _ratio(trial: Trial) -> str:
-    return "" if trial.ratio is None else f"{trial.ratio:.2f}"
+def _times_plain(trial: Trial) -> str:
+    return f"{1 / trial.ratio:.2f}" if trial.ratio else ""

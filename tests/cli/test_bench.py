@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -484,8 +486,50 @@ def test_plots(tmp_path: Path, suffix: str) -> None:
         assert "<title>&lt;m&gt; on a GPU</title>" in text
         text = text[text.index("<svg") : text.index("</svg>") + 6]
     words = {(element.text or "").strip() for element in ElementTree.fromstring(text).iter()}
-    assert {"plain", "graph", "pool", "1", "8", "ms", "<m> on a GPU"} <= words
-    assert not {"run", "map"} & words
+    assert {"graph", "pool", "batch 1", "batch 8", "1.40", "2.00", "<m> on a GPU"} <= words
+    assert not {"run", "map", "plain"} & words
+
+
+@pytest.mark.usefixtures("needs_matplotlib")
+def test_plot_has_the_worst_on_top_and_layouts_beside_plain(tmp_path: Path) -> None:
+    from ortgpu.cli.bench.plot import draw
+
+    path = tmp_path / "figures.svg"
+    layout = dataclasses.replace(figure("channels-last", 8, 300, 1.5), ratio=Spread(1.4, 1.5, 1.6))
+    draw([figure("map", 8, 250, 2.5), figure("run", 8, 200, 2.0), figure("pool", 8, 50, 0.5), layout], "m", path)
+    words = [(element.text or "").strip() for element in ElementTree.parse(path).iter()]
+    names = [word for word in words if word in ("map", "run", "pool", "run, channels-last")]
+    assert names == ["pool", "run", "map", "run, channels-last"]
+    assert "3.00" in words, "1.5 times run, which is twice as fast as plain"
+
+
+@pytest.mark.usefixtures("needs_matplotlib")
+@pytest.mark.parametrize("page", ["#ffffff", "#000000", "#0d1117"])
+def test_plot_reads_on_any_page(tmp_path: Path, page: str) -> None:
+    """WCAG asks for a contrast of 3 between graphics and what is behind them."""
+    from ortgpu.cli.bench.plot import FASTER, INK, SLOWER, draw
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+        return sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for colour in (INK, FASTER, SLOWER):
+        darker, lighter = sorted((luminance(colour), luminance(page)))
+        assert (lighter + 0.05) / (darker + 0.05) >= 3, colour
+    path = tmp_path / "figures.svg"
+    draw([figure("map", 8, 250, 2.5), figure("pool", 8, 50, 0.5)], "m", path)
+    drawn = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})(?!; opacity: 0)", path.read_text(encoding="utf-8")))
+    assert drawn == {INK, FASTER, SLOWER}, "nothing else is drawn, and no background"
+
+
+def test_times_plain_never_contradict_items_a_second(fixed: Path) -> None:
+    result = ortgpu("bench", str(fixed), "--allow-cpu", "--rounds", "5", "--json", env=NO_GPU)
+    figures = json.loads(result.stdout)["figures"]
+    plain = next(each["items_per_second"]["median"] for each in figures if each["way"] == "plain")
+    for each in figures:
+        if each["way"] != "plain":
+            assert each["ratio_to_plain"]["median"] == pytest.approx(each["items_per_second"]["median"] / plain)
 
 
 @pytest.mark.usefixtures("needs_matplotlib")

@@ -79,11 +79,11 @@ def bench(
     """Measure MODEL on this machine: plain ONNX Runtime and the ways of ortgpu, in turns, in one process.
 
     Each way is run in blocks of calls, one block of each way a round, on inputs made up from what the model declares
-    (free dimensions but the batch are 1), or on those of --inputs, which are one batch.
-    Ratios are those to plain ONNX Runtime, round by round. Settings are recommended where the difference is larger
-    than the spread. On a GPU, models with convolutions are also run with the layouts of images that GPUSession did not
-    choose for them (channels-first, channels-last, channels-last with biases fused), in turns with run. One whose
-    results are not those of plain ONNX Runtime is left out.
+    (free dimensions but the batch are 1), or on those of --inputs, which are one batch. Times plain is items a second
+    by those of plain ONNX Runtime, both medians: more is better, in the plot too. Settings are recommended where the
+    difference is larger than the spread. On a GPU, models with convolutions are also run with the layouts of images
+    that GPUSession did not choose for them (channels-first, channels-last, channels-last with biases fused), in turns
+    with run. One whose results are not those of plain ONNX Runtime is left out.
 
     \b
     plain   onnxruntime.InferenceSession.run
@@ -175,11 +175,20 @@ class _Results:
 
     def show(self, console: Console, model: str) -> None:
         output.heading(console, f"{model} on {self.where}")
-        columns = ("batch", "way", "items/s", "to plain", "quartiles", "p50 ms", "p90 ms", "p99 ms")  # fits a terminal
+        columns = (
+            "batch",
+            "way",
+            "items/s",
+            "times plain",
+            "quartiles",
+            "p50 ms",
+            "p90 ms",
+            "p99 ms",
+        )  # fits a terminal
         output.table(console, columns, map(_row, self.figures))
         if self.layouts:
             output.heading(console, "run with other layouts of images")
-            columns_of_layouts = ("batch", "layout", "items/s", "to run", "quartiles", "p50 ms")
+            columns_of_layouts = ("batch", "layout", "items/s", "times run", "quartiles", "p50 ms")
             output.table(console, columns_of_layouts, (_row(figure)[:-2] for figure in self.layouts))
         for (batch, why), alike in itertools.groupby(self.left_out, lambda each: (each.batch, each.why)):
             ways = ", ".join(each.way for each in alike)

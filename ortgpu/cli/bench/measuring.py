@@ -59,6 +59,9 @@ class Spread:
     median: float
     high: float  # upper quartile
 
+    def relative_to(self, base: float) -> Spread:
+        return Spread(self.low / base, self.median / base, self.high / base)
+
 
 @dataclass(frozen=True, slots=True)
 class Latency:
@@ -88,8 +91,8 @@ class Figure:
     Attributes:
         batch: None for a model without a free batch dimension; a request is then one item.
         rate: items per second.
-        ratio: the rate relative to plain ONNX Runtime, or of a layout relative to ``run``, round by round. None for
-            plain ONNX Runtime, or if the other rate was not measured.
+        ratio: the rate relative to the median of plain ONNX Runtime, or of a layout relative to that of ``run``. None
+            for plain ONNX Runtime, or if the other rate was not measured.
         latency: None for a way that runs many requests at once.
     """
 
@@ -244,17 +247,16 @@ class Bench:
 
         seconds = in_turns({way.name: partial(block, way, number) for way, number in calls.items()}, rounds)
         items = batch or 1
+        rates = {name: Spread(*quartiles([items / each for each in taken])) for name, taken in seconds.items()}
         return [
             Figure(
                 name,
                 batch,
-                Spread(*quartiles([items / each for each in taken])),
-                Spread(*quartiles([theirs / mine for theirs, mine in zip(seconds[base], taken, strict=True)]))
-                if base in seconds and name != base
-                else None,
+                rate,
+                rate.relative_to(rates[base].median) if base in rates and name != base else None,
                 Latency.of(latencies[name]) if len(latencies[name]) > 1 else None,
             )
-            for name, taken in seconds.items()
+            for name, rate in rates.items()
         ]
 
     def _calls(self, way: _Way, feed: Feed) -> int:
