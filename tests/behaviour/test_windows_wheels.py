@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,13 +15,10 @@ import pytest
 
 from ortgpu.environment.libraries.catalogue import LIBRARIES, spec_for
 from ortgpu.environment.libraries.library_file import exported_names, imported_names, read_pe
-from ortgpu.environment.libraries.loader_windows import WindowsLoader, is_of_the_system
+from ortgpu.environment.libraries.loader_windows import is_of_the_system, lacking_functions
 from ortgpu.environment.libraries.places import WINDOWS, SearchPlaces
 from ortgpu.environment.libraries.search import resolve
 from ortgpu.environment.libraries.wheel import bridge_of, cuda_major_of, read_provider
-from ortgpu.provider.preloading import Plan, load, open_library
-from tests.support.made_dlls import put
-from tests.windows.machine import PreparedKernel
 from tests.windows.wheels import unpacked
 
 # Wheels are downloaded and unpacked in the setup of the first test.
@@ -130,25 +126,22 @@ def test_everything_is_found_where_the_wheels_have_it(site: Site, tmp_path: Path
     assert folders == of_cuda | {"nvidia/cudnn/bin"}
 
 
-def test_all_of_it_is_loaded_in_order_and_fits_together(site: Site, tmp_path: Path) -> None:
-    """The loader is a prepared one, which compares what each file takes from another one with what that has."""
+def test_all_of_it_can_be_loaded_in_order_and_fits_together(site: Site, tmp_path: Path) -> None:
+    """What each file links comes before it, and has the functions that it takes from it by name."""
     provider = read_provider(site.provider)
     found = resolve(site.places(tmp_path), provider.needed, site.release.cuda)
-    files = [one.chosen.path for one in found if one.chosen] + [provider.path, bridge_of(provider.path)]
-    system = put(tmp_path / "Windows/System32", "nvcuda.dll", *_of_the_system(files))
-    kernel = PreparedKernel([str(system)], {"cudnnGetCudartVersion": site.release.cuda * 1000})
-    loader = WindowsLoader(kernel)
-    report = load(Plan(provider, found), loader=loader)
-    assert report.ok
-    assert [library.soname for library in report.missing if not library.soname.endswith("_infer64_9.dll")] == []
-    assert report.rejected == ()
-    order = [os.path.basename(path) for path in files[:-2]]
-    assert kernel.opened == ["nvcuda.dll", *order]  # each when its turn comes, and none drawn in by an earlier one
-    assert open_library(provider.path, loader=loader) is None
+    order = [one.chosen.path for one in found if one.chosen]
+    absent = {one.soname for one in found if one.chosen is None}
+    assert [name for name in absent if not name.endswith("_infer64_9.dll")] == []
+    for position, path in enumerate(order):
+        linked = {name for name in read_pe(path).needed if spec_for(name)}
+        assert linked <= {os.path.basename(earlier) for earlier in order[:position]}, path
+        assert list(lacking_functions(path, order)) == []
+    assert list(lacking_functions(provider.path, [*order, bridge_of(provider.path)])) == []
     for name in site.release.linked:
-        had = exported_names(report.path_of((spec_for(name) or LIBRARIES[0]).stem) or "")
+        (path,) = (path for path in order if os.path.basename(path) == name)
+        assert exported_names(path)
         assert imported_names(provider.path, name)
-        assert (imported_names(provider.path, name) or frozenset()) <= (had or frozenset())
 
 
 def test_a_toolkit_without_one_is_told_by_its_name(site: Site, tmp_path: Path) -> None:
@@ -169,9 +162,3 @@ def _but(site: Path, name: str, folder: Path) -> Path:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path)
     return folder
-
-
-def _of_the_system(files: Sequence[str]) -> list[str]:
-    linked = {name for path in files for name in read_pe(path).needed}
-    ours = re.compile("onnxruntime", re.IGNORECASE)
-    return sorted(name for name in linked if not spec_for(name) and not is_of_the_system(name) and not ours.match(name))

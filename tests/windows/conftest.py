@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.models import Models
+from tests.lab.stubs import NVML, Cuda
 from tests.lab.windows import Windows, why_not
+from tests.windows.inside import MODEL, RTX_4090
 
 
 @pytest.fixture
@@ -20,6 +23,14 @@ def windows(tmp_path: Path) -> Iterator[Windows]:
 def module_windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Windows]:
     """Such a Windows for all tests of a module, which ask it one question together."""
     yield from _machine(tmp_path_factory.mktemp("module"))
+
+
+@pytest.fixture
+def machine(windows: Windows, models: Models) -> Windows:
+    """A Windows with a driver, a GPU and a model, and without CUDA."""
+    windows.install_driver(Cuda(devices=(RTX_4090,)), NVML(gpus=(RTX_4090,)))
+    windows.write(MODEL, models.relu.read_bytes())
+    return windows
 
 
 def _machine(folder: Path) -> Iterator[Windows]:

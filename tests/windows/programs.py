@@ -47,16 +47,23 @@ def planned() -> dict[str, list[list[str]]]:
     return {one.soname: [[each.source, each.path] for each in one.candidates] for one in found}
 
 
-def session(model: str) -> dict[str, Any]:
-    """Open a session. Return the error that it ends in, and what is loaded then."""
+def session(model: str, *providers: str) -> dict[str, Any]:
+    """Open a session. Return the errors that it ends in, the cause first, and what is loaded then."""
     import ortgpu
     from ortgpu.environment.libraries.loader import read_mapped_libraries
 
     try:
-        ortgpu.GPUSession(model)
+        ortgpu.GPUSession(model, providers=list(providers) or None)
     except ortgpu.GPUError as error:
-        said = [type(error).__name__, str(error)]
-    return {"error": said, "loaded": read_mapped_libraries()}
+        errors = [{**one.as_dict(), "text": str(one)} for one in (error, *error.others)]
+    return {"errors": errors, "loaded": read_mapped_libraries()}
+
+
+def diagnosed() -> list[dict[str, Any]]:
+    """Return what ``ortgpu.diagnose`` finds, with a child that loads everything."""
+    import ortgpu
+
+    return [{**one.as_dict(), "text": str(one)} for one in ortgpu.diagnose(probe=True).problems]
 
 
 def spawned(model: str) -> list[dict[str, Any]]:
@@ -67,7 +74,7 @@ def spawned(model: str) -> list[dict[str, Any]]:
 
 
 PROGRAMS: dict[str, Callable[..., Any]] = {
-    program.__name__: program for program in (loader, preloaded, planned, session, spawned)
+    program.__name__: program for program in (loader, preloaded, planned, session, diagnosed, spawned)
 }
 
 if __name__ == "__main__":

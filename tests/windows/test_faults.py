@@ -5,7 +5,6 @@ Nothing here was run on Windows. What plain ONNX Runtime does there is what its 
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -23,16 +22,12 @@ from ortgpu.errors import (
     DeviceError,
     DriverError,
     GPUError,
-    LibraryNotFoundError,
-    ProviderRequestError,
     Severity,
 )
-from ortgpu.provider.preloading import open_library
-from ortgpu.provider.tensorrt import check_loadable
 from tests.support.diagnosis_cases import CASES, Case
 from tests.support.made_facts import AVAILABLE, CUDA_H200, H200, HEALTHY, part
 from tests.windows.machine import VISUAL_C, Machine
-from tests.windows.trees import CUDNN, NEEDED_12, TOOLKIT, TOOLKITS
+from tests.windows.trees import NEEDED_12, TOOLKIT, TOOLKITS
 
 
 @pytest.fixture
@@ -55,7 +50,7 @@ def with_gpu(facts: Facts) -> Facts:
 def test_a_healthy_machine(machine: Machine) -> None:
     machine.wheels()
     assert find_problems(machine.facts()) == ()
-    tried = machine.facts(preload=machine.preload(everything=True), cuda=CudaState(0, (CUDA_H200,), 1))
+    tried = machine.facts(cuda=CudaState(0, (CUDA_H200,), 1))
     assert find_problems(tried) == ()
     assert {row.name: row.status_minimum for row in check_inference(with_gpu(tried).environment)}["CUDA"] == "pass"
     assert "fail" not in {row.status_minimum for row in check_inference(tried.environment)}
@@ -65,10 +60,8 @@ def test_a_healthy_machine(machine: Machine) -> None:
 # W01: "LoadLibrary failed with error 126"
 
 
-@pytest.mark.parametrize("tried", [False, True], ids=["looked at", "loaded"])
-def test_w01_no_cuda_libraries(tried: bool, machine: Machine) -> None:
-    facts = machine.facts(preload=machine.preload() if tried else None)
-    problem = only(facts)
+def test_w01_no_cuda_libraries(machine: Machine) -> None:
+    problem = only(machine.facts())
     assert problem.code == "library-not-found"
     assert problem.details()["missing"] == TOOLKIT
     assert "cublasLt64_13.dll: found nowhere" in str(problem)
@@ -107,19 +100,6 @@ def test_w01_a_library_of_visual_c_missing(machine: Machine) -> None:
     said = "ImportError: DLL load failed while importing onnxruntime_pybind11_state: The specified module is missing."
     assert only(machine.facts(import_error=said)).summary == problem.summary
     assert find_problems(machine.facts(available_providers=AVAILABLE)) == (), "it was found where nobody looks"
-
-
-def test_w01_what_the_loader_says_of_the_provider(machine: Machine) -> None:
-    machine.wheels()
-    machine.write(machine.provider, [*TOOLKIT, "helper.dll"])
-    report = machine.preload()
-    assert report.ok
-    said = open_library(str(machine.provider), loader=machine.loader)
-    facts = replace(machine.facts(preload=report, provider_error=said))
-    facts = replace(facts, environment=replace(facts.environment, system_libraries_missing=()))
-    problem = only(facts)
-    assert (problem.code, problem.details()["missing"]) == ("library-not-found", ("helper.dll",))
-    assert "install what brings helper.dll" in problem.fixes[0]
 
 
 def test_w01_an_import_of_which_no_file_tells_why(machine: Machine) -> None:
@@ -167,54 +147,6 @@ def test_numpy_is_whole_where_windows_blocks_it(machine: Machine) -> None:
     assert blocked in problem.evidence
 
 
-@pytest.mark.parametrize("code", [225, 1260, 4551])
-def test_a_library_that_windows_blocks_is_whole(code: int, machine: Machine) -> None:
-    machine.wheels()
-    machine.kernel.blocked["cublas64_13.dll"] = code
-    problem = only(machine.facts(preload=machine.preload()))
-    (fix,) = problem.fixes
-    assert "virus scanner" in fix
-
-
-# W02: error 127, a library of another version earlier on PATH
-
-
-def test_w02_a_cublas_of_another_release_is_loaded_already(machine: Machine) -> None:
-    machine.wheels(but=lambda name: {"cublasLt64_13.dll": ["new"]} if name == "cublas64_13.dll" else ())
-    other = machine.write(machine.tmp_path / "other/cublasLt64_13.dll", exports=["old"])
-    assert machine.kernel.load(str(other)) == 0
-    problem = only(machine.facts(preload=machine.preload()))
-    assert problem.code == "library-conflict"
-    assert problem.details()["libraries"] == (str(other),)
-    assert f"in this process: {other}" in str(problem)
-
-
-def test_w02_a_provider_for_newer_libraries(machine: Machine) -> None:
-    site = machine.wheels()
-    machine.write(site / "nvidia/cu13/bin/x86_64/cublasLt64_13.dll", exports=["call"])
-    machine.write(machine.provider, {"cublasLt64_13.dll": ["new"], "cublas64_13.dll": ["call"]})
-    report = machine.preload()
-    assert report.ok
-    said = open_library(str(machine.provider), loader=machine.loader)
-    problem = only(machine.facts(preload=report, provider_error=said))
-    assert problem.code == "library-version"
-    assert "lacks new" in problem.summary
-    assert problem.details()["found"] == {"cublasLt64_13.dll": str(site / "nvidia/cu13/bin/x86_64/cublasLt64_13.dll")}
-
-
-def test_w02_what_is_earlier_on_path_is_not_taken(machine: Machine) -> None:
-    """By the right name, and another inside: a copy that somebody renamed."""
-    site = machine.wheels()
-    machine.write(machine.tmp_path / "tool/cublas64_13.dll").write_bytes(
-        (machine.write(machine.tmp_path / "tool/cublas64_12.dll")).read_bytes()
-    )
-    machine.changes["variables"] = {"PATH": str(machine.tmp_path / "tool")}
-    report = machine.preload()
-    assert report.ok
-    assert report.roots == (str(site / "nvidia"),)
-    assert {file.problem for file in report.rejected} >= {"its own name is cublas64_12.dll, cublas64_13.dll is needed"}
-
-
 # W03: "CUDA_PATH is set but CUDA wasnt able to be loaded"
 
 
@@ -230,54 +162,6 @@ def test_w03_cuda_path_set_is_no_fault_and_no_cause(machine: Machine) -> None:
     assert only(facts).details()["missing"] == TOOLKIT
 
 
-# B20: torch, imported later, gets the libraries that are loaded already
-
-
-def test_b20_the_libraries_of_an_installed_torch_are_taken(machine: Machine) -> None:
-    machine.wheels()
-    for name in (*TOOLKIT, *CUDNN):
-        machine.write(machine.tmp_path / "torch/lib" / name)
-    machine.changes["torch_folder"] = str(machine.tmp_path / "torch")
-    report = machine.preload(everything=True)
-    assert report.ok
-    assert {os.path.dirname(lib.path) for lib in report.libraries if lib.source != "nvidia wheels"} == {
-        str(machine.tmp_path / "torch/lib")
-    }
-    assert {lib.soname for lib in report.libraries if lib.source == "torch"} == {*TOOLKIT, *CUDNN}
-
-
-# W05: a part of cuDNN missing
-
-
-@pytest.mark.parametrize("part_missing", ["cudnn_graph64_9.dll", "cudnn_ops64_9.dll", "cudnn_cnn64_9.dll"])
-def test_w05_a_part_of_cudnn_missing(part_missing: str, machine: Machine) -> None:
-    machine.wheels(part_missing)
-    facts = machine.facts(preload=machine.preload(everything=True))
-    problem = only(facts, "warning")
-    assert problem.code == "library-not-found"
-    assert problem.details()["missing"] == (part_missing,)
-    assert "nvidia-cudnn-cu13" in problem.fixes[0]
-    wanting = replace(facts, request=replace(facts.request, cudnn_operators=("Conv",)))
-    assert only(wanting).details()["missing"] == (part_missing,)
-
-
-def test_w05_a_part_that_is_cut_short(machine: Machine) -> None:
-    site = machine.wheels()
-    part_of_it = site / "nvidia/cudnn/bin/cudnn_engines_tensor_ir64_9.dll"
-    part_of_it.write_bytes(part_of_it.read_bytes()[:1100])
-    problem = only(machine.facts(preload=machine.preload(everything=True)), "warning")
-    assert problem.details()["missing"] == ("cudnn_engines_tensor_ir64_9.dll",)
-    assert "truncated: 1100 of" in str(problem)
-
-
-def test_cudnn_for_the_other_cuda(machine: Machine) -> None:
-    machine.wheels()
-    machine.answers["cudnnGetCudartVersion"] = 12090
-    problem = only(machine.facts(preload=machine.preload(everything=True)), "warning")
-    assert problem.code == "library-conflict"
-    assert "cudnn64_9.dll in this process is built for CUDA 12" in problem.summary
-
-
 # W06: several toolkits
 
 
@@ -288,7 +172,8 @@ def test_w06_the_toolkit_of_the_right_major_is_taken_whatever_the_variables_say(
     twelve = machine.tmp_path / TOOLKITS / "v12.9"
     machine.changes["variables"] = {"CUDA_PATH": str(twelve), "PATH": str(twelve / "bin")}
     assert find_problems(machine.facts())[0].severity == "warning"  # there is no cuDNN
-    assert machine.preload().roots == (str(machine.tmp_path / TOOLKITS / "v13.0"),)
+    chosen = [one.chosen for one in machine.facts().environment.libraries if one.required]
+    assert {one.root for one in chosen if one is not None} == {str(machine.tmp_path / TOOLKITS / "v13.0")}
 
 
 # W07: an ONNX Runtime of Windows' own
@@ -304,7 +189,7 @@ def test_w07_the_one_in_system32_does_no_harm_by_being_there(machine: Machine) -
 def test_w07_it_was_loaded_first(machine: Machine) -> None:
     machine.wheels()
     other = machine.write(machine.system / "onnxruntime.dll")
-    assert machine.kernel.load(str(other)) == 0
+    machine.mapped = (str(other),)
     assert find_problems(machine.facts()) == ()
     said = "ImportError: The requested API version [24] is not available, only API versions [1, 17] are supported"
     problem = only(machine.facts(import_error=said))
@@ -352,26 +237,6 @@ def test_a_provider_of_before_cuda_13(tmp_path: Path, monkeypatch: pytest.Monkey
                                             "cufft64_11.dll", "cudnn64_9.dll")  # fmt: skip
     assert {"nvidia-cublas-cu12~=12.0", "nvidia-cudnn-cu12~=9.0"} <= set(problem.fixes[0].split())
     assert "curand" not in problem.fixes[0]
-
-
-# TensorRT
-
-
-def test_tensorrt_is_found_along_path_and_missed_by_its_name(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortgpu.provider.tensorrt.this_machine", lambda: "AMD64")
-    with pytest.raises(ProviderRequestError, match="is not part of the installed"):
-        check_loadable(str(machine.provider), loader=machine.loader)
-    needs = ["nvinfer_10.dll", "nvonnxparser_10.dll", *TOOLKIT]
-    machine.write(machine.capi / "onnxruntime_providers_tensorrt.dll", needs)
-    with pytest.raises(LibraryNotFoundError) as raised:
-        check_loadable(str(machine.provider), loader=machine.loader)
-    assert raised.value.missing == ("nvinfer_10.dll", "nvonnxparser_10.dll")
-    assert "TensorRT in a release 10.*" in raised.value.fixes[0]
-    assert "nvinfer_10.dll was not found (error 126)" in str(raised.value)
-    machine.write(machine.tmp_path / "trt/nvinfer_10.dll")
-    machine.write(machine.tmp_path / "trt/nvonnxparser_10.dll", ["nvinfer_10.dll"])
-    monkeypatch.setenv("PATH", f"C:\\Tools;{machine.tmp_path / 'trt'}")
-    check_loadable(str(machine.provider), loader=machine.loader)
 
 
 # What is advised

@@ -6,56 +6,26 @@ provider is loaded, and its CUDA refuses to work (CUDA_ERROR_NOT_SUPPORTED).
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.lab.models import Models
-from tests.lab.stubs import GPU, NVML, Cuda
-from tests.lab.windows import CUDNN, SITE_PACKAGES, SYSTEM32, TOOLKIT, TORCH, Windows
+from tests.lab.windows import CUDNN, SYSTEM32, TOOLKIT, TORCH, Windows
 from tests.support.made_dlls import ARM64, I386, dll
+from tests.windows.inside import (
+    CUDA_OF_WHEELS,
+    CUDNN_OF_WHEELS,
+    MODEL,
+    REQUIRED,
+    ask,
+    folders_of,
+    reaches_the_driver,
+)
 
 # What Windows is made of is downloaded in the setup of the first test.
 pytestmark = [pytest.mark.windows, pytest.mark.timeout(1200)]
-
-RTX_4090 = GPU(name="NVIDIA GeForce RTX 4090", capability=(8, 9))
-MODEL = "C:\\relu.onnx"
-WHEELS = f"C:\\{SITE_PACKAGES}\\nvidia"
-CUDA_OF_WHEELS, CUDNN_OF_WHEELS = f"{WHEELS}\\cu13\\bin\\x86_64", f"{WHEELS}\\cudnn\\bin"
-CAPI = f"C:\\{SITE_PACKAGES}\\onnxruntime\\capi"
-PROVIDER = f"{CAPI}\\onnxruntime_providers_cuda.dll"
-REQUIRED = ("cublasLt64_13.dll", "cublas64_13.dll")
-
-
-def ask(machine: Windows, program: str, *arguments: str, first: str = "", **variables: str) -> Any:
-    """The answer of one of the programs, which runs after ``first``."""
-    command = ("-m", "tests.windows.programs", program, first, *arguments)
-    return json.loads(machine.python(*command, variables=variables).ok().stdout.splitlines()[-1])
-
-
-def reaches_the_driver(found: Any) -> bool:
-    """All that the provider links was loaded, and it too."""
-    name, words = found["error"]
-    assert name == "DriverUnusableError", words
-    assert "CUDA_ERROR_NOT_SUPPORTED" in words
-    return any(path.endswith("\\onnxruntime_providers_cuda.dll") for path in found["loaded"])
-
-
-def folders_of(found: Any, names: tuple[str, ...] = REQUIRED) -> set[str]:
-    """The folders that libraries of this process are from."""
-    return {path.rpartition("\\")[0] for path in found["loaded"] if path.rpartition("\\")[2] in names}
-
-
-@pytest.fixture
-def machine(windows: Windows, models: Models) -> Windows:
-    """A Windows with a driver and a model, and without CUDA."""
-    windows.install_driver(Cuda(devices=(RTX_4090,)), NVML(gpus=(RTX_4090,)))
-    windows.write(MODEL, models.relu.read_bytes())
-    return windows
-
 
 # The loader
 
@@ -270,9 +240,9 @@ def test_a_bridge_of_another_onnxruntime_is_not_called(machine: Windows) -> None
     bridge = machine.site / "onnxruntime/capi/onnxruntime_providers_shared.dll"
     machine.write("other\\onnxruntime_providers_shared.dll", bridge.read_bytes())
     opened = "import ctypes; ctypes.CDLL('C:/other/onnxruntime_providers_shared.dll')"
-    name, words = ask(machine, "session", MODEL, first=opened)["error"]
-    assert name == "RuntimeConflictError"
-    assert "taken from C:\\other\\onnxruntime_providers_shared.dll" in words
+    (error,) = ask(machine, "session", MODEL, first=opened)["errors"]
+    assert error["type"] == "RuntimeConflictError"
+    assert "taken from C:\\other\\onnxruntime_providers_shared.dll" in error["text"]
 
 
 def test_children_are_spawned(machine: Windows) -> None:
@@ -303,38 +273,6 @@ def test_another_file_is_taken_for_one_that_is_refused(machine: Windows) -> None
         f"{CUDNN_OF_WHEELS}\\cudnn_cnn64_9.dll": helper,
     }
     assert found["missing"] == ["cudnn_cnn64_9.dll"]  # whose parts are not taken from two releases
-
-
-# Wine puts a stub in the place of a function that a library lacks
-AS_WINDOWS = """
-from ortgpu.environment.libraries.loader_windows import Kernel32
-load = Kernel32.load
-Kernel32.load = lambda self, path: 127 if path.endswith("cublas64_13.dll") else load(self, path)
-import ctypes
-ctypes.CDLL("C:/other/cublasLt64_13.dll")
-"""
-
-
-def test_a_library_of_another_version_in_the_process_is_the_one_at_fault(machine: Windows) -> None:
-    machine.install_cuda()
-    machine.make("other\\cublasLt64_13.dll", exports={"of_old": 0})
-    machine.make(f"{CUDA_OF_WHEELS}\\cublas64_13.dll", needs={"cublasLt64_13.dll": ["call", "of_new"]})
-    found = ask(machine, "preloaded", first=AS_WINDOWS)
-    problem, unfit_for = found["rejected"][f"{CUDA_OF_WHEELS}\\cublas64_13.dll"]
-    other = "C:\\other\\cublasLt64_13.dll"
-    assert (
-        problem == f"it takes call from cublasLt64_13.dll, and {other} of this process does not have that (error 127)"
-    )
-    assert unfit_for == other
-
-
-def test_parts_of_two_releases_of_cudnn_are_told(machine: Windows) -> None:
-    machine.install_cuda()
-    answers = {"cudnnGetCudartVersion": 12090, "cudnnOpsVersionCheck": 1002, "cudnnGraphVersionCheck": 0}
-    machine.make(f"{CUDNN_OF_WHEELS}\\cudnn64_9.dll", exports=answers)
-    cuda, mixed = ask(machine, "preloaded")["cuDNN"]
-    assert cuda == 12
-    assert {path.rpartition("\\")[2] for path in mixed} == {*CUDNN}
 
 
 # Where Python is

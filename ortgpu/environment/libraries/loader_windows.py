@@ -138,7 +138,7 @@ class WindowsLoader:
 
     def open(self, path: str, mode: int = 0) -> str | None:
         if os.path.isabs(path):
-            self._kernel.search_also(os.path.dirname(path))
+            self._kernel.search_also(os.path.dirname(os.path.normpath(path)))
         code = self._kernel.load(path)
         if code != 0:
             return words_of(code, path, self.loaded(), self._kernel.folders(along_path=True))
@@ -152,8 +152,10 @@ class WindowsLoader:
         return self._kernel.ask(path, function)
 
     def taken_from_another(self, symbol: str, path: str) -> str | None:
-        first = next(file for file in self.loaded() if _name(file) == _name(path))
-        return None if os.path.samefile(first, path) else f"{symbol} is taken from {first}, not from {path}"
+        with suppress(OSError):
+            for first in (file for file in self.loaded() if _name(file) == _name(path)):
+                return None if os.path.samefile(first, path) else f"{symbol} is taken from {first}, not from {path}"
+        return None
 
     def lacking(self, words: str) -> str | None:
         match = re.match(r"it takes \S+ from ([^\s\\/]+\.dll), and ", words, re.IGNORECASE)
