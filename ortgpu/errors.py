@@ -179,9 +179,6 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-# Packages that provide onnxruntime
-
-
 class PackageError(GPUError, ImportError):
     """The ``onnxruntime`` that this process would import cannot use a GPU.
 
@@ -234,9 +231,6 @@ class UnsupportedPlatformError(PackageError):
     machine: str | None
 
 
-# Libraries that the provider needs
-
-
 class LibraryError(GPUError, OSError):
     """A CUDA or cuDNN library that the provider needs is not usable."""
 
@@ -276,9 +270,6 @@ class RuntimeConflictError(LibraryError):
     libraries: tuple[str, ...] = ()
 
 
-# Driver
-
-
 class DriverError(GPUError):
     """The NVIDIA driver is the problem."""
 
@@ -312,9 +303,6 @@ class DriverUnusableError(DriverError):
     code = "driver-unusable"
     explains = ("driver-too-old", "driver-unusable", "no-device")
     cuda_code: int | None
-
-
-# Devices
 
 
 class DeviceError(GPUError):
@@ -370,9 +358,6 @@ class InsufficientDeviceMemoryError(DeviceError, MemoryError):
     total: int | None
 
 
-# Providers
-
-
 class ProviderError(GPUError):
     """ONNX Runtime's execution providers cannot do what was requested.
 
@@ -418,9 +403,6 @@ class PlacementError(GPUError):
     nodes: tuple[Any, ...] = ()
 
 
-# Run time
-
-
 class ExecutionError(GPUError):
     """A session on the GPU failed while running.
 
@@ -463,9 +445,6 @@ class ProviderFailureError(ExecutionError):
     code = "provider-failure"
     library: str | None
     status: str | None
-
-
-# Several processes
 
 
 class DistributedError(GPUError):

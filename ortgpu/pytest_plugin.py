@@ -106,9 +106,6 @@ _REFUSED = pytest.StashKey[bool]()
 _PASSED = pytest.StashKey[bool]()
 
 
-# Settings
-
-
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     for name in _NAMES:
         if not pluginmanager.has_plugin(name):
@@ -136,9 +133,6 @@ def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
             raise pytest.UsageError(f"{source.format(value)}: not one of {', '.join(MODES)}")
         return value, source.format(value)
     return "auto", "by default"
-
-
-# Tests that need a GPU
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -251,9 +245,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.__dict__.pop("wasxfail", None)
 
 
-# Fixtures
-
-
 @pytest.fixture
 def gpu_devices(request: pytest.FixtureRequest) -> tuple[Device, ...]:
     """Return the GPUs of this test, as many as its marker asks for. Each is an ``ortgpu.Device``."""
@@ -307,9 +298,6 @@ def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ..
 
 class _TestFailedError(Exception):
     """The test failed. Its traceback holds objects of the test, so leaks cannot be judged."""
-
-
-# Reports
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:

@@ -44,9 +44,6 @@ class UnmeasurableMemoryError(RuntimeError):
     """The GPU memory that this process uses cannot be measured. The text says why."""
 
 
-# Requirements
-
-
 @dataclass(frozen=True, slots=True)
 class GPURequirement:
     """A requirement of a test: the number of GPUs, and what each must have.
@@ -116,9 +113,6 @@ _PARSERS: dict[str, Callable[[object], Any]] = {
 
 def format_bytes(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / MiB:.0f} MiB"
-
-
-# Finding GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +187,6 @@ def _failing(gpu: Device, requirement: GPURequirement) -> str | None:
     return None
 
 
-# Sessions
-
-
 @contextmanager
 def gpu_sessions(device: int | str | None = None) -> Iterator[Callable[..., GPUSession]]:
     """Yield a function like :class:`ortgpu.GPUSession`, and close its sessions at the end, the last one first.
@@ -232,9 +223,6 @@ def _names_device(providers: Any, provider_options: Any) -> bool:
         return "device_id" in requests.parse(providers, provider_options).options_of(requests.CUDA)
     except GPUError:  # malformed: the session says how
         return True
-
-
-# Memory
 
 
 @contextmanager

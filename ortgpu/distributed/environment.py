@@ -335,8 +335,6 @@ def _entries(folder: Path) -> list[Path] | None:
         return None
 
 
-# All of it, with the packages
-
 # The requirements in onnxruntime-training's metadata, its other imports, and packages that it is used with
 _PACKAGES: Final = frozenset(
     (

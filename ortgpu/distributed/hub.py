@@ -108,8 +108,6 @@ class Hub:
         for connection in [*self._guests, *self._members.values()]:
             self._drop(connection)
 
-    # Arrival
-
     def _accept(self, _events: int) -> None:
         assert self._listener is not None
         try:
@@ -195,8 +193,6 @@ class Hub:
         if connection.fileno() >= 0:
             self._selector.unregister(connection)
         connection.close()
-
-    # Work
 
     def _serve(self, rank: int, events: int) -> None:
         member = self._members[rank]

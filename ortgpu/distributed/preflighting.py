@@ -221,8 +221,6 @@ class Participant:
             self._hub.close()
         self._selector.close()
 
-    # The steps
-
     def _start_child(self) -> None:
         try:
             self._child = child = Child(self._rank, self._calls)
@@ -382,8 +380,6 @@ class Participant:
         self._pump(lambda: not channel.is_open, min(self._schedule.alone, time.monotonic() + _GIVING_BACK))
         return results
 
-    # Waiting
-
     def _await(self, kind: str, name: object = None) -> Message:
         """Return the message of rank 0 that has the key ``kind``, with ``name`` as its value."""
         return self._next(self._from_hub, lambda message: kind in message and name in (None, message[kind]))
@@ -463,8 +459,6 @@ class Participant:
         """Stop watching it. Call this before it is closed, since its descriptor may be reused."""
         if source in self._selector.get_map():
             self._selector.unregister(source)
-
-    # Telling
 
     def _at(self, step: str) -> None:
         self._number, self._step = self._number + 1, step

@@ -136,9 +136,6 @@ def readable(words: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(words)[:200])
 
 
-# Proofs
-
-
 def challenge() -> str:
     return secrets.token_hex(16)
 
@@ -149,9 +146,6 @@ def proof(key: str, *said: object) -> str:
 
 def is_proof(given: object, key: str, *said: object) -> bool:
     return isinstance(given, str) and given.isascii() and hmac.compare_digest(given, proof(key, *said))
-
-
-# Errors
 
 
 def error_to_message(error: GPUError) -> Message:

@@ -161,9 +161,6 @@ def main(descriptor: int, parent: int, run: Run | None = None) -> None:
     os._exit(0)  # libraries may hang at exit
 
 
-# Facts
-
-
 def _describe(channel: Channel, rank: Rank) -> CudaDevice | None:
     """Report this rank's facts and faults. Return its GPU, if it has one. Creates no CUDA context."""
     device: CudaDevice | None = None
@@ -268,9 +265,6 @@ def _load_library() -> str:
     )
 
 
-# NCCL
-
-
 def load_nccl() -> tuple[str, str]:
     """Load libnccl into this process. Return its version and path."""
     try:
@@ -358,9 +352,6 @@ def _checked(call: Callable[[], Result]) -> Result:
         return call()
     except nccl.NCCLError as error:
         raise nccl_error(int(error.status), str(error)) from error
-
-
-# Collective operations
 
 
 def run_collectives(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:

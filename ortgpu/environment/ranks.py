@@ -275,8 +275,6 @@ def visibility(visible_devices: str | None) -> str:
     return "CUDA_VISIBLE_DEVICES is not set" if visible_devices is None else f"CUDA_VISIBLE_DEVICES={visible_devices}"
 
 
-# The job
-
 FOLDER_NEEDED = manual(
     "set XDG_RUNTIME_DIR or TMPDIR to a folder that this user may write to, the same for each rank of a host"
 )

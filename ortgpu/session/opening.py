@@ -120,9 +120,6 @@ def open_on_cpu(
     return verified
 
 
-# The GPU
-
-
 def _known_error(context: OpeningContext) -> GPUError | None:
     """Return an earlier error again if the CPU is allowed instead, and the surroundings have not changed."""
     if not _cpu_is_allowed(context.plan.request):
@@ -205,9 +202,6 @@ def _check_tensorrt(context: OpeningContext) -> None:
             raise by_device_only(name)
         if name == requests.TENSORRT[0] and bridge is not None:
             check_loadable(bridge)
-
-
-# The construction
 
 
 def _open_as_chosen(
@@ -372,9 +366,6 @@ def _takes_weights(construct: Callable[..., None], plan: Plan) -> bool:
 _HOME = f"{__package__}."
 
 
-# The verification
-
-
 def _verify(session: RunningSession, plan: Plan, placement: Placement, context: OpeningContext) -> Verified:
     """Return the facts of a session that is on its GPU. Raises GPUError for any other."""
     global _has_opened
@@ -505,9 +496,6 @@ def _check_cpu_nodes(session: RunningSession, placement: Placement, cpu_nodes: C
             warnings.warn(CPUNodesWarning(warning), stacklevel=stacklevel(session))
 
 
-# The CPU
-
-
 def _cpu_is_allowed(request: SessionRequest, error: GPUError | None = None) -> bool:
     """Return True if the CPU may serve after ``error``, or any error. It does not mend a wrong request."""
     if keeps_cpu_out(request.sess_options) or (error is not None and _is_of_the_request(error, request)):
@@ -547,9 +535,6 @@ def _refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
     except Exception as refusal:
         if _placement_refused(refusal) is None:
             raise refusal from None
-
-
-# Why ONNX Runtime refused
 
 
 def _placement_refused(cause: BaseException) -> PlacementError | None:

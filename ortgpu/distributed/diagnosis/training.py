@@ -89,9 +89,6 @@ def diagnose_training(
     return Diagnosis(problems, environment, result, training)
 
 
-# Attempts
-
-
 def meet(folder: str | os.PathLike[str], rank: Rank, *, timeout: float) -> FolderMeeting:
     """Call ``meet_in_folder`` in a child process, because a file system without its server may block for ever."""
     started = time.monotonic()
@@ -116,9 +113,6 @@ def try_mpi(mpi: Mpi, *, timeout: float) -> ProbeStep | None:
     said = (ended.errors.strip() or ended.output.strip())[-4000:]
     how = f"did not end within {timeout:g} s" if ended.timed_out else f"ended with {ended.returncode}"
     return ProbeStep("mpi", False, how, {**data, "errors": said})
-
-
-# Checks
 
 
 def checks_for(training: TrainingFacts) -> tuple[Check, ...]:

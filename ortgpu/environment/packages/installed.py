@@ -421,8 +421,6 @@ def _read_torch(places: Sequence[Place], found: Sequence[MetadataFolder]) -> Tor
     return Torch(version, parse_cuda_version(said.get("cuda")), folders[0])
 
 
-# Files on disk, compared with RECORD
-
 _LIBRARIES: Final = (".so", ".dll", ".pyd")  # somewhere in the name: libcublas.so.13
 _HASHED: Final = re.compile(r"onnxruntime/(__init__|capi/[^/]+)\.py")
 _HASHED_BELOW: Final = 64 * 1024  # bytes
@@ -478,9 +476,6 @@ def _hash_of(path: str) -> str | None:
     except (ImportError, OSError, ValueError):  # the first: nothing can be imported in this process any more
         return None
     return base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
-
-
-# Files that this user may not read
 
 
 def read_refused(places: Iterable[str], package: str | None) -> tuple[RefusedPath, ...]:

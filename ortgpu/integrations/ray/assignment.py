@@ -101,9 +101,6 @@ def elsewhere(uuid: str, allowed: Collection[str]) -> RankDeviceError:
     )
 
 
-# Ranks of a preflight
-
-
 def strategy_for(count: int, nodes: int) -> str:
     """Return Ray's placement strategy that spreads ``count`` ranks over as many of the ``nodes`` as possible."""
     if nodes <= 1:

@@ -113,9 +113,6 @@ def _no_gpu_in_time(what: str) -> NoDeviceError:
     )
 
 
-# Batch inference with Ray Data
-
-
 class RayGPUSession:
     """A callable class for ``ray.data.Dataset.map_batches``, with a session in each actor on its assigned GPU.
 
@@ -181,9 +178,6 @@ class RayGPUSession:
             # Otherwise Ray Data wraps it in a UserCodeException, which loses its cause on the way to the driver.
             ray.data.DataContext.get_current().raise_original_map_exception = True
             raise
-
-
-# A preflight with one rank for each GPU
 
 
 def preflight(

@@ -164,9 +164,6 @@ def enforce(function: Any = None) -> Any:
     return Enforcement() if function is None else Enforcement()(function)
 
 
-# Switching
-
-
 def _set(*, installed: bool | None = None, entered: int = 0) -> None:
     global _installed, _entered, _noting
     with _lock:
