@@ -120,6 +120,8 @@ STATE = "onnxruntime_pybind11_state"
         # numpy issue 13848, NVIDIA/tacotron2 issue 335, Haoming02/sd-webui-forge-classic issue 1241: in Windows's words
         (LOAD_FAILED.format(STATE, "The paging file is too small for this operation to complete."), "paging file"),
         (LOAD_FAILED.format(STATE, "An Application Control policy has blocked this file."), "Smart App Control"),
+        # CPython issue 126929, whatever Windows is set to
+        (LOAD_FAILED.format(STATE, "The filename or extension is too long."), "shorter path"),
         (LOAD_FAILED.format(STATE, "Access is denied."), "onnxruntime-gpu=="),
         (LOAD_FAILED.format(STATE, "%1 is not a valid Win32 application."), "onnxruntime-gpu=="),
         # dream80/roop_colab issue 16, mattyamonaca/layerdivider issue 52: what says nothing, in other languages

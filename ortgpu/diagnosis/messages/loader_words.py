@@ -34,6 +34,11 @@ def is_blocked(words: str) -> bool:
     return re.search(refusals, words) is not None and not cannot_be_mapped(words)
 
 
+def has_long_path(words: str) -> bool:
+    """Return True if the path of a file has more letters than Windows' loader takes: error 206."""
+    return re.search(r"filename or extension is too long|longer than Windows opens", words) is not None
+
+
 def is_musl(words: str) -> bool:
     """Return True for words of musl's loader, that of Alpine, about a file that was built for glibc."""
     return (
@@ -84,5 +89,5 @@ def may_be_visual_c(words: str) -> bool:
 
 def refuses(words: str) -> bool:
     """Return True for words in which a loader refuses a library, in any of the ways above."""
-    ways = (not_found_for, lacks_symbol, lacks_function, lacks_thread_storage, cannot_be_mapped, is_musl, is_blocked)
-    return any(way(words) for way in ways)
+    ways = (not_found_for, lacks_symbol, lacks_function, lacks_thread_storage, cannot_be_mapped, has_long_path, is_musl)
+    return any(way(words) for way in (*ways, is_blocked))

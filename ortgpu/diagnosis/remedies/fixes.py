@@ -484,6 +484,8 @@ def let_it_be_loaded(environment: Environment, words: str, path: str) -> Fix | N
         return let_it_be_mapped(environment, os.path.dirname(path))
     if loader_words.is_blocked(words):
         return unblock(environment, path)
+    if loader_words.has_long_path(words):
+        return manual("move Python and its packages to a folder with a shorter path: Windows loads none of 260 letters")
     if (late := loader_words.lacks_thread_storage(words)) is not None:
         already = environment.variables.now.get("LD_PRELOAD", "")
         return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [late, already])))}")
