@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import doctest
+import html
 import importlib.util
 import os
 import re
 import shlex
 import sys
+import venv
 from pathlib import Path
 
 import onnx.parser
@@ -19,6 +21,7 @@ from ortgpu.environment.packages.installed import locate_packages
 from tests.lab import launchers
 from tests.lab.fixtures import Lab
 from tests.support.children import Child, run_child
+from tests.support.pictures import PICTURES, write_pictures
 
 pytestmark = pytest.mark.lab
 
@@ -295,3 +298,76 @@ def test_commands_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> No
         got, wanted = comparable(done.stdout or done.stderr), comparable(expected)
         options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         assert doctest.OutputChecker().check_output(wanted, got, options), f"$ {command}\n{got}\n-- not\n{wanted}"
+
+
+def test_pictures_of_the_guide_are_what_the_commands_show(tmp_path: Path) -> None:
+    """``python -m tests.support.pictures`` makes them again."""
+    need_the_machine_of_the_pages(EXAMPLES / "DOCTOR.md")
+    write_pictures(tmp_path)
+    for name in PICTURES:
+        assert f"]({name}.svg)" in (EXAMPLES / "DOCTOR.md").read_text(encoding="utf-8")
+        shown, published = (
+            folder.joinpath(f"{name}.svg").read_text(encoding="utf-8") for folder in (tmp_path, EXAMPLES)
+        )
+        texts = [
+            [
+                comparable(html.unescape(each).replace("\N{NO-BREAK SPACE}", " "))
+                for each in re.findall(r">([^<>]+)</text>", svg)
+            ]
+            for svg in (shown, published)
+        ]
+        assert texts[0] == texts[1]
+        assert len(published) < 20_000
+
+
+# Commands between the lines: placeholders are filled in, and each is run.
+
+
+PLACEHOLDERS = {
+    "CODE": "no-device",
+    "TEXT": "libcuda.so.1: cannot open shared object file",
+    "PATH": ".venv",
+    "HOST:PORT": "127.0.0.1:23456",
+    "node1": "127.0.0.1",
+    "node2": "127.0.0.1",
+    "node3": "127.0.0.1",
+    "/mnt/checkpoints": "checkpoints",
+    "uvx ": "",
+}
+
+
+def inline_commands() -> list[str]:
+    """Return the commands of this library that stand in the text of a page. A name alone is no command."""
+    found = [
+        each for page in PAGES for each in re.findall(r"`([^`\n]*\bortgpu [^`\n]+)`", page.read_text(encoding="utf-8"))
+    ]
+    commands = [each for each in found if re.match(r"(uvx |mpirun -np? \d )?ortgpu [a-z]+", each)]
+    return sorted(
+        {each for each in commands if " " in each.partition("ortgpu ")[2] or each.startswith("mpirun")}
+        | {"ortgpu demo", "ortgpu doctor"}
+    )
+
+
+def test_inline_commands_are_found() -> None:
+    assert {"ortgpu check model.onnx", "ortgpu explain CODE", "mpirun -n 2 ortgpu preflight"} <= set(inline_commands())
+
+
+@pytest.mark.parametrize("command", inline_commands())
+def test_command_in_the_text_of_a_page_is_no_wrong_usage(command: str, tmp_path: Path) -> None:
+    if command.startswith("mpirun") and not any(launchers.why_not_here(name) is None for name in ("mpich", "openmpi")):
+        pytest.skip("there is no mpirun")
+    write_commands(tmp_path / "bin")
+    (tmp_path / "model.onnx").write_bytes(onnx.parser.parse_model(MODEL).SerializeToString())
+    (tmp_path / "app.py").write_text("print('started')\n", encoding="utf-8")
+    (tmp_path / "log.txt").write_text("CUDA failure 100: no CUDA-capable device is detected\n", encoding="utf-8")
+    (tmp_path / "checkpoints").mkdir()
+    if "--python" in command:
+        venv.create(tmp_path / ".venv", with_pip=False)
+    for placeholder, value in PLACEHOLDERS.items():
+        command = command.replace(placeholder, value)
+    search = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, **launchers.AS_ROOT, **NO_GPU, "PATH": search}
+    done = run_child(["/bin/sh", "-c", command], env=env, deadline=DEADLINE, cwd=tmp_path)
+    assert done.returncode in (0, 1), done
+    assert "Traceback" not in done.stderr
+    assert done.stdout

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import io
-import os
 import re
-import struct
-import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -20,7 +15,7 @@ from ortgpu.cli import COMMANDS, output
 from ortgpu.cli.explain import sections
 from ortgpu.errors import catalogue
 from ortgpu.provider.placement import PlacedNode, Placement
-from tests.support.command_line import DEADLINE, ESCAPE, NO_GPU, Terminal, example_report, ortgpu
+from tests.support.command_line import ESCAPE, NO_GPU, Terminal, example_report, ortgpu, shown_in_a_terminal
 
 BRANCHES = [code for code, cls in catalogue().items() if not cls.__subclasses__()]
 COLUMNS = 80
@@ -31,25 +26,9 @@ relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }
 
 
 def lines_in_a_terminal(*arguments: str, columns: int = COLUMNS, env: dict[str, str] | None = None) -> list[str]:
-    """Run ``python -m ortgpu`` in a terminal, and return its lines without colours, before the terminal folds any."""
-    ours, its = os.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    without = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    command = [sys.executable, "-m", "ortgpu", *arguments]
-    child = subprocess.Popen(
-        command, stdin=its, stdout=its, stderr=its, env={**without, "TERM": "xterm-256color", **(env or {})}
-    )
-    os.close(its)
-    written = b""
-    while True:
-        try:
-            written += os.read(ours, 1 << 16)
-        except OSError:  # Linux says EIO once the last process has closed it
-            break
-    os.close(ours)
-    child.wait(DEADLINE)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).replace("\r\n", "\n")
-    return [each.rpartition("\r")[2].rstrip() for each in text.split("\n")]  # a spinner goes back with \r
+    """Return the lines of ``python -m ortgpu`` in a terminal without colours, before the terminal folds any."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown_in_a_terminal(*arguments, columns=columns, env=env))
+    return [each.rstrip() for each in text.split("\n")]
 
 
 def breaks_a_word(text: str, columns: int = COLUMNS) -> bool:

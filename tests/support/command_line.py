@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import re
+import struct
+import subprocess
 import sys
+import termios
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +28,36 @@ def ortgpu(*arguments: str, env: dict[str, str] | None = None) -> Child:
     """Run ``python -m ortgpu`` with its output in files."""
     command = [sys.executable, "-m", "ortgpu", *arguments]
     return run_child(command, env={**os.environ, "FORCE_COLOR": "", **(env or {})}, deadline=DEADLINE)
+
+
+def shown_in_a_terminal(
+    *arguments: str, columns: int, env: dict[str, str] | None = None, cwd: str | os.PathLike[str] | None = None
+) -> str:
+    """Run ``python -m ortgpu`` in a terminal, and return what is there at its end, with colours, unfolded."""
+    ours, its = os.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    unset = ("COLUMNS", "LINES", "NO_COLOR")
+    without = {name: value for name, value in os.environ.items() if name not in unset}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ortgpu", *arguments],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env={**without, "TERM": "xterm-256color", **(env or {})},
+        cwd=cwd,
+    )
+    os.close(its)
+    written = b""
+    while True:
+        try:
+            written += os.read(ours, 1 << 16)
+        except OSError:  # Linux says EIO once the last process has closed it
+            break
+    os.close(ours)
+    child.wait(DEADLINE)
+    # A spinner writes over its line with \r, and at its end goes up and clears it.
+    text = re.sub(r"[^\n]*\n(?:\x1b\[\?25h)?\r?\x1b\[1A\x1b\[2K", "", written.decode().replace("\r\n", "\n"))
+    return "\n".join(each.rpartition("\r")[2] for each in text.split("\n"))
 
 
 def is_clean(result: Child) -> bool:
