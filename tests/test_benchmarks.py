@@ -311,3 +311,59 @@ def test_results_are_published_as_a_table_and_a_plot(tmp_path: Path) -> None:
     assert ">map<" in text
     assert ">batch 8<" in text
     assert "throughput, a GPU" in text
+
+
+def test_the_zoo_goes_on_after_a_part_that_fails_and_names_the_worst_kind_first(tmp_path: Path) -> None:
+    results, models = tmp_path / "results.json", tmp_path / "models"
+    models.mkdir()
+    (models / "zoo-recurrent-v1.onnx").write_bytes(b"no model")
+    options = ["--device", "cpu", "--kinds", "recurrent", "perceptron", "--parts", "kinds", "--seconds", "40"]
+    command = [sys.executable, "-m", "benchmarks.zoo", "--out", str(results), "--folder", str(models), *options]
+    child = run_child(command, deadline=110)
+    record = json.loads(results.read_text(encoding="utf-8"))
+    assert child.returncode == 1, child.output
+    assert list(record["parts"]["recurrent"]["failed"]) == ["the process of recurrent"]
+    figures = record["parts"]["perceptron"]["figures"]
+    assert set(figures) == {"run b1", "map b1", "run b32", "map b32", "cuda_graph b1", "constructor"}
+    assert record["parts"]["perceptron"]["failed"] == {}
+    assert all(len(each["ours"]) == len(each["plain"]) >= 3 for each in figures.values())
+    assert record["summary"]["map b1"]["worst"][0] == "perceptron"
+    assert "map b1: worst perceptron" in child.stdout
+    assert "failed: recurrent" in child.stdout
+
+
+def test_the_worst_of_the_zoo_is_named_first() -> None:
+    code = """
+        from benchmarks.zoo import summary
+        from tests.support.children import report
+        ratios = {"one": 0.5, "two": 2.0, "three": 1.0}
+        parts = {kind: {"figures": {"map b1": {"ratio": ratio}}} for kind, ratio in ratios.items()}
+        report("found", summary(parts)["map b1"])
+    """
+    found = run_python(code).ok().reports["found"]
+    assert found["worst"] == ["two", 2.0]
+    assert found["best"] == ["one", 0.5]
+    assert found["geometric mean"] == pytest.approx(1.0)
+    assert list(found["all"]) == ["two", "three", "one"]
+
+
+def test_every_kind_of_the_zoo_runs_with_any_batch(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from pathlib import Path
+        import numpy as np
+        import onnxruntime
+        from benchmarks import zoo_models
+        from tests.support.children import report
+        for kind in zoo_models.KINDS:
+            session = onnxruntime.InferenceSession(str(zoo_models.made(kind, Path(sys.argv[1]))))
+            (taken,), (given,) = session.get_inputs(), session.get_outputs()
+            for batch in (1, 2):
+                shape = [each if isinstance(each, int) else batch for each in taken.shape]
+                (y,) = session.run(None, {"x": np.random.default_rng(0).standard_normal(shape, np.float32)})
+                right = list(y.shape) == [batch, *given.shape[1:]] and np.isfinite(y).all() and y.std() > 1e-4
+                report(f"{kind} {batch}", bool(right))
+    """
+    reports = run_python(code, str(tmp_path), deadline=110).ok().reports
+    assert len(reports) == 26
+    assert all(reports.values()), reports
