@@ -15,6 +15,7 @@ import pytest
 from tests.lab.windows import CUDNN, SYSTEM32, TOOLKIT, TORCH, Windows
 from tests.support.made_dlls import ARM64, I386, dll
 from tests.windows.inside import (
+    CAPI,
     CUDA_OF_WHEELS,
     CUDNN_OF_WHEELS,
     MODEL,
@@ -170,11 +171,11 @@ def added_by_the_program(machine: Windows) -> None:
     ("place", "folders"),
     [
         (in_wheels, {CUDA_OF_WHEELS}),
-        (in_torch, {f"C:\\{TORCH}"}),
+        pytest.param(in_torch, {f"C:\\{TORCH}"}, marks=pytest.mark.slow),
         (in_the_toolkit, {f"C:\\{TOOLKIT}"}),
         (along_path, {"C:\\Program Files\\CUDA, in pieces"}),
-        (in_system32, {"C:\\windows\\System32"}),
-        (added_by_the_program, {"C:\\added"}),
+        pytest.param(in_system32, {"C:\\windows\\System32"}, marks=pytest.mark.slow),
+        pytest.param(added_by_the_program, {"C:\\added"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_session_reaches_the_driver(place: Callable[[Windows], None], folders: set[str], machine: Windows) -> None:
@@ -245,6 +246,17 @@ def test_a_bridge_of_another_onnxruntime_is_not_called(machine: Windows) -> None
     assert "taken from C:\\other\\onnxruntime_providers_shared.dll" in error["text"]
 
 
+def test_an_onnxruntime_of_windows_own_does_no_harm(machine: Windows) -> None:
+    """W07: the wheel's module holds its own, and its bridge is loaded before a provider asks for one by name."""
+    machine.install_cuda()
+    machine.make(f"{SYSTEM32}\\onnxruntime.dll", exports={"OrtGetApiBase": 0})
+    machine.make(f"{SYSTEM32}\\onnxruntime_providers_shared.dll", exports={"Provider_GetHost": 0})
+    found = ask(machine, "session", MODEL, first="import ctypes; ctypes.CDLL('onnxruntime.dll')")
+    assert reaches_the_driver(found)
+    assert folders_of(found, ("onnxruntime.dll",)) == {f"C:\\{SYSTEM32}"}
+    assert folders_of(found, ("onnxruntime_providers_shared.dll",)) == {CAPI}
+
+
 def test_children_are_spawned(machine: Windows) -> None:
     machine.install_cuda()
     here, there = ask(machine, "spawned", MODEL)
@@ -278,6 +290,7 @@ def test_another_file_is_taken_for_one_that_is_refused(machine: Windows) -> None
 # Where Python is
 
 
+@pytest.mark.slow
 def test_letters_beyond_ascii_and_spaces(machine: Windows) -> None:
     machine.install_cuda()
     machine.move_python(f"Program Files\\{STRANGE}\\Python")
@@ -296,6 +309,7 @@ sys.path.append("C:\\\\" + {LONG!r})
 """
 
 
+@pytest.mark.slow
 def test_wheels_in_a_folder_of_more_than_260_letters(machine: Windows) -> None:
     machine.install_cuda()
     machine.path(LONG).mkdir(parents=True)
@@ -321,6 +335,7 @@ def test_packages_that_cannot_be_written_to(machine: Windows) -> None:
 STORE = "PythonSoftwareFoundation.Python.3.11{}_qbz5n2kfra8p0"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a folder that cannot be written to, which takes root")
 def test_folders_of_the_microsoft_store(machine: Windows) -> None:
     """Python in a folder that nobody may write to, and packages in one of the user's own."""

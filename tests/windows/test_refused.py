@@ -15,7 +15,7 @@ from tests.lab.windows import CUDNN, Windows
 from tests.support.made_dlls import ARM64
 from tests.windows.inside import CAPI, CUDA_OF_WHEELS, CUDNN_OF_WHEELS, MODEL, PROVIDER, REQUIRED, answering, ask
 
-pytestmark = [pytest.mark.windows, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.windows, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 LINKED = {"cublasLt64_13.dll": ["cublasLtCreate"], "cublas64_13.dll": ["cublasCreate_v2"]}  # each from one, in C
 CUBLAS_LT, CUBLAS = (f"{CUDA_OF_WHEELS}\\{name}" for name in REQUIRED)
