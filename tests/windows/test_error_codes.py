@@ -1,4 +1,4 @@
-"""The words for error codes of Windows' loader, which files tell: made DLLs, on any system."""
+"""What Windows' loader is given, and the words for its error codes, which files tell: made DLLs, on any system."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from ortgpu.environment.libraries.loader_windows import lacking_functions, missing_dependency, words_of
+from ortgpu.environment.libraries.loader_windows import (
+    as_python_spells,
+    lacking_functions,
+    missing_dependency,
+    spelt_for_windows,
+    words_of,
+)
 from tests.support.made_dlls import dll, put
 
 
@@ -71,3 +77,23 @@ def test_functions_are_compared_with_those_of_the_loaded_file(tmp_path: Path) ->
     assert list(lacking_functions(user, [used])) == []
     write(tmp_path / "b/used.dll")  # by numbers alone: nothing is known
     assert list(lacking_functions(user, [used])) == []
+
+
+FAR = "C:\\" + "\\".join(["folder"] * 40) + "\\a.dll"
+SHARED = FAR.replace("C:", "\\\\server\\share")
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "reported"),
+    [
+        ("C:/nvidia\\bin/x86_64\\..\\a.dll", "C:\\nvidia\\bin\\a.dll", "C:\\nvidia\\bin\\a.dll"),
+        (FAR, f"\\\\?\\{FAR}", FAR),
+        (SHARED.replace("\\", "/"), f"\\\\?\\UNC{SHARED[1:]}", SHARED),
+        (f"\\\\?\\{FAR}", f"\\\\?\\{FAR}", FAR),
+    ],
+    ids=["slashes", "long", "long, of another machine", "marked"],
+)
+def test_paths_for_the_loader(path: str, given: str, reported: str) -> None:
+    """Wine takes slashes and long paths as they are."""
+    assert spelt_for_windows(path) == given
+    assert as_python_spells(given) == reported

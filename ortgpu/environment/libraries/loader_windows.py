@@ -7,6 +7,7 @@ themselves tell that. All runs on every system but :class:`Kernel32`, which make
 from __future__ import annotations
 
 import ctypes
+import ntpath
 import os
 import re
 import sys
@@ -64,8 +65,8 @@ class Kernel32:
         try:
             if not os.path.isabs(path):
                 return self._load(path, _DEFAULT_FOLDERS)
-            code = self._load(_of_any_length(path), _DEFAULT_FOLDERS | _ITS_OWN_FOLDER)
-            return code if code != _MODULE_NOT_FOUND else self._load(_of_any_length(path), _ALONG_PATH)
+            code = self._load(spelt_for_windows(path), _DEFAULT_FOLDERS | _ITS_OWN_FOLDER)
+            return code if code != _MODULE_NOT_FOUND else self._load(spelt_for_windows(path), _ALONG_PATH)
         finally:
             self._kernel.SetThreadErrorMode(before, None)
 
@@ -87,7 +88,7 @@ class Kernel32:
 
     def _path(self, module: int | None) -> str:
         text = ctypes.create_unicode_buffer(_LONGEST_PATH)
-        return _plain(text.value) if self._kernel.GetModuleFileNameW(module, text, _LONGEST_PATH) else ""
+        return as_python_spells(text.value) if self._kernel.GetModuleFileNameW(module, text, _LONGEST_PATH) else ""
 
     def search_also(self, folder: str) -> None:
         """Search a folder, too, for DLLs that are opened by name: cuDNN and NVRTC open their parts so."""
@@ -108,24 +109,25 @@ class Kernel32:
 
     def ask(self, path: str, function: str) -> int | None:
         try:
-            handle = self._kernel.GetModuleHandleW(_of_any_length(path))
+            handle = self._kernel.GetModuleHandleW(spelt_for_windows(path))
             return int(getattr(ctypes.CDLL(path, handle=handle), function)()) if handle else None
         except AttributeError:
             return None
 
 
-def _of_any_length(path: str) -> str:
+def spelt_for_windows(path: str) -> str:
     """Return a path that LoadLibrary takes: with no slashes of Python's, and with a mark if it is long.
 
     Windows that is set to long paths opens such files, and no such DLLs (CPython issue 126929).
     """
-    full = os.path.normpath(path)
+    full = ntpath.normpath(path)
     if len(full) < _MAX_PATH or full.startswith(_ANY_LENGTH):
         return full
     return _SHARE + full[2:] if full.startswith("\\\\") else _ANY_LENGTH + full
 
 
-def _plain(path: str) -> str:
+def as_python_spells(path: str) -> str:
+    """Return the path of a module without the mark of a long one."""
     return "\\\\" + path.removeprefix(_SHARE) if path.startswith(_SHARE) else path.removeprefix(_ANY_LENGTH)
 
 
