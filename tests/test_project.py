@@ -231,6 +231,28 @@ def test_code_and_commands_of_a_page_name_only_what_exists(page: str) -> None:
             assert set(re.findall(r" (--[a-z-]+)", rest)) <= known, f"ortgpu {name}{rest}"
 
 
+def test_readme_is_short_and_begins_with_what_a_reader_needs_first() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 110
+    places = [
+        README.index(each)
+        for each in (
+            "ONNX Runtime moves the model",
+            "python3 -m venv .venv && . .venv/bin/activate\n",
+            "pip install '.[cuda]' && ortgpu demo\n",
+            "# app.py",
+            "$ python app.py",
+            "## Uses",
+            "## What is promised",
+            "## Figures",
+            "## For the next engineer",
+            "pip install -e '.[cuda,test]' && pytest\n",
+        )
+    ]
+    assert places == sorted(places)
+    assert README[: places[3]].count("\n") < 15, "code comes at once"
+
+
 def test_table_from_inference_session_names_what_both_have() -> None:
     from onnxruntime import InferenceSession
 

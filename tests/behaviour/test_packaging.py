@@ -143,3 +143,17 @@ def test_the_oldest_click_and_rich(tmp_path: Path) -> None:
         done = run(over, tmp_path, "-m", "ortgpu", *arguments)
         assert done.returncode == status, done.stdout + done.stderr
         assert said in done.stdout + done.stderr
+
+
+def test_the_first_lines_of_the_readme_install_and_show_it(tmp_path: Path) -> None:
+    """As they stand, in a checkout: an environment, the library with CUDA's, and the demo, which ends with 0."""
+    source = copied_to(tmp_path)
+    lines = [
+        line.strip()
+        for line in (source / "README.md").read_text(encoding="utf-8").splitlines()[:12]
+        if line[:4] == "    "
+    ]
+    assert [line.split()[0] for line in lines] == ["python3", "pip"]
+    shown = call(["/bin/sh", "-ec", "\n".join(['cd "$0"', *lines]), str(source)])
+    assert "1. Plain ONNX Runtime" in shown
+    assert "2. GPUSession" in shown
