@@ -112,11 +112,14 @@ def _missing_from_the_system(
     from .libraries.loader_windows import Kernel32, missing_from_the_system
 
     kernel = Kernel32()
-    absent: dict[str, None] = {}
-    for file in filter(None, (extension, provider)):
-        folders = kernel.folders(along_path=file is provider)  # Python opens its extensions without PATH
-        absent |= dict.fromkeys(missing_from_the_system(file.path, file.needed, mapped, folders))
-    return tuple(absent)
+    absent: list[str] = []
+    if extension is not None:  # which Python opens without PATH
+        folders = kernel.folders(along_path=False)
+        absent += missing_from_the_system(extension.path, extension.needed, mapped, folders)
+    if provider is not None:
+        folders = kernel.folders(along_path=True)
+        absent += missing_from_the_system(provider.path, provider.needed, mapped, folders)
+    return tuple(dict.fromkeys(absent))
 
 
 def as_plain(value: Any) -> Any:
