@@ -47,9 +47,13 @@ def test_every_example_is_tested() -> None:
         "throughput",
         "test_with_gpu",
         "train_data_parallel",
+        "check_libraries",
     }
-    with_ray = {"ray_data", "ray_serve"}  # by test_ray_matrix.py and gpu/test_ray.py
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | with_ray
+    elsewhere = {
+        "ray_data", "ray_serve",  # test_ray_matrix.py and gpu/test_ray.py
+        "service",  # test_service.py and test_container.py
+    }  # fmt: skip
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | elsewhere
 
 
 def test_drop_in_ends_with_the_cause() -> None:
@@ -58,6 +62,20 @@ def test_drop_in_ends_with_the_cause() -> None:
     assert "running on" not in result.stdout
     last = result.stderr[result.stderr.rindex("\nortgpu.errors.") :]
     assert "To fix it:" in last
+
+
+def test_what_a_model_needs_is_checked_without_a_gpu(lab: Lab) -> None:
+    machine = lab.machine()
+    machine.overlay.remove("nvidia/cudnn")
+
+    def checked(model: Path) -> Child:
+        return machine.run(argv=[str(EXAMPLES / "check_libraries.py"), str(model)])
+
+    assert "is installed" in checked(lab.models.matmul).ok().stdout
+    lacking = checked(lab.models.conv)
+    assert lacking.returncode == 1, lacking
+    assert "libcudnn.so.9" in lacking.stdout
+    assert "cufft" not in lacking.stdout
 
 
 def test_application_logs_cause_and_fix() -> None:
@@ -271,8 +289,9 @@ def need_the_machine_of_the_pages(page: Path) -> None:
     text = "".join((*blocks_of(page, "console"), *programs_of(page).values()))
     if "mpirun" in text and not any(launchers.why_not_here(name) is None for name in ("mpich", "openmpi")):
         pytest.skip("there is no mpirun")
-    if "import ray" in text and importlib.util.find_spec("ray") is None:
-        pytest.skip("ray is not installed")
+    for name in ("ray", "fastapi"):
+        if re.search(f"(import|from) {name}", text) and importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=lambda page: page.stem)

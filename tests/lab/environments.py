@@ -33,7 +33,7 @@ def kept_environment(name: str, wanted: str, fill: Callable[[Path], None]) -> Pa
     """
     import fcntl
 
-    folder = _folder()
+    folder = kept_folder()
     root = folder / f"{name}-{sys.implementation.cache_tag}"
     python = root / "bin" / "python"
     content = root / "content.txt"  # written last
@@ -68,7 +68,8 @@ def call(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def _folder() -> Path:
+def kept_folder() -> Path:
+    """The folder of what is kept from run to run: ORTGPU_MATRIX_FOLDER, or one in the user's cache folder."""
     chosen = os.environ.get("ORTGPU_MATRIX_FOLDER")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(chosen) if chosen else cache / "ortgpu-matrix"
