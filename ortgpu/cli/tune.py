@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,8 +113,7 @@ class _Progress:
     def __init__(self, budget: float) -> None:
         from rich.progress import Progress
 
-        console = output.stderr()
-        self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        self._bar = Progress(console=output.stderr(), transient=True, disable=not sys.stderr.isatty())
         self._task = self._bar.add_task("Opening the model", total=budget)
         self._started = time.monotonic()
 

@@ -56,6 +56,8 @@ def model(tmp_path: Path) -> Path:
         "check {model}",
         "check --allow-cpu {model}",
         "bench --allow-cpu --rounds 5 --batch 1 {model}",
+        "check --compare cpu --allow-cpu {model}",
+        "tune {model}",
         "preflight",
         "explain",
         "chekc",

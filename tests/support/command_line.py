@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import re
 import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +32,9 @@ def shown_in_a_terminal(
     *arguments: str, columns: int, env: dict[str, str] | None = None, cwd: str | os.PathLike[str] | None = None
 ) -> str:
     """Run ``python -m ortgpu`` in a terminal, and return what is there at its end, with colours, unfolded."""
+    import fcntl  # here, since Windows has neither of them
+    import termios
+
     ours, its = os.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     unset = ("COLUMNS", "LINES", "NO_COLOR")
