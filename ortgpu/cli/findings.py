@@ -191,7 +191,7 @@ def _driver(environment: Environment, verbose: bool) -> Iterator[str]:
         yield driver.libcuda_error
     if not driver.nvml.available and (verbose or driver.libcuda is not None):
         yield f"NVML does not work: {driver.nvml.error}"
-    if verbose:
+    if verbose and not environment.host.is_windows:
         yield f"kernel module: {driver.kernel_version or 'none seen'}"
         yield f"device files: {', '.join(driver.device_nodes) or 'none'}"
 

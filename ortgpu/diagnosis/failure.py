@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..environment.inspection import inspect_environment
 from ..errors import (
     BrokenPackageError,
+    DriverTooOldError,
     GPUError,
     LibraryConflictError,
     OnnxRuntimeNotInstalledError,
@@ -58,6 +59,10 @@ def why_unusable(
         if explaining:
             explaining[0].severity = "fatal"
             return explaining[0].with_others([said, *(each for each in problems if each is not explaining[0])])
+    too_old = next((problem for problem in fatal if isinstance(problem, DriverTooOldError)), None)
+    if too_old is not None and said is not None and said.code in too_old.explains:
+        said.consequence_of = too_old.code
+        return too_old.with_others([said, *(problem for problem in problems if problem.code != said.code)])
     if said is None or isinstance(said, ProviderFallbackError):  # which names no cause
         if fatal:
             fatal[0].severity = "fatal"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.faults.case import OPENS, Case
+from tests.faults.case import OPENS, AnyCase, Case
 from tests.lab import Machine, Outcome, Overlay, Problem
 from tests.lab.fixtures import Lab
 
@@ -56,13 +56,13 @@ def shared_folders(overlay: Overlay) -> list[str]:
     ]
 
 
-def advisor(case: Case, error: Problem) -> Problem:
+def advisor(case: AnyCase, error: Problem) -> Problem:
     """The finding whose fixes a case has executed."""
     wanted = case.advice_of or case.error
     return next(found for found in (error, *error.others) if found.type == wanted)
 
 
-def executable_fixes(case: Case, error: Problem) -> list[Mapping[str, Any]]:
+def executable_fixes(case: AnyCase, error: Problem) -> list[Mapping[str, Any]]:
     return [fix for fix in advisor(case, error).remedies if fix["executable"]]
 
 

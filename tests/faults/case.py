@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import pytest
 
@@ -38,6 +38,21 @@ class Code(str):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+class AnyCase(Protocol):
+    """What the table says of a case, on Linux or on Windows."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def rows(self) -> tuple[str, ...]: ...
+    @property
+    def error(self) -> str: ...
+    @property
+    def advice_of(self) -> str: ...
 
 
 @dataclass(frozen=True)

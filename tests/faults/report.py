@@ -8,12 +8,12 @@ from pathlib import Path
 
 from tests.faults import GROUPS, Case
 from tests.faults.advice import advisor, executable_fixes, follow_advice, why_not_mended
-from tests.faults.case import outcome_words
+from tests.faults.case import AnyCase, outcome_words
 from tests.faults.rows import ROWS, Kind
 from tests.lab.fixtures import Lab
 from tests.lab.installed import older_than
 
-README = Path(__file__).with_name("README.md")
+README, OF_WINDOWS = (Path(__file__).with_name(name) for name in ("README.md", "WINDOWS.md"))
 BEGIN, END = "<!-- begin: python -m tests.faults --markdown -->", "<!-- end -->"
 WAYS = ("silent", "logged", "printed", "warned", "raised", "aborted")
 KINDS: dict[Kind, str] = {
@@ -27,7 +27,7 @@ KINDS: dict[Kind, str] = {
 class Played:
     """What came of one case. ``advice`` None: it was not executed, for want of time or of an executable fix."""
 
-    case: Case
+    case: AnyCase
     error: str
     wrong: list[str]
     plain: str
@@ -74,7 +74,7 @@ def play(case: Case, lab: Lab, *, advice: bool = True) -> Played:
 def groups_table(played: Sequence[Played]) -> list[list[str]]:
     """One line a group: cases, right errors, fixes executed and true, what the others need, plain ONNX Runtime."""
     rows = [["", "cases", "right error", "fix executed and true", "no fix to execute: it takes", "plain ONNX Runtime"]]
-    for letter, title in (*GROUPS.items(), ("", "all")):
+    for letter, title in (*_groups_of(played).items(), ("", "all")):
         some = [one for one in played if not letter or one.case.group == letter]
         executed = [one for one in some if one.advice is not None]
         waiting = [one for one in some if one.fixes and one.advice is None]
@@ -101,6 +101,10 @@ def _counts(words: Iterable[str], order: Sequence[str] = ()) -> str:
     found = list(words)
     names = [word for word in order if word in found] or sorted(set(found))
     return ", ".join(f"{found.count(name)} {name}" for name in names)
+
+
+def _groups_of(played: Sequence[Played]) -> dict[str, str]:
+    return {letter: title for letter, title in GROUPS.items() if any(one.case.group == letter for one in played)}
 
 
 def cases_table(played: Sequence[Played]) -> list[list[str]]:
@@ -135,17 +139,16 @@ def recorded(text: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in cells if len(row) == 5 and row[0] != "case" and row[0].strip("-")}
 
 
-def write(played: Sequence[Played], about: str) -> None:
-    """Put the tables between the two marks of the README."""
-    groups = "\n\n".join(
+def write(played: Sequence[Played], about: str, page: Path = README) -> None:
+    """Put the tables between the two marks of a page."""
+    groups = [
         f"### {letter}: {title}\n\n" + as_markdown(cases_table([one for one in played if one.case.group == letter]))
-        for letter, title in GROUPS.items()
-    )
-    others = "### The other rows of the corpus\n\n" + as_markdown(rows_table())
-    generated = "\n\n".join([about, as_markdown(groups_table(played)), groups, others])
-    text = README.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    README.write_text(f"{before}{BEGIN}\n\n{generated}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        for letter, title in _groups_of(played).items()
+    ]
+    others = ["### The other rows of the corpus\n\n" + as_markdown(rows_table())] if page == README else []
+    generated = "\n\n".join([about, as_markdown(groups_table(played)), *groups, *others])
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{generated}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 __all__ = ["Played", "as_markdown", "as_text", "cases_table", "groups_table", "play", "recorded", "write"]

@@ -30,17 +30,18 @@ def not_here(id_: str, why: str) -> Row:
 
 
 _GUARD = "tests/session/test_guard.py"
-_WINDOWS = "tests/windows/test_faults.py"
+_JUDGED = "tests/windows/test_faults.py"
+_WINDOWS = f"{_JUDGED}::test_a_case, in tests/faults/WINDOWS.md"
 
 ROWS: tuple[Row, ...] = (
     not_here("A11", "it takes a machine with an aarch64 processor; the advice for it is judged over made facts"),
     not_here("A14", "glibc refuses executable stacks from 2.41 on; the words: tests/diagnosis/test_diagnosis.py"),
-    elsewhere("A17", f"{_WINDOWS}::test_w01_an_import_of_which_no_file_tells_why, on a prepared machine"),
+    elsewhere("A17", f"{_WINDOWS}: visual-c-missing; {_JUDGED}::test_an_import_of_which_windows_tells_why"),
     gpu("B10", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
     gpu("B11", "tests/gpu/test_refused.py::test_a_transform_without_cufft_is_refused"),
     gpu("B13", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
-    elsewhere("B20", f"{_WINDOWS}::test_b20_the_libraries_of_an_installed_torch_are_taken, on a prepared machine; "
-                     "its like on Linux is tests/gpu/test_healthy_variations.py::test_torch_afterwards"),
+    elsewhere("B20", f"{_WINDOWS}: cudnn-of-torch-for-cuda-12-and-a-convolution; its like on Linux is "
+                     "tests/gpu/test_healthy_variations.py::test_torch_afterwards"),
     not_here("B21", "Windows, and a pair of versions that is not recorded as broken on Linux"),
     not_here("B28", "a provider for another GPU runtime (TensorRT RTX), in releases that are no longer supported"),
     gpu("C11", "tests/gpu/test_refused.py::test_less_than_a_context_takes_is_refused"),
@@ -99,12 +100,12 @@ ROWS: tuple[Row, ...] = (
         "G08",
         "tests/behaviour/test_broken_environments.py, every case: the cause comes without reading the log",
     ),
-    elsewhere("W01", f"{_WINDOWS}, test_w01_..., on a prepared machine: the DLLs of a missing dependency are named"),
-    elsewhere("W02", f"{_WINDOWS}, test_w02_..., on a prepared machine"),
-    elsewhere("W03", f"{_WINDOWS}::test_w03_cuda_path_set_is_no_fault_and_no_cause, on a prepared machine"),
+    elsewhere("W01", f"{_WINDOWS}: no-cublasLt64_13.dll and others"),
+    elsewhere("W02", "tests/windows/test_refused.py"),
+    elsewhere("W03", f"{_WINDOWS}: cuda-path-is-set-and-leads-to-nothing"),
     not_here("W04", "cuDNN 8 on Windows, which opens zlibwapi.dll itself and ends the process where that is not there"),
-    elsewhere("W05", f"{_WINDOWS}, test_w05_..., on a prepared machine"),
-    elsewhere("W06", f"{_WINDOWS}::test_w06_the_toolkit_of_the_right_major_is_taken_whatever_the_variables_say, on a "
-                     "prepared machine"),
-    elsewhere("W07", f"{_WINDOWS}, test_w07_..., on a prepared machine: the words are judged, no session was opened"),
+    elsewhere("W05", f"{_WINDOWS}: part-of-cudnn-missing-and-a-convolution"),
+    elsewhere("W06", f"{_WINDOWS}: toolkit-of-the-right-major-beside-cuda-path-of-another"),
+    elsewhere("W07", f"{_WINDOWS}: onnxruntime-of-windows-in-system32; {_JUDGED}::"
+                     "test_the_onnxruntime_of_windows_was_taken"),
 )  # fmt: skip

@@ -98,6 +98,11 @@ def why_not() -> str | None:
     return None
 
 
+def version() -> str:
+    """Return ``wine-8.0 (Debian 8.0~repack-4)``, for example."""
+    return call([_WINE or "", "--version"]).strip()
+
+
 class Windows:
     """One machine. Its files are links to the kept ones: :meth:`write` replaces one, and never writes into it."""
 

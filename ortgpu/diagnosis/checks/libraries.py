@@ -257,7 +257,8 @@ def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
     )
 
 
-# The sources that come before NVIDIA's wheels: a loaded library stays, and a folder was requested.
+# The sources before which a further wheel does not come: a loaded library stays, and a folder was requested. On Windows
+# the folder of torch is searched first too.
 _BEFORE_WHEELS = ("already loaded", "directory", "nvidia wheels")
 
 
@@ -271,7 +272,7 @@ def _ways_to_the_right_cudnn(facts: Facts, loaded: LoadedLibrary, built_for: int
     if any(wheel.name == wrong for wheel in environment.packages.nvidia):
         command, then = f"{environment.installer.uninstall} {wrong}", remedies.install(environment, [right], again=True)
         return [remedies.in_order(environment, command, then), *fixes]
-    if loaded.source not in _BEFORE_WHEELS:
+    if loaded.source not in (*_BEFORE_WHEELS, *(["torch"] if environment.host.is_windows else [])):
         return [remedies.install_libraries(environment, [right])]
     return fixes
 

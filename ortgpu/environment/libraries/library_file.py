@@ -362,7 +362,8 @@ class _Dll:
         )
 
     def find_section(self, wanted: str) -> tuple[int, int] | None:
-        sections = (one for one in self._sections if one.name == wanted)
+        name = ".rdata" if wanted == ".rodata" else wanted
+        sections = (one for one in self._sections if one.name == name)
         return next(((one.offset, min(one.size, one.in_memory)) for one in sections), None)
 
     def _own_name(self) -> str | None:

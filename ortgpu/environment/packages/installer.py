@@ -64,18 +64,22 @@ class Installer:
 
 
 def quoted(word: str, *, windows: bool) -> str:
-    r"""Quote a word for sh, or on Windows for both cmd.exe and PowerShell.
-
-    PowerShell takes a line that begins with a quote for a text: it starts C:\"My Python"\python.exe, as cmd.exe does.
-    """
+    """Quote an argument for sh, or on Windows for both cmd.exe and PowerShell, to which a comma means a list."""
     if not windows:
         return shlex.quote(word)
-    parts = word.split("\\")
-    return "\\".join(part if re.fullmatch(r"[\w.:/=~+-]*", part) else f'"{part}"' for part in parts)
+    return word if re.fullmatch(r"[\w.:\\/=~+-]+", word) else f'"{word}"'
+
+
+def as_command(path: str, *, windows: bool) -> str:
+    r"""Quote a program to start.
+
+    PowerShell takes a line that begins with a quote for a text. It starts C:\"My Python"\python.exe, as cmd.exe does.
+    """
+    return "\\".join(quoted(part, windows=True) for part in path.split("\\")) if windows else shlex.quote(path)
 
 
 def read_installer() -> Installer:
-    python = quoted(this_interpreter() or "python3", windows=os.name == "nt")
+    python = this_interpreter() or "python3"
     # Not importlib.util.find_spec: setuptools takes a search for pip as the sign that this process is pip's, and takes
     # its own distutils out of the process (_distutils_hack.DistutilsMetaFinder.spec_for_pip).
     has_pip = PathFinder.find_spec("pip") is not None
@@ -107,19 +111,24 @@ def _read_manager() -> Manager | None:
     return found[0] if name == ".venv" and is_here and len(found) == 1 else None
 
 
-def _uv(python: str) -> Installer:
-    words, packages = f"--python {python}{_all_the_same()}", _package_folders()
+def _uv(interpreter: str) -> Installer:
+    python, packages = quoted(interpreter, windows=os.name == "nt"), _package_folders()
+    words = f"--python {python}{_all_the_same()}"
     return Installer("uv", f"uv pip install {words}", f"uv pip uninstall {words}", folder=packages[0], own=packages)
 
 
-_BRINGS_PIP = (
-    "you have run https://bootstrap.pypa.io/get-pip.py with it"
-    if sys.platform == "win32"
-    else "its system has brought it (apt-get install python3-pip)"
-)
+def _what_brings_pip(folder: str) -> str:
+    if sys.platform != "win32":
+        return "its system has brought it (apt-get install python3-pip)"
+    script = "you have run https://bootstrap.pypa.io/get-pip.py with it"
+    # python.org's embeddable distribution lists its search path in this file, without the folder that pip goes into.
+    listed = os.path.join(sys.prefix, "python{}{}._pth".format(*sys.version_info))
+    is_searched = folder in _resolved(*search_path()) or not os.path.isfile(listed)
+    return script if is_searched else f"{listed} has the line {folder}, and {script}"
 
 
-def _pip(python: str, is_there: bool) -> Installer:
+def _pip(interpreter: str, is_there: bool) -> Installer:
+    python = as_command(interpreter, windows=os.name == "nt")
     managed, packages = _all_the_same(), _package_folders()
     if sys.flags.no_user_site and (sys.flags.ignore_environment or "PYTHONNOUSERSITE" not in os.environ):
         python += " -s"  # as ComfyUI starts its own: else pip would count the packages of the user's folder
@@ -128,7 +137,7 @@ def _pip(python: str, is_there: bool) -> Installer:
         then = "\n" if os.name == "nt" else " && "
         pip = f"{python} -m ensurepip{then}{pip}"  # a virtual environment without pip, and no uv to fill it
     elif not is_there:  # a Python of Debian has no ensurepip, or one that refuses; a portable one of Windows has none
-        obstacle = f"{python} has no pip: once {_BRINGS_PIP}"
+        obstacle = f"{python} has no pip: once {_what_brings_pip(folder)}"
     if not _is_virtual() and site.ENABLE_USER_SITE and not os.access(folder, os.W_OK):
         folder = os.path.realpath(site.getusersitepackages())  # as pip does then, and says
     # pip sees what a new process of this interpreter would import, and takes it for its own below its prefix, or

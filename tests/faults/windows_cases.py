@@ -1,0 +1,942 @@
+"""The faults of Windows: those of the other modules that have a meaning there, and its own."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from tests.faults.case import MENDED
+from tests.faults.on_windows import A100, RTX_4090, SITE_PACKAGES, Break, WindowsCase
+from tests.lab.stubs import NVML, Cuda
+from tests.lab.windows import SYSTEM32, TOOLKIT, TORCH, WHEELS, Windows
+from tests.support.made_dlls import ARM64
+
+CUDA, CUDNN = f"{SITE_PACKAGES}\\nvidia\\cu13\\bin\\x86_64", f"{SITE_PACKAGES}\\nvidia\\cudnn\\bin"
+CUBLAS_LT, CUBLAS = "cublasLt64_13.dll", "cublas64_13.dll"
+CAPI = f"{SITE_PACKAGES}\\onnxruntime\\capi"
+INFO = "onnxruntime_gpu-1.31.1.dist-info"
+DRIVER = (Cuda(devices=(RTX_4090,)), NVML(gpus=(RTX_4090,)))
+
+CLEAR = (
+    "nvidia", *(f"{wheel.replace('-', '_').replace('==', '-')}.dist-info" for wheel in WHEELS)
+)  # fmt: skip
+
+
+def removing(*names: str) -> Break:
+    """Remove files and folders of site-packages."""
+    return lambda machine: machine.remove(*names)
+
+
+def deleting(path: str) -> Break:
+    return lambda machine: machine.path(path).unlink()
+
+
+def truncating(path: str, size: int) -> Break:
+    return lambda machine: machine.write(path, machine.path(path).read_bytes()[:size])
+
+
+def writing(path: str, content: bytes = b"") -> Break:
+    return lambda machine: machine.write(path, content)
+
+
+def making(path: str, **properties: Any) -> Break:
+    return lambda machine: machine.make(path, **properties)
+
+
+def all_of(*breaks: Break) -> Break:
+    def change(machine: Windows) -> None:
+        for one in breaks:
+            one(machine)
+
+    return change
+
+
+def driver(cuda: Cuda, nvml: NVML | None = None, *, without: Iterable[str] = ()) -> dict[str, Any]:
+    """The driver of a case. Without files of it: System32 has the rest."""
+    breaks = all_of(*(deleting(f"{SYSTEM32}\\{name}") for name in without))
+    return {"driver": (cuda, nvml or NVML(gpus=cuda.devices)), "breaks": breaks}
+
+
+# A: packages and the import
+
+
+def only_the_cpu_package(machine: Windows) -> None:
+    machine.remove("onnxruntime", INFO)
+    machine.install_cpu_package()
+
+
+def removed_again(info: str) -> Break:
+    """Remove what one of the two packages has on record, as pip does."""
+
+    def breaks(machine: Windows) -> None:
+        kept = machine.site / INFO
+        recorded = (kept / "RECORD").read_text(encoding="utf-8")
+        machine.install_cpu_package()
+        if info != INFO:
+            recorded = (machine.site / info / "RECORD").read_text(encoding="utf-8")
+        for line in recorded.splitlines():
+            (machine.site / line.split(",")[0]).unlink(missing_ok=True)
+        shutil.rmtree(machine.site / info, ignore_errors=True)
+
+    return breaks
+
+
+def the_gpu_package_last(machine: Windows) -> None:
+    folder = machine.site / "onnxruntime"
+    mine = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    machine.install_cpu_package()
+    for name, content in mine.items():
+        machine.write(f"{SITE_PACKAGES}\\onnxruntime\\{str(name).replace('/', chr(92))}", content)
+
+
+def cpu_package_in_a_folder_of_its_own(machine: Windows) -> None:
+    whole = machine.site / "onnxruntime"
+    aside = machine.folder / "gpu"
+    shutil.move(whole, aside)
+    machine.install_cpu_package()
+    home = machine.path("C:\\tools")
+    home.mkdir()
+    shutil.move(whole, home / "onnxruntime")
+    for info in machine.site.glob("onnxruntime-*.dist-info"):
+        shutil.move(info, home / info.name)
+    shutil.move(aside, whole)
+    _first_on_the_path(machine, "C:\\tools")
+
+
+def _first_on_the_path(machine: Windows, *folders: str) -> None:
+    path = "Python\\python311._pth"
+    lines = machine.path(path).read_text(encoding="utf-8")
+    machine.write(path, "".join(f"{folder}\n" for folder in folders).encode() + lines.encode())
+
+
+def older_metadata(machine: Windows) -> None:
+    """What an upgrade leaves that was interrupted."""
+    for name in ("METADATA", "RECORD"):
+        text = (machine.site / INFO / name).read_text(encoding="utf-8").replace("1.31.1", "1.30.0")
+        machine.write(f"{SITE_PACKAGES}\\onnxruntime_gpu-1.30.0.dist-info\\{name}", text.encode())
+
+
+def as_it_comes(machine: Windows) -> None:
+    """As python.org's embeddable distribution is: it looks into no folder that pip could install into."""
+    machine.site.rename(machine.path("C:\\Python\\packages"))
+    machine.write("Python\\python311._pth", b"python311.zip\n.\npackages\nR:\\\n#import site\n")
+
+
+def in_an_archive(machine: Windows) -> None:
+    package = machine.site / "onnxruntime"
+    with zipfile.ZipFile(machine.path("C:\\packed.zip"), "w") as archive:
+        for path in package.rglob("*.py"):
+            archive.write(path, path.relative_to(machine.site))
+    _first_on_the_path(machine, "C:\\packed.zip")
+
+
+def moved_to(folder: str) -> Break:
+    """Move Python to another folder of drive C."""
+
+    def breaks(machine: Windows) -> None:
+        target = machine.path(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(machine.path("C:\\Python"), target, symlinks=True)
+
+    return breaks
+
+
+PACKAGES = [
+    WindowsCase(
+        "not-installed",
+        "OnnxRuntimeNotInstalledError",
+        ("ONNX Runtime is not installed", "-m pip install"),
+        removing("onnxruntime", INFO),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "cpu-package-only",
+        "CPUOnlyPackageError",
+        ("onnxruntime", "without CUDA"),
+        only_the_cpu_package,
+        rows=("A02",),
+        plain="warned",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "cpu-package-over-gpu-package",
+        "ConflictingPackagesError",
+        ("onnxruntime 1.31.1", "onnxruntime-gpu 1.31.1", "the GPU build lost"),
+        Windows.install_cpu_package,
+        rows=("A01", "A03"),
+        plain="warned",
+        after=MENDED,
+        shown=True,
+    ),
+    WindowsCase(
+        "gpu-package-over-cpu-package",
+        MENDED,
+        ("nvcuda.dll",),
+        the_gpu_package_last,
+        rows=("A01",),
+        others=("ConflictingPackagesError",),
+        advice_of="ConflictingPackagesError",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "cpu-twin-uninstalled-again",
+        "BrokenPackageError",
+        ("has no file __init__.py",),
+        removed_again("onnxruntime-1.31.1.dist-info"),
+        rows=("A04",),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "gpu-twin-uninstalled-again",
+        "BrokenPackageError",
+        ("has no file __init__.py",),
+        removed_again(INFO),
+        rows=("A04",),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "module-of-the-users-own",
+        "BrokenPackageError",
+        ("C:\\Python\\onnxruntime.py instead of the installed package", "rename"),
+        writing("C:\\Python\\onnxruntime.py"),
+        cpu=None,
+        plain="raised",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "checkout-first-on-the-path",
+        "BrokenPackageError",
+        ("C:\\Python\\onnxruntime", "which is no installed package"),
+        writing("C:\\Python\\onnxruntime\\__init__.py"),
+        cpu=None,
+        plain="raised",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "folder-of-that-name",
+        "OnnxRuntimeNotInstalledError",
+        ("it has no file __init__.py, and is nobody's on record",),
+        all_of(removing("onnxruntime", INFO), writing("C:\\Python\\onnxruntime\\model.onnx")),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "package-in-an-archive",
+        "BrokenPackageError",
+        ("C:\\packed.zip", "nothing that is compiled can be imported from a zip archive"),
+        in_an_archive,
+        cpu=None,
+        plain="raised",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "cpu-package-in-a-folder-before-the-gpu-package",
+        "CPUOnlyPackageError",
+        ("C:\\tools\\onnxruntime", "shadowed by it: onnxruntime-gpu 1.31.1"),
+        cpu_package_in_a_folder_of_its_own,
+        plain="warned",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "no-metadata-and-no-provider-file",
+        "BrokenPackageError",
+        ("the CUDA provider library of ONNX Runtime is not there",),
+        removing(INFO, "onnxruntime/capi/onnxruntime_providers_cuda.dll"),
+        after=MENDED,
+        plain="logged",
+    ),
+    WindowsCase(
+        "older-metadata-left-behind",
+        MENDED,
+        ("onnxruntime-gpu is on record 2 times",),
+        older_metadata,
+        others=("ConflictingPackagesError",),
+        advice_of="ConflictingPackagesError",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "leftovers-of-an-interrupted-pip",
+        MENDED,
+        ("nvcuda.dll",),
+        all_of(writing(f"{SITE_PACKAGES}\\~nnxruntime\\__init__.py"), writing(f"{SITE_PACKAGES}\\~vidia\\x.dll")),
+        silent_about=("~",),
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "provider-file-missing",
+        "BrokenPackageError",
+        ("missing: onnxruntime/capi/onnxruntime_providers_cuda.dll", "--force-reinstall --no-deps"),
+        deleting(f"{CAPI}\\onnxruntime_providers_cuda.dll"),
+        rows=("B23",),
+        after=MENDED,
+        shown=True,
+        plain="logged",
+    ),
+    WindowsCase(
+        "provider-file-truncated",
+        "BrokenPackageError",
+        ("onnxruntime_providers_cuda.dll",),
+        truncating(f"{CAPI}\\onnxruntime_providers_cuda.dll", 100_000),
+        after=MENDED,
+        plain="logged",
+    ),
+    WindowsCase(
+        "provider-file-is-a-pointer",
+        "BrokenPackageError",
+        ("onnxruntime_providers_cuda.dll",),
+        writing(f"{CAPI}\\onnxruntime_providers_cuda.dll", b"version https://git-lfs.github.com/spec/v1\n"),
+        after=MENDED,
+        plain="logged",
+    ),
+    WindowsCase(
+        "shared-provider-file-missing",
+        "BrokenPackageError",
+        ("missing: onnxruntime/capi/onnxruntime_providers_shared.dll",),
+        deleting(f"{CAPI}\\onnxruntime_providers_shared.dll"),
+        after=MENDED,
+        plain="logged",
+    ),
+    WindowsCase(
+        "extension-module-missing",
+        "BrokenPackageError",
+        ("missing: onnxruntime/capi/onnxruntime_pybind11_state.pyd",),
+        deleting(f"{CAPI}\\onnxruntime_pybind11_state.pyd"),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "extension-module-truncated",
+        "BrokenPackageError",
+        ("onnxruntime_pybind11_state.pyd",),
+        truncating(f"{CAPI}\\onnxruntime_pybind11_state.pyd", 100_000),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "init-file-missing",
+        "BrokenPackageError",
+        ("has no file __init__.py",),
+        deleting(f"{SITE_PACKAGES}\\onnxruntime\\__init__.py"),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "file-altered",
+        "BrokenPackageError",
+        ("not the file that was installed: onnxruntime/capi/_pybind_state.py",),
+        writing(f"{CAPI}\\_pybind_state.py", b"raise ImportError('altered')\n"),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "numpy-missing",
+        "BrokenPackageError",
+        ("numpy, which it needs, is not installed", "-m pip install numpy"),
+        removing("numpy", "numpy-1.26.4.dist-info"),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "numpy-damaged",
+        "BrokenPackageError",
+        ("the installed numpy 1.26.4 cannot be imported", "numpy==1.26.4"),
+        writing(f"{SITE_PACKAGES}\\numpy\\core\\multiarray.py", b"raise ImportError('damaged')\n"),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "visual-c-too-old",
+        "LibraryNotFoundError",
+        ("ONNX Runtime links MSVCP140_ATOMIC_WAIT.dll", "Visual C++ Redistributable"),
+        deleting(f"{SYSTEM32}\\msvcp140_atomic_wait.dll"),
+        rows=("W01", "A17"),
+        driver=DRIVER,
+        variables={"WINEDLLOVERRIDES": "mscoree,mshtml=d;winedbg.exe=d;msvcp140_atomic_wait=d"},
+        silent_about=("pip",),
+        plain="logged",
+        needs=("root",),
+        shown=True,
+    ),
+    WindowsCase(
+        "visual-c-missing",
+        "LibraryNotFoundError",
+        ("ONNX Runtime links MSVCP140_1.dll", "Visual C++ Redistributable"),
+        deleting(f"{SYSTEM32}\\msvcp140_1.dll"),
+        rows=("W01", "A17"),
+        variables={"WINEDLLOVERRIDES": "mscoree,mshtml=d;winedbg.exe=d;msvcp140_1=d"},
+        silent_about=("pip",),
+        cpu=None,
+        plain="raised",
+        needs=("root",),
+    ),
+    WindowsCase(
+        "onnxruntime-of-windows-in-system32",
+        MENDED,
+        ("nvcuda.dll",),
+        making(f"{SYSTEM32}\\onnxruntime.dll", exports={"OrtGetApiBase": 0}),
+        rows=("W07",),
+        silent_about=("System32\\onnxruntime.dll",),
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "onnxruntime-of-windows-loaded-first",
+        MENDED,
+        ("nvcuda.dll",),
+        making(f"{SYSTEM32}\\onnxruntime.dll", exports={"OrtGetApiBase": 0}),
+        rows=("W07",),
+        prelude="import ctypes; ctypes.WinDLL('onnxruntime.dll')",
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "portable-python-without-pip",
+        "LibraryNotFoundError",
+        ("C:\\Python\\python.exe has no pip", "get-pip.py"),
+        cuda=False,
+        pip=False,
+        silent_about=("restart",),
+        needs=("root",),
+        shown=True,
+        plain="printed logged",
+    ),
+    WindowsCase(
+        "portable-python-as-it-comes",
+        "LibraryNotFoundError",
+        ("once C:\\Python\\python311._pth has the line C:\\Python\\Lib\\site-packages, and", "get-pip.py"),
+        as_it_comes,
+        cuda=False,
+        pip=False,
+        plain="printed logged",
+        needs=("root",),
+    ),
+    WindowsCase(
+        "python-embeded-of-comfyui",
+        "ConflictingPackagesError",
+        ("\\python_embeded\\python.exe -s -m pip uninstall -y onnxruntime onnxruntime-gpu",),
+        all_of(Windows.install_cpu_package, moved_to("C:\\ComfyUI_windows_portable\\python_embeded")),
+        python="C:\\ComfyUI_windows_portable\\python_embeded\\python.exe",
+        options=("-s",),
+        plain="warned",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "python-in-a-folder-with-a-space",
+        "ConflictingPackagesError",
+        ('C:\\"My Programs"\\python.exe -m pip uninstall -y onnxruntime onnxruntime-gpu',),
+        all_of(Windows.install_cpu_package, moved_to("C:\\My Programs")),
+        python="C:\\My Programs\\python.exe",
+        plain="warned",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "python-in-a-folder-beyond-ascii",
+        "LibraryNotFoundError",
+        ("C:\\Büro 東京\\Lib\\site-packages\\nvidia".replace("Büro 東京", "Büro東京"), CUBLAS_LT),
+        all_of(truncating(f"{CUDA}\\{CUBLAS_LT}", 300), moved_to("C:\\Büro東京")),
+        python="C:\\Büro東京\\python.exe",
+        after=MENDED,
+        plain="raised",
+    ),
+]
+
+# B: loading the CUDA libraries
+
+_MISSING = WindowsCase("", "LibraryNotFoundError", (), rows=("B01", "W01"), plain="printed logged", after=MENDED)
+
+
+def no_library(name: str, wheel: str, **changes: Any) -> WindowsCase:
+    said = (f"{name}: found nowhere", f"-m pip install --force-reinstall --no-deps {wheel}==")
+    return replace(_MISSING, name=f"no-{name}", says=said, breaks=deleting(f"{CUDA}\\{name}"), **changes)
+
+
+def unusable_library(kind: str, breaks: Break, *said: str) -> WindowsCase:
+    return replace(
+        _MISSING, name=f"library-{kind}", says=(CUBLAS_LT, "nvidia-cublas==", *said), breaks=breaks, rows=("own",)
+    )
+
+
+def a_library_of_cuda_12(machine: Windows) -> None:
+    machine.remove(*CLEAR)
+    for name in ("cublas64_12.dll", "cublasLt64_12.dll"):
+        machine.make(f"{SITE_PACKAGES}\\nvidia\\cublas\\bin\\{name}", exports={"call": 0})
+
+
+def cudnn_answers(path: str, cuda: int) -> Break:
+    return making(path, exports={"call": 0, "cudnnGetCudartVersion": cuda, "cudnnGetVersion": 92801})
+
+
+IN_A_FOLDER: Break = lambda machine: machine.place_cuda("libs")  # noqa: E731 - as the other breaks
+
+LIBRARIES = [
+    no_library(CUBLAS_LT, "nvidia-cublas", shown=True),
+    no_library(CUBLAS, "nvidia-cublas"),
+    replace(
+        _MISSING,
+        name="no-cuda-wheels-at-all",
+        says=(CUBLAS_LT, CUBLAS, "-m pip install nvidia-cublas~=13.0", "nvidia-cudnn-cu13~=9.0"),
+        silent_about=("curand",),
+        cuda=False,
+    ),
+    WindowsCase(
+        "cuda-path-is-set-and-leads-to-nothing",
+        "LibraryNotFoundError",
+        (CUBLAS_LT,),
+        rows=("W03",),
+        cuda=False,
+        variables={"CUDA_PATH": "C:\\CUDA\\v13.0"},
+        after=MENDED,
+        plain="printed logged",
+    ),
+    WindowsCase(
+        "cudart-is-not-linked",
+        MENDED,
+        ("nvcuda.dll",),
+        deleting(f"{CUDA}\\cudart64_13.dll"),
+        silent_about=("cudart",),
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "wheels-that-nobody-loaded",
+        MENDED,
+        ("nvcuda.dll",),
+        rows=("B02",),
+        silent_about=("cublas",),
+        plain_arguments={"providers": ["CUDAExecutionProvider"], "preload": False},
+        needs=("driver",),
+        plain="logged",
+    ),
+    WindowsCase(
+        "toolkit-alone",
+        MENDED,
+        ("nvcuda.dll",),
+        lambda machine: machine.place_cuda(TOOLKIT),
+        cuda=False,
+        needs=("driver",),
+        plain="printed logged",
+    ),
+    WindowsCase(
+        "toolkit-of-the-right-major-beside-cuda-path-of-another",
+        MENDED,
+        ("nvcuda.dll",),
+        all_of(lambda machine: machine.place_cuda(TOOLKIT), writing("C:\\CUDA\\v12.9\\bin\\cublas64_12.dll")),
+        rows=("W06",),
+        cuda=False,
+        variables={"CUDA_PATH": "C:\\CUDA\\v12.9"},
+        needs=("driver",),
+        plain="printed logged",
+    ),
+    WindowsCase(
+        "folder-on-path-that-the-program-set",
+        MENDED,
+        ("nvcuda.dll",),
+        IN_A_FOLDER,
+        cuda=False,
+        prelude="import os; os.environ['PATH'] = 'C:\\\\libs;' + os.environ['PATH']",
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "folder-of-add-dll-directory",
+        MENDED,
+        ("nvcuda.dll",),
+        IN_A_FOLDER,
+        cuda=False,
+        prelude="import os; os.add_dll_directory('C:\\\\libs')",
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "only-the-libraries-of-torch",
+        MENDED,
+        ("nvcuda.dll",),
+        Windows.install_torch,
+        rows=("B03",),
+        cuda=False,
+        silent_about=("cublas",),
+        needs=("driver",),
+        plain="printed logged",
+    ),
+    WindowsCase(
+        "cudnn-of-torch-for-cuda-12-and-a-convolution",
+        MENDED,
+        ("nvcuda.dll",),
+        all_of(Windows.install_torch, cudnn_answers(f"{TORCH}\\cudnn64_9.dll", 12090)),
+        rows=("B20",),
+        model="conv",
+        others=("LibraryConflictError",),
+        advice_of="LibraryConflictError",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "cudnn-for-cuda-12-and-a-convolution",
+        MENDED,
+        ("nvcuda.dll",),
+        cudnn_answers(f"{CUDNN}\\cudnn64_9.dll", 12090),
+        model="conv",
+        others=("LibraryConflictError",),
+        advice_of="LibraryConflictError",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "no-cudnn-and-a-convolution",
+        "LibraryNotFoundError",
+        ("cudnn64_9.dll", "Conv of this model needs", "nvidia-cudnn-cu13"),
+        removing("nvidia/cudnn"),
+        rows=("B10",),
+        model="conv",
+        after=MENDED,
+        shown=True,
+    ),
+    WindowsCase(
+        "part-of-cudnn-missing-and-a-convolution",
+        "LibraryNotFoundError",
+        ("cudnn_graph64_9.dll", "nvidia-cudnn-cu13=="),
+        deleting(f"{CUDNN}\\cudnn_graph64_9.dll"),
+        rows=("W05",),
+        model="conv",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "no-cudnn-and-no-need-of-it",
+        MENDED,
+        ("nvcuda.dll",),
+        removing("nvidia/cudnn"),
+        others=("LibraryNotFoundError",),
+        advice_of="LibraryNotFoundError",
+        after=MENDED,
+    ),
+    unusable_library("truncated", truncating(f"{CUDA}\\{CUBLAS_LT}", 300), "truncated"),
+    unusable_library("empty", writing(f"{CUDA}\\{CUBLAS_LT}"), "empty"),
+    unusable_library("is-text", writing(f"{CUDA}\\{CUBLAS_LT}", b"<html>" * 400), "passed over"),
+    unusable_library(
+        "of-another-processor",
+        making(f"{CUDA}\\{CUBLAS_LT}", exports={"call": 0}, machine=ARM64),
+        "aarch64",
+    ),
+    unusable_library("refuses-to-start", making(f"{CUDA}\\{CUBLAS_LT}", exports={"call": 0}, fails=True), "1114"),
+    WindowsCase(
+        "library-links-what-is-not-there",
+        "LibraryNotFoundError",
+        ("helper.dll", "install what brings helper.dll"),
+        making(f"{CUDA}\\{CUBLAS_LT}", exports={"call": 0}, needs={"helper.dll": ["help"]}),
+        rows=("W01",),
+        silent_about=("pip",),
+        needs=("root",),
+        plain="printed logged",
+    ),
+    WindowsCase(
+        "cublas-of-another-cuda",
+        "LibraryVersionError",
+        ("only other versions are installed", "nvidia-cublas~=13.0"),
+        a_library_of_cuda_12,
+        rows=("A07",),
+        after=MENDED,
+        shown=True,
+        plain="printed logged",
+    ),
+    WindowsCase(
+        "toolkit-of-another-cuda-on-path",
+        "LibraryVersionError",
+        ("cublas64_12.dll", "nvidia-cublas~=13.0"),
+        all_of(*(making(f"CUDA\\v12.9\\bin\\{name}64_12.dll", exports={"call": 0}) for name in ("cublas", "cublasLt"))),
+        cuda=False,
+        variables={"WINEPATH": "C:\\CUDA\\v12.9\\bin"},
+        after=MENDED,
+        plain="printed logged",
+    ),
+    WindowsCase(
+        "cudnn-8-and-a-convolution",
+        "LibraryVersionError",
+        ("cudnn64_9.dll", "cudnn64_8.dll", "nvidia-cudnn-cu13"),
+        all_of(removing("nvidia/cudnn"), making(f"{CUDNN}\\cudnn64_8.dll", exports={"call": 0})),
+        rows=("B09",),
+        model="conv",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "frozen-program-without-the-wheels",
+        "LibraryNotFoundError",
+        (CUBLAS_LT, "this program is frozen"),
+        rows=("B30",),
+        cuda=False,
+        prelude="import sys; sys.frozen = True",
+        needs=("a person",),
+        plain="printed logged",
+    ),
+]
+
+# C: driver, devices and hardware
+
+
+def cuinit(code: int, *said: str, needs: tuple[str, ...] = ("reboot",), **changes: Any) -> WindowsCase:
+    return WindowsCase(
+        f"cuinit-{code}",
+        "DriverUnusableError",
+        (*said, f"cuInit returned {code}", "C:\\windows\\system32\\nvcuda.dll"),
+        plain="printed",
+        needs=needs,
+        driver=(Cuda(init=code, devices=(RTX_4090,)), NVML(gpus=(RTX_4090,))),
+        **changes,
+    )
+
+
+def hidden(name: str, value: str, **changes: Any) -> WindowsCase:
+    return WindowsCase(
+        f"hidden-by-{name}",
+        "NoDeviceError",
+        (f"CUDA_VISIBLE_DEVICES={value!r}", "set CUDA_VISIBLE_DEVICES= in cmd.exe", "in PowerShell"),
+        driver=DRIVER,
+        variables={"CUDA_VISIBLE_DEVICES": value},
+        rows=("C02",),
+        plain="printed",
+        needs=("a person",),
+        **changes,
+    )
+
+
+def generation(capability: tuple[int, int], index: str, after: str, *said: str) -> WindowsCase:
+    gpu = replace(RTX_4090, name="a GPU", capability=capability)
+    return WindowsCase(
+        f"generation-{capability[0]}.{capability[1]}",
+        "UnsupportedDeviceError",
+        ("holds no code for a GPU", *said),
+        driver=(Cuda(devices=(gpu,)), NVML(gpus=(gpu,))),
+        rows=("C13",),
+        plain="printed",
+        index=(index,),
+        after=after,
+    )
+
+
+def by_nvml(name: str, code: int, *said: str) -> WindowsCase:
+    return WindowsCase(
+        name,
+        "DriverUnusableError",
+        (*said, "restart Windows"),
+        driver=(Cuda(init=999, devices=()), NVML(init=code, gpus=())),
+        plain="printed",
+        needs=("reboot",),
+    )
+
+
+THIRD = {"device": "cuda:3"}
+
+DRIVERS = [
+    WindowsCase(
+        "no-driver",
+        MENDED,
+        (
+            "the NVIDIA driver's library nvcuda.dll cannot be loaded",
+            "install an NVIDIA driver for CUDA 13: 580 or newer",
+        ),
+        rows=("B24",),
+        needs=("driver",),
+        shown=True,
+    ),
+    WindowsCase(
+        "no-nvcuda-and-working-nvml",
+        MENDED,
+        ("nvcuda.dll", "NVML works and sees 1 GPU(s)"),
+        rows=("B24", "G05"),
+        needs=("driver",),
+        **driver(*DRIVER, without=["nvcuda.dll"]),
+    ),
+    WindowsCase(
+        "driver-file-empty",
+        MENDED,
+        ("nvcuda.dll",),
+        writing(f"{SYSTEM32}\\nvcuda.dll"),
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "driver-file-is-text",
+        MENDED,
+        ("nvcuda.dll",),
+        writing(f"{SYSTEM32}\\nvcuda.dll", b"no driver\n" * 100),
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "driver-too-old",
+        "DriverTooOldError",
+        ("supports CUDA up to 12.4", "driver 551.61", "needed: 580 or newer", "onnxruntime-gpu>=1.20,<1.27"),
+        driver=(Cuda(version=12040, devices=(RTX_4090,)), NVML(gpus=(RTX_4090,), driver="551.61", cuda=12040)),
+        rows=("C01",),
+        silent_about=("580.65",),
+        plain="printed",
+        index=("onnxruntime-gpu==1.26.0",),
+        after="ProviderFallbackError",
+    ),
+    WindowsCase(
+        "driver-too-old-and-a-gpu-that-no-older-release-is-for",
+        "DriverTooOldError",
+        ("supports CUDA up to 12.4", "install an NVIDIA driver for CUDA 13: 580 or newer"),
+        driver=(Cuda(version=12040, devices=(A100,)), NVML(gpus=(A100,), driver="551.61", cuda=12040)),
+        rows=("C01",),
+        silent_about=("onnxruntime-gpu>=",),
+        plain="printed",
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "older-nvcuda-beside-the-program",
+        "DriverTooOldError",
+        ("the nvcuda.dll that is loaded supports CUDA up to 12.4", "this machine's driver up to 13.0", "System32"),
+        lambda machine: shutil.copy(machine.path(f"{SYSTEM32}\\nvcuda.dll"), machine.path("C:\\Python\\nvcuda.dll")),
+        driver=(Cuda(version=12040, devices=(RTX_4090,)), NVML(gpus=(RTX_4090,))),
+        plain="printed",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "no-device",
+        "NoDeviceError",
+        ("cuInit returned 100", "NVML sees 0 GPU(s)", "use a machine with an NVIDIA GPU"),
+        rows=("C02",),
+        driver=(Cuda(init=100), NVML(gpus=())),
+        plain="printed",
+        needs=("hardware", "reboot"),
+    ),
+    WindowsCase(
+        "no-device-of-those-that-nvml-sees",
+        "NoDeviceError",
+        ("cuInit returned 100", "NVML sees 1 GPU(s)", "restart Windows"),
+        driver=(Cuda(init=100), NVML(gpus=(RTX_4090,))),
+        plain="printed",
+        needs=("reboot",),
+    ),
+    WindowsCase(
+        "no-device-and-no-nvml",
+        "NoDeviceError",
+        ("cuInit returned 100",),
+        plain="printed",
+        needs=("hardware", "reboot"),
+        **driver(Cuda(init=100), NVML(gpus=()), without=["nvml.dll"]),
+    ),
+    cuinit(3, "could not initialise in this process", "restart Windows"),
+    cuinit(34, "the nvcuda.dll that was loaded is a stub", "System32", needs=("a person",)),
+    cuinit(102, "this virtual GPU has no license", needs=("root",)),
+    cuinit(304, "a call of the operating system failed", "restart Windows"),
+    cuinit(500, "does not find a part of itself", "install the driver again", needs=("driver",)),
+    cuinit(803, "the parts of the driver differ in version", "restart Windows", rows=("C08",)),
+    cuinit(804, "the driver refuses to work", "restart Windows"),
+    cuinit(123, "the driver refuses to work", "restart Windows"),
+    cuinit(999, "the driver failed without a reason", "restart Windows", rows=("C10",), shown=True),
+    by_nvml("driver-not-loaded", 9, "the NVIDIA driver is not loaded"),
+    by_nvml("gpu-lost", 15, "a GPU is lost"),
+    by_nvml("gpu-to-be-reset", 16, "has to be reset"),
+    by_nvml("gpu-refused-by-the-system", 17, "the operating system refuses the GPU"),
+    by_nvml("parts-of-the-driver-differ", 18, "differ in version"),
+    hidden("-1", "-1"),
+    hidden("an-unknown-uuid", "GPU-99999999"),
+    hidden("the-word-all", "all"),
+    hidden("an-ordinal-that-is-not-there", "7"),
+    hidden("a-number-twice", "0,0"),
+    WindowsCase(
+        "ordinal-too-high",
+        "DeviceNotFoundError",
+        ("cuda:3", "cuda:0", RTX_4090.uuid),
+        driver=DRIVER,
+        arguments=THIRD,
+        rows=("C03",),
+        plain="printed logged",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "uuid-unknown",
+        "DeviceNotFoundError",
+        ("GPU-00000000", RTX_4090.uuid),
+        driver=DRIVER,
+        arguments={"device": "GPU-00000000"},
+        plain="printed logged",
+        plain_arguments={"providers": [("CUDAExecutionProvider", {"device_id": "GPU-00000000"})]},
+        needs=("a person",),
+    ),
+    generation((6, 1), "onnxruntime-gpu==1.26.0", "ProviderFallbackError", "onnxruntime-gpu>=1.24,<1.27"),
+    generation((10, 0), "onnxruntime-gpu==1.28.0", "DriverUnusableError", "onnxruntime-gpu==1.28.0"),
+    WindowsCase(
+        "gpu-that-accepts-no-process",
+        "DriverUnusableError",
+        ("cuInit returned 999",),
+        driver=(Cuda(init=999), NVML(gpus=(replace(RTX_4090, compute_mode=2),))),
+        others=("DeviceBusyError",),
+        advice_of="DeviceBusyError",
+        needs=("root",),
+    ),
+]
+
+# D: what is asked of a session
+
+
+def asked(name: str, error: str, *said: str, **changes: Any) -> WindowsCase:
+    given = {"cpu": None, "needs": ("a person",), **changes}
+    return WindowsCase(name, error, said, **given)
+
+
+REQUESTS = [
+    asked("provider-cuda", "ProviderRequestError", "'CUDAExecutionProvider'", arguments={"providers": ["cuda"]},
+          rows=("D04",), plain="warned printed"),
+    asked("provider-misspelt", "ProviderRequestError", "write 'CUDAExecutionProvider'",
+          arguments={"providers": ["CUDAExecutionProvder"]}, rows=("D04",), plain="warned printed"),
+    asked("provider-not-built-in", "ProviderRequestError", "ROCMExecutionProvider",
+          arguments={"providers": ["ROCMExecutionProvider"]}, plain="warned printed"),
+    asked("providers-a-string", "ProviderRequestError", "CUDAExecutionProvider",
+          arguments={"providers": "CUDAExecutionProvider"}, plain="warned printed"),
+    asked("providers-a-dict", "ProviderRequestError", "dict",
+          arguments={"providers": {"CUDAExecutionProvider": {}}}, plain="printed"),
+    asked("options-without-providers", "ProviderRequestError", "provider_options",
+          arguments={"provider_options": [{}]}, plain_arguments={"provider_options": [{}]}, plain="silent"),
+    asked("option-name", "ProviderOptionError", "devise_id",
+          arguments={"providers": [("CUDAExecutionProvider", {"devise_id": 0})]}, rows=("D06",)),
+    asked("option-value", "ProviderOptionError", "arena_extend_strategy",
+          arguments={"providers": [("CUDAExecutionProvider", {"arena_extend_strategy": "often"})]}, rows=("D06",)),
+    asked("tensorrt-is-not-installed", "LibraryNotFoundError", "nvinfer_10.dll", "nvonnxparser_10.dll",
+          arguments={"providers": ["TensorrtExecutionProvider"]}, driver=DRIVER, plain="printed logged"),
+    asked("providers-not-named", MENDED, "nvcuda.dll", rows=("D01",), cpu=True, plain_arguments={}, plain="silent",
+          needs=("driver",), shown=True),
+    asked("only-tensorrt-named", MENDED, "nvcuda.dll", arguments={"providers": ["TensorrtExecutionProvider"]},
+          rows=("B27",), plain="printed logged", needs=("driver",)),
+]  # fmt: skip
+
+# G: the process and what surrounds it
+
+PROCESS = [
+    WindowsCase("optimised-interpreter", MENDED, ("nvcuda.dll",), options=("-OO",), needs=("driver",)),
+    WindowsCase(
+        "search-path-with-nonsense",
+        MENDED,
+        ("nvcuda.dll",),
+        prelude="import sys; sys.path[:0] = ['', 'C:\\\\not there', 'Q:\\\\x', '\\\\\\\\server\\\\share', 'a' * 300]",
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "no-path-at-all",
+        MENDED,
+        ("nvcuda.dll",),
+        prelude="import os; [os.environ.pop(name, None) for name in ('PATH', 'USERPROFILE', 'PROGRAMFILES', 'TEMP')]",
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "working-directory-that-is-not-on-drive-c",
+        MENDED,
+        ("nvcuda.dll",),
+        prelude="import os; os.chdir('R:\\\\')",
+        needs=("driver",),
+    ),
+]
+
+CASES: tuple[WindowsCase, ...] = tuple(
+    replace(case, group=group)
+    for group, cases in {"A": PACKAGES, "B": LIBRARIES, "C": DRIVERS, "D": REQUESTS, "G": PROCESS}.items()
+    for case in cases
+)
