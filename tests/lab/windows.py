@@ -430,3 +430,9 @@ def _link(source: str | Path, target: str | Path) -> None:
         os.link(source, target)
     except OSError:  # on another file system
         shutil.copy2(source, target)
+
+
+if __name__ == "__main__":  # make what is kept, before many tests ask for it
+    if reason := why_not():
+        sys.exit(reason)
+    _kept()
