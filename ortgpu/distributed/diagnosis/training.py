@@ -85,7 +85,9 @@ def diagnose_training(
         step = try_mpi(training.environment.mpi, timeout=timeout)
         result = result if step is None else replace(result, steps=(*result.steps, step))
     observed = Observed() if result is None else Observed(cuda=result.cuda, probe=result)
-    problems = find_problems(Facts(environment, observed=observed), checks_for(training))
+    facts, (platform, *others) = Facts(environment, observed=observed), checks_for(training)
+    # On another platform no other advice could be followed.
+    problems = find_problems(facts, (platform,)) or find_problems(facts, others)
     return Diagnosis(problems, environment, result, training)
 
 
