@@ -14,7 +14,7 @@ import click
 
 from ortgpu.cli import output, signals
 from ortgpu.cli.model import BATCH, LAYERS, example_model
-from ortgpu.environment.child import run_python, signal_name
+from ortgpu.environment.child import cause_of_death, run_python
 from ortgpu.errors import GPUError
 from ortgpu.model.files import write_temporary
 from ortgpu.provider.requests import CPU, CUDA
@@ -129,8 +129,8 @@ def observe(model: bytes, batch: int, width: int, *, timeout: float) -> PlainRes
         child = run_python(_PROGRAM, request, timeout=timeout, environ=environ, together=True)
         if child.returncode is None:
             ended = f"did not end within {timeout:.0f} s" if child.timed_out else child.errors
-        elif child.returncode < 0:
-            ended = f"died of {signal_name(-child.returncode)}"
+        elif (cause := cause_of_death(child.returncode)) is not None:
+            ended = f"died of {cause}"
         observed = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
     text = re.sub(r"\x1b\[[0-9;]*m", "", child.output)  # ONNX Runtime's log has colours even without a terminal
     return PlainResult(

@@ -166,6 +166,13 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
+def cause_of_death(returncode: int) -> str | None:
+    """Return the signal or the exception of Windows that ended a process, from its exit code; None for neither."""
+    if returncode < 0:
+        return signal_name(-returncode)
+    return f"exception 0x{returncode:08X}" if returncode >= 0xC0000000 else None  # in winnt.h
+
+
 def kill_group(child: subprocess.Popen[bytes]) -> None:
     """Kill a child that leads a process group, and the whole group. A process stuck in the driver is left."""
     with suppress(ProcessLookupError, PermissionError):  # it ended by itself

@@ -112,6 +112,14 @@ def test_python_child_leaves_out_what_this_interpreter_leaves_out(option: str, t
     assert ended.output == "True \nNone\n"
 
 
+@pytest.mark.parametrize(
+    ("returncode", "cause"),
+    [(0, None), (3, None), (255, None), (-11, "SIGSEGV"), (0xC0000005, "exception 0xC0000005"), (-200, "signal 200")],
+)
+def test_what_ended_a_process(returncode: int, cause: str | None) -> None:
+    assert child.cause_of_death(returncode) == cause
+
+
 def test_answer_among_what_libraries_print() -> None:
     output = 'warning: {"a": 1}\n["9.9", "MPICH", [5, 0]]\n7\nfinalised\n'
     assert child.parse_answer(output) == ["9.9", "MPICH", [5, 0]]

@@ -213,6 +213,13 @@ def test_a_command_that_needs_a_gpu_says_why_there_is_none(command: list[str], m
     assert document["error"]["type"] == {"preflight": "UnsupportedPlatformError", "bench": CAUSE}[command[0]]
 
 
+def test_training_is_for_linux(module_windows: Windows) -> None:
+    """Packages for it, and an environment of their own, would not be had."""
+    found = module_windows.python("-m", "ortgpu", "doctor", "--profile", "training", "--json")
+    assert found.returncode == 1, found.output
+    assert [each["type"] for each in json.loads(found.stdout)["problems"]] == ["UnsupportedPlatformError"]
+
+
 def test_doctor_of_another_python(ordinary: Windows) -> None:
     """It is a portable one, in which neither ortgpu nor a working directory is on the path."""
     other = ordinary.path("C:\\Other")
@@ -239,6 +246,15 @@ ended = child.run([sys.executable, "-c", code], timeout=30, together=True)
 print(json.dumps([ended.returncode, ended.output.split(), time.monotonic() - started < 25]))
 """
     assert run(module_windows, program) == [0, ["done"], True]
+
+
+def test_a_library_that_ends_the_process_is_blamed(windows: Windows, models: Models) -> None:
+    windows.write(MODEL, models.relu.read_bytes())
+    windows.write(f"C:\\{SITE_PACKAGES}\\onnxruntime\\__init__.py", f"import os; os._exit({CRASH})".encode())
+    found = windows.python("-m", "ortgpu", "doctor")
+    assert found.returncode == 1, found.output
+    assert "ended with exception 0xC0000005 in: import" in found.stdout
+    assert re.search(r"^  process +died of exception 0xC0000005$", windows.python("-m", "ortgpu", "demo").stdout, re.M)
 
 
 # pytest
@@ -301,5 +317,6 @@ def test_a_wheel_is_built_installed_and_removed(how: str, windows: Windows, mode
     assert windows.python("-c", script).ok().stdout.startswith("ortgpu 0.")
 
     windows.python("-m", "pip", "uninstall", "--yes", "ortgpu", deadline=600).ok()
-    assert [path.name for path in windows.site.glob("*ortgpu*")] == []
+    left = [path.name for path in windows.site.rglob("*") if path.suffix != ".pyc" and path.is_file()]
+    assert not [name for name in left if "ortgpu" in name or name in ("ERRORS.md", "gpu_session.py")]
     assert last_line(windows.python("app.py", variables={"ORTGPU_ENFORCE": "1"})) == SILENT

@@ -106,6 +106,9 @@ _FROM_OUTSIDE = {
 }
 
 
+_FROM_OUTSIDE["exception 0xC000001D"] = _FROM_OUTSIDE["SIGILL"]  # what Windows calls it
+
+
 def _ended_from_outside(probe: ProbeResult, evidence: list[str], facts: Facts) -> GPUError:
     memory = facts.environment.host.memory_total
     if memory is not None:

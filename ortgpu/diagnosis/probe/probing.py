@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...environment.child import run_python, signal_name
+from ...environment.child import cause_of_death, run_python
 from ...environment.gpu.driver import LIBCUDA, load_libcuda, read_nvml
 from ...environment.packages.plugins import environ_of_child
 from ...model.files import write_temporary
@@ -111,7 +111,7 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
             current = opening = None
         opening = entry.get("opening", opening)
         completed = completed or "done" in entry
-    name = signal_name(-returncode) if returncode is not None and returncode < 0 else None
+    name = cause_of_death(returncode) if returncode is not None else None
     return ProbeResult(
         tuple(steps),
         completed,

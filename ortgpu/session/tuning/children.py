@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...environment.child import run_python, signal_name
+from ...environment.child import cause_of_death, run_python
 from ...environment.packages.plugins import environ_of_child
 from ...environment.ranks import runtime_folder
 from ...provider.records import Key
@@ -145,7 +145,7 @@ def ask(folder: str, function: str, *arguments: Any, timeout: float) -> Any:
     except (OSError, pickle.PickleError, EOFError):
         words = [line for line in ended.errors.strip().splitlines() if line.strip()][-1:]
         code = ended.returncode
-        how = "it was not started" if code is None else f"it ended with {code}" if code >= 0 else signal_name(-code)
+        how = "it was not started" if code is None else cause_of_death(code) or f"it ended with {code}"
         raise ChildFailedError(": ".join([f"the process ended: {how}", *words])) from None
     if kind == "raised":
         raise found
