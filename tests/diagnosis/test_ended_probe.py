@@ -24,6 +24,7 @@ CURAND = f"{SITE}/nvidia/cu13/lib/libcurand.so.10"
         ("SIGXCPU", "processor time", "host"),
         ("SIGSYS", "seccomp", "host"),
         ("SIGILL", "no such instruction", "hardware"),
+        ("exception 0xC000001D", "no such instruction", "hardware"),
     ],
 )
 def test_what_the_system_ended_is_not_installed_again(step: str, signal: str, says: str, needs: str) -> None:

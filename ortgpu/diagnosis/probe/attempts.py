@@ -96,11 +96,14 @@ _FROM_OUTSIDE = {
         "a sandbox (seccomp), for a system call that it forbids",
         manual("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),
     ),
-    "SIGILL": (
-        "the processor, which has no such instruction",
-        manual(
-            "use a newer processor, or let the virtual machine have the instructions of its host (QEMU: -cpu host)",
-            needs="hardware",
+    **dict.fromkeys(
+        ("SIGILL", "exception 0xC000001D"),
+        (
+            "the processor, which has no such instruction",
+            manual(
+                "use a newer processor, or let the virtual machine have the instructions of its host (QEMU: -cpu host)",
+                needs="hardware",
+            ),
         ),
     ),
 }

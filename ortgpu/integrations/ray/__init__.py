@@ -23,8 +23,9 @@ only as text in ``serve.status()``. To get it as an exception, call :func:`probe
 from __future__ import annotations
 
 import importlib
+import os
 
-from ...environment.packages.installer import read_installer
+from ...environment.packages.installer import quoted, read_installer
 from ...errors import PackageError, shell
 
 TYPE_CHECKING = False
@@ -58,7 +59,7 @@ def _require(module: str) -> None:
         raise PackageError(
             f"{module} cannot be imported, and ortgpu.integrations.ray needs it",
             evidence=[f"there is no module {cause.name}"],
-            fixes=[shell(f"{read_installer().install} 'ortgpu[ray]'")],
+            fixes=[shell(f"{read_installer().install} {quoted('ortgpu[ray]', windows=os.name == 'nt')}")],
         ) from cause
 
 
