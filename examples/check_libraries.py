@@ -13,7 +13,7 @@ import ortgpu
 def main(model: str) -> int:
     fatal = [error for error in ortgpu.diagnose(model).problems if error.severity == "fatal"]
     missing = [error for error in fatal if isinstance(error, (ortgpu.LibraryError, ortgpu.PackageError))]
-    print(*missing or [f"every library that {model} needs is installed"], sep="\n\n")
+    print("\n\n".join(map(str, missing)) or f"every library that {model} needs is installed")
     return 1 if missing else 0
 
 
