@@ -109,15 +109,15 @@ def _missing_from_the_system(
 ) -> tuple[str, ...]:
     if sys.platform != "win32":
         return ()
-    from .libraries.loader_windows import Kernel32, missing_from_the_system
+    from .libraries.loader_windows import WindowsLoader, missing_from_the_system
 
-    kernel = Kernel32()
+    loader = WindowsLoader()
     absent: list[str] = []
     if extension is not None:  # which Python opens without PATH
-        folders = kernel.folders(along_path=False)
+        folders = loader.folders(along_path=False)
         absent += missing_from_the_system(extension.path, extension.needed, mapped, folders)
     if provider is not None:
-        folders = kernel.folders(along_path=True)
+        folders = loader.folders(along_path=True)
         absent += missing_from_the_system(provider.path, provider.needed, mapped, folders)
     return tuple(dict.fromkeys(absent))
 

@@ -39,7 +39,7 @@ def folders_of(found: Any, names: tuple[str, ...] = REQUIRED) -> set[str]:
 def answering(code: int, *names: str) -> str:
     """What has Windows' loader answer an error for these files that Wine's does not, before a program runs."""
     return f"""
-from ortgpu.environment.libraries.loader_windows import Kernel32
-load = Kernel32.load
-Kernel32.load = lambda self, path: {code} if path.endswith({names!r}) else load(self, path)
+from ortgpu.environment.libraries.loader_windows import WindowsLoader
+load = WindowsLoader.load
+WindowsLoader.load = lambda self, path: {code} if path.endswith({names!r}) else load(self, path)
 """

@@ -14,13 +14,12 @@ from typing import Any
 
 def loader(*paths: str) -> dict[str, Any]:
     """Open each file. Return the words about each, what functions of it answer, what is loaded, and two searches."""
-    from ortgpu.environment.libraries.loader import loader_of_this_process
-    from ortgpu.environment.libraries.loader_windows import Kernel32
+    from ortgpu.environment.libraries.loader_windows import WindowsLoader
 
-    found = loader_of_this_process()
+    found = WindowsLoader()
     words = {path: found.open(path) for path in paths}
     asked = {path: [found.ask(path, function) for function in ("on_load", "absent")] for path in paths}
-    folders = [Kernel32().folders(along_path=along_path) for along_path in (False, True)]
+    folders = [found.folders(along_path=along_path) for along_path in (False, True)]
     return {"words": words, "asked": asked, "loaded": found.loaded(), "folders": folders}
 
 

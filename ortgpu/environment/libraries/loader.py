@@ -102,9 +102,9 @@ def _libc() -> ctypes.CDLL:
 @functools.cache
 def loader_of_this_process() -> Loader:
     if sys.platform == "win32":
-        from .loader_windows import Kernel32, WindowsLoader
+        from .loader_windows import WindowsLoader
 
-        return WindowsLoader(Kernel32())
+        return WindowsLoader()
     return PosixLoader()
 
 
@@ -116,9 +116,7 @@ def mapped_libraries(maps: str) -> tuple[str, ...]:
 
 def read_mapped_libraries() -> tuple[str, ...]:
     if sys.platform == "win32":
-        from .loader_windows import Kernel32
-
-        return Kernel32().modules()
+        return loader_of_this_process().loaded()
     return mapped_libraries((read_file("/proc/self/maps") or b"").decode("utf-8", "surrogateescape"))
 
 

@@ -1,7 +1,7 @@
 """Open libraries on Windows, and explain its error codes in words that name the file at fault.
 
 LoadLibrary says by a number that a dependency is missing or of another version, and never which one: the files
-themselves tell that. All runs on every system but :class:`Kernel32`, which makes the calls that only Windows has.
+themselves tell that. All runs on every system but :class:`WindowsLoader`, which makes the calls that only Windows has.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ _MAX_PATH, _LONGEST_PATH = 260, 32768
 _ANY_LENGTH, _SHARE = "\\\\?\\", "\\\\?\\UNC\\"  # of Microsoft's "Naming Files, Paths, and Namespaces"
 
 
-class Kernel32:
-    """Calls of kernel32.dll: libloaderapi.h, errhandlingapi.h and psapi.h of Microsoft's "Win32 API"."""
+class WindowsLoader:
+    """The loader of Windows, by calls of kernel32.dll: libloaderapi.h, errhandlingapi.h and psapi.h of Microsoft's."""
+
+    driver = DRIVER
 
     def __init__(self) -> None:
+        self.handles: dict[str, Any] = {}
         self._folders: dict[str, Any] = {}  # by folder, what os.add_dll_directory gave: closing it takes it back
         self._kernel: Any = None
         self._last_error: Callable[[], int] = lambda: 0
@@ -54,6 +57,15 @@ class Kernel32:
             kernel.GetCurrentProcess.argtypes, kernel.GetCurrentProcess.restype = (), ctypes.c_void_p
             kernel.K32EnumProcessModules.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p)
             self._kernel, self._last_error = kernel, ctypes.get_last_error
+
+    def open(self, path: str, mode: int = 0) -> str | None:
+        if os.path.isabs(path):
+            self._search_also(os.path.dirname(spelt_for_windows(path)))
+        code = self.load(path)
+        if code != 0:
+            return words_of(code, path, self.loaded(), self.folders(along_path=True))
+        self.handles[path] = True
+        return None
 
     def load(self, path: str) -> int:
         """Load a DLL for good. Return 0, or the code of the error. Other threads run meanwhile.
@@ -73,8 +85,23 @@ class Kernel32:
     def _load(self, path: str, flags: int) -> int:
         return 0 if self._kernel.LoadLibraryExW(path, None, flags) else self._last_error() or -1
 
-    def modules(self) -> tuple[str, ...]:
-        """Return the paths of all modules that are loaded in this process."""
+    def _search_also(self, folder: str) -> None:
+        """Search a folder, too, for DLLs that are opened by name: cuDNN and NVRTC open their parts so."""
+        add = getattr(os, "add_dll_directory", None)  # of Windows alone
+        if add is not None and folder not in self._folders:
+            with suppress(OSError):  # it was there when it was searched
+                self._folders[folder] = add(folder)
+
+    def folders(self, *, along_path: bool) -> tuple[str, ...]:
+        """Return the folders in which the loader looks for linked DLLs, beside their own.
+
+        Those that others gave to ``os.add_dll_directory`` are missing: nothing lists them.
+        """
+        program, (system, windows) = os.path.dirname(self._path(None)), folders_of_windows(os.environ)
+        of_path = (windows, *path_of(os.environ)) if along_path else ()
+        return (program, system, *self._folders, *of_path)
+
+    def loaded(self) -> tuple[str, ...]:
         process, size = self._kernel.GetCurrentProcess(), ctypes.c_uint32(0)
         if not self._kernel.K32EnumProcessModules(process, None, 0, ctypes.byref(size)):
             return ()
@@ -90,29 +117,22 @@ class Kernel32:
         text = ctypes.create_unicode_buffer(_LONGEST_PATH)
         return as_python_spells(text.value) if self._kernel.GetModuleFileNameW(module, text, _LONGEST_PATH) else ""
 
-    def search_also(self, folder: str) -> None:
-        """Search a folder, too, for DLLs that are opened by name: cuDNN and NVRTC open their parts so."""
-        add = getattr(os, "add_dll_directory", None)  # of Windows alone
-        if add is None or folder in self._folders:
-            return
-        with suppress(OSError):  # it was there when it was searched
-            self._folders[folder] = add(folder)
-
-    def folders(self, *, along_path: bool) -> tuple[str, ...]:
-        """Return the folders in which the loader looks for linked DLLs, beside their own.
-
-        Those that others gave to ``os.add_dll_directory`` are missing: nothing lists them.
-        """
-        program, (system, windows) = os.path.dirname(self._path(None)), folders_of_windows(os.environ)
-        of_path = (windows, *path_of(os.environ)) if along_path else ()
-        return (program, system, *self._folders, *of_path)
-
     def ask(self, path: str, function: str) -> int | None:
         try:
             handle = self._kernel.GetModuleHandleW(spelt_for_windows(path))
             return int(getattr(ctypes.CDLL(path, handle=handle), function)()) if handle else None
         except AttributeError:
             return None
+
+    def taken_from_another(self, symbol: str, path: str) -> str | None:
+        with suppress(OSError):
+            for first in (file for file in self.loaded() if _name(file) == _name(path)):
+                return None if os.path.samefile(first, path) else f"{symbol} is taken from {first}, not from {path}"
+        return None
+
+    def lacking(self, words: str) -> str | None:
+        match = re.match(r"it takes \S+ from ([^\s\\/]+\.dll), and ", words, re.IGNORECASE)
+        return match[1] if match is not None else None
 
 
 def spelt_for_windows(path: str) -> str:
@@ -129,39 +149,6 @@ def spelt_for_windows(path: str) -> str:
 def as_python_spells(path: str) -> str:
     """Return the path of a module without the mark of a long one."""
     return "\\\\" + path.removeprefix(_SHARE) if path.startswith(_SHARE) else path.removeprefix(_ANY_LENGTH)
-
-
-class WindowsLoader:
-    driver = DRIVER
-
-    def __init__(self, kernel: Kernel32) -> None:
-        self._kernel = kernel
-        self.handles: dict[str, Any] = {}
-
-    def open(self, path: str, mode: int = 0) -> str | None:
-        if os.path.isabs(path):
-            self._kernel.search_also(os.path.dirname(os.path.normpath(path)))
-        code = self._kernel.load(path)
-        if code != 0:
-            return words_of(code, path, self.loaded(), self._kernel.folders(along_path=True))
-        self.handles[path] = True
-        return None
-
-    def loaded(self) -> tuple[str, ...]:
-        return self._kernel.modules()
-
-    def ask(self, path: str, function: str) -> int | None:
-        return self._kernel.ask(path, function)
-
-    def taken_from_another(self, symbol: str, path: str) -> str | None:
-        with suppress(OSError):
-            for first in (file for file in self.loaded() if _name(file) == _name(path)):
-                return None if os.path.samefile(first, path) else f"{symbol} is taken from {first}, not from {path}"
-        return None
-
-    def lacking(self, words: str) -> str | None:
-        match = re.match(r"it takes \S+ from ([^\s\\/]+\.dll), and ", words, re.IGNORECASE)
-        return match[1] if match is not None else None
 
 
 def words_of(code: int, path: str, loaded: Iterable[str], folders: Iterable[str]) -> str:
