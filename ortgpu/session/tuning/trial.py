@@ -32,6 +32,7 @@ from ...provider.records import VoidRecordError, key_of
 from ...provider.requests import CPU, CUDA
 from ...provider.runtime import load_lazily_opened, open_provider
 from ...provider.settings import Settings, effect_of
+from ...running.onnxruntimes import InferenceSession
 from ..gpu_session import GPUSession
 from .children import ANSWER, DONE, REQUEST, Beginning, ChildFailedError, Input, Measured, Place, Work
 from .comparing import Reference, compare
@@ -265,7 +266,7 @@ class _Checked:
             self.add(results)
 
 
-def _at_once(session: Any, feed: Mapping[str, Any]) -> list[list[Any]]:
+def _at_once(session: InferenceSession, feed: Mapping[str, Any]) -> list[list[Any]]:
     """Return the results of runs, of which two are at work at the same time."""
     start, end = threading.Barrier(_AT_ONCE), time.perf_counter() + _SECONDS_AT_ONCE
     found: list[list[Any]] = []
@@ -323,7 +324,12 @@ class _Single:
     """
 
     def __init__(
-        self, session: Any, feed: Mapping[str, Any], expected: Sequence[Any], place: Place, graph: int | None
+        self,
+        session: InferenceSession,
+        feed: Mapping[str, Any],
+        expected: Sequence[Any],
+        place: Place,
+        graph: int | None,
     ) -> None:
         self._session, self._feed = session, dict(feed)
         self._options = onnxruntime.RunOptions() if graph is not None else None
@@ -373,7 +379,7 @@ def _spoilt(array: Any) -> Any:
 class _Crowd:
     """Blocks of runs of a session in several threads, from arrays to arrays."""
 
-    def __init__(self, session: Any, feed: Mapping[str, Any], threads: int) -> None:
+    def __init__(self, session: InferenceSession, feed: Mapping[str, Any], threads: int) -> None:
         self._session, self._feed, self._threads = session, dict(feed), threads
         self._calls = 1
         self.results: list[Sequence[Any]] = []

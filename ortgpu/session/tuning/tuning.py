@@ -22,6 +22,7 @@ from .comparing import TOLERANCE, Reference
 
 if TYPE_CHECKING:
     from ...provider.devices import Device, DeviceRequest
+    from ..gpu_session import GPUSession
 
 logger = logging.getLogger("ortgpu")
 
@@ -204,7 +205,7 @@ class Comparison:
     wrong: str | None
 
 
-def compare_with_cpu(session: Any, model: ModelSource, feed: Mapping[str, Any]) -> Comparison:
+def compare_with_cpu(session: GPUSession, model: ModelSource, feed: Mapping[str, Any]) -> Comparison:
     """Compare the results of an open session as :func:`tune` compares those of candidates.
 
     Raises:
