@@ -19,6 +19,14 @@ from ortgpu.session.tuning.tuning import Trial, Wanted, tune, tune_at
 from tests.support.networks import Network
 from tests.support.tuning_faults import CPU, FAULTY
 
+pytestmark = pytest.mark.timeout(300)  # a search is many children
+
+
+@pytest.fixture(autouse=True)
+def _a_lock_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test wait for the tuner of another, which has the same CPU in the place of a GPU."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
