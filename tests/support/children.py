@@ -92,7 +92,9 @@ def run_child(
                 pass
             finally:
                 with suppress(ProcessLookupError):  # the usual case: nobody of the group is left
-                    os.killpg(process.pid, signal.SIGKILL)
+                    if sys.platform != "win32":
+                        os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
                 process.wait()
         seconds = time.monotonic() - started
         printed, logged = (file.read_text(encoding="utf-8", errors="replace") for file in (out, err))

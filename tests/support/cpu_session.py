@@ -57,7 +57,8 @@ def stub_runtime(path):
 WATCHED = """
 import faulthandler
 faulthandler.dump_traceback_later({}, exit=True)
-faulthandler.register(signal.SIGALRM, chain=True)
+if sys.platform != "win32":
+    faulthandler.register(signal.SIGALRM, chain=True)
 """
 
 

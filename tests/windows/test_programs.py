@@ -288,6 +288,18 @@ def test_plain():
     assert "A GPU is required: --ortgpu=require" in required.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["test_session_pickling", "test_pool", "test_pool_map"])
+def test_tests_that_need_no_gpu_pass_there(name: str, windows: Windows) -> None:
+    windows.install("pytest", "pluggy", "iniconfig")
+    windows.write("C:\\pytest.ini", b"[pytest]\naddopts = --import-mode=importlib\n")
+    # No process of Windows sends itself an interrupt.
+    chosen = ["-m", "not lab and not ortgpu", "-k", "not interrupt", f"R:\\tests\\session\\{name}.py"]
+    options = ["-c", "C:\\pytest.ini", "--rootdir=R:\\", "-p", "no:cacheprovider", "-q"]
+    found = windows.python("-m", "pytest", *options, *chosen, deadline=1000)
+    assert re.search(r"^\d+ passed[^,]*(, \d+ deselected)?[^,]*$", found.ok().stdout, re.MULTILINE), found.output
+
+
 # Wheels
 
 
