@@ -224,7 +224,7 @@ def test_figures_of_layouts_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -
     lines = table.splitlines()
     assert [line.split()[1] for line in lines] == ["layout", "channels-last", "channels-last,"]
     assert max(map(len, lines)) <= 80
-    assert "1.70    1.68 - 1.72" in lines[2]
+    assert "1.70       1.68 - 1.72" in lines[2]
     assert "channels" not in shown.partition("run with")[0]
     assert results.as_dict()["layouts"] == [
         {

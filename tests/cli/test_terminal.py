@@ -194,4 +194,6 @@ def test_a_shell_completes_commands_and_options(words: str, completed: str) -> N
     """As the guide says: eval "$(_ORTGPU_COMPLETE=bash_source ortgpu)"."""
     env = {"_ORTGPU_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     assert ortgpu(env=env).stdout.split() == [completed]
+    wrong = {**env, "COMP_WORDS": "ortgpu chek --al", "COMP_CWORD": "2"}
+    assert "Traceback" not in ortgpu(env=wrong).stderr
     assert "complete -o nosort" in ortgpu(env={"_ORTGPU_COMPLETE": "bash_source"}).stdout
