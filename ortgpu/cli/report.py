@@ -11,12 +11,13 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from ortgpu.cli import output
+from ortgpu.environment.inspection import as_plain
 from ortgpu.errors import CPUExecutionWarning, GPUError
 from ortgpu.provider.requests import CPU, CUDA
 
@@ -120,7 +121,7 @@ class SessionReport:
 
 
 def device_document(device: Device) -> dict[str, object]:
-    facts = asdict(device)
+    facts = as_plain(device)
     del facts["kind"]
     return {"is_gpu": device.is_gpu, **facts}
 
