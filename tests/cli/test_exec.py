@@ -279,6 +279,7 @@ def test_startup_file_costs_nothing() -> None:
         "_ortgpu_waiting",
         "_ortgpu_hook",
         "importlib",
+        "contextlib",  # of importlib.util; an editable install had loaded it before
         "warnings",
         "_imp",
         "_warnings",
