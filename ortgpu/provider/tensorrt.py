@@ -1,10 +1,11 @@
-"""Check that the TensorRT provider of ONNX Runtime can be opened."""
+"""Check that the requested TensorRT provider can be opened: built into ONNX Runtime, or of a plugin."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
+from typing import Any
 
 from ..environment.libraries.catalogue import is_dll
 from ..environment.libraries.library_file import read_library, this_machine, wrong_machine
@@ -12,9 +13,10 @@ from ..environment.libraries.loader import Loader
 from ..environment.libraries.places import path_of
 from ..environment.libraries.wheel import provider_beside
 from ..environment.packages.metadata import search_path
+from ..environment.packages.plugins import takes_ordinal
 from ..errors import BrokenPackageError, LibraryNotFoundError, ProviderRequestError, manual
 from .preloading import open_library
-from .requests import CUDA
+from .requests import CUDA, TENSORRT
 
 
 def check_loadable(beside: str, *, in_wheels: bool = True, loader: Loader | None = None) -> None:
@@ -68,16 +70,42 @@ def check_loadable(beside: str, *, in_wheels: bool = True, loader: Loader | None
         )
 
 
-def by_device_only(name: str) -> ProviderRequestError:
-    """Return the error for a plugin of TensorRT that is asked for by its name."""
-    return ProviderRequestError(
-        f"a session takes the plugin of {name} by its device only",
-        evidence=["it takes no device_id, and ONNX Runtime 1.31 does not open it by its name"],
-        fixes=[
-            manual(f"leave providers out: SessionOptions.add_provider_for_devices takes those of {name} and {CUDA}")
-        ],
-        requested=(name,),
+# ONNX Runtime's Python part calls these of its extension for a session by name, which has them only with TensorRT
+# built in. 1.32 has dropped the second.
+_REGISTRATIONS = {
+    TENSORRT[0]: "register_tensorrt_plugins_as_custom_ops",
+    TENSORRT[1]: "register_nv_tensorrt_rtx_plugins_as_custom_ops",
+}
+
+
+def check_plugin(name: str, ordinal: int) -> None:
+    """Check that ONNX Runtime opens a registered plugin of TensorRT by its name, on this GPU.
+
+    Raises:
+        ProviderRequestError: this release does so by device only, or the plugin takes no ``device_id``.
+    """
+    from onnxruntime.capi import onnxruntime_inference_collection as collection
+
+    registration = _REGISTRATIONS[name]
+    caller: Any = getattr(collection.InferenceSession, "_register_ep_custom_ops", None)
+    is_called = registration in getattr(getattr(caller, "__code__", None), "co_names", ())
+    by_device = manual(
+        f"choose devices of {name} and {CUDA} in SessionOptions.add_provider_for_devices, and leave providers out"
     )
+    if is_called and not hasattr(collection.C, registration):
+        raise ProviderRequestError(
+            f"this release of ONNX Runtime opens the plugin of {name} by its device only",
+            evidence=[f"for its name it calls {registration}, which it does not have"],
+            fixes=[by_device],
+            requested=(name,),
+        )
+    if ordinal != 0 and not takes_ordinal(name):
+        raise ProviderRequestError(
+            f"the plugin of {name} takes no device_id, and cuda:{ordinal} was asked for",
+            evidence=["by its name, ONNX Runtime opens it on the first GPU"],
+            fixes=[by_device, manual(f"or start this process with CUDA_VISIBLE_DEVICES={ordinal}, and ask for cuda:0")],
+            requested=(name,),
+        )
 
 
 def _open(soname: str, folders: list[str], loader: Loader | None) -> str | None:

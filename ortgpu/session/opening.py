@@ -20,7 +20,7 @@ from ..environment.gpu.cuda import CudaState, context_error, context_is_active, 
 from ..environment.libraries.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from ..environment.libraries.loader import loader_of_this_process
 from ..environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
-from ..environment.packages.plugins import listed_providers
+from ..environment.packages.plugins import listed_providers, takes_ordinal
 from ..errors import (
     CollectiveOpsUnavailableError,
     CPUExecutionWarning,
@@ -195,12 +195,14 @@ def _surroundings(context: OpeningContext) -> tuple[Any, ...]:
 def _check_tensorrt(context: OpeningContext) -> None:
     """Raise the error of a TensorRT provider that cannot be opened before CUDA: built in, or of a plugin."""
     for name in set(requests.TENSORRT).intersection(context.plan.providers.names):
-        from ..provider.tensorrt import by_device_only, check_loadable
+        from ..provider.tensorrt import check_loadable, check_plugin
 
         bridge = context.runtime.packages.onnxruntime.bridge
         if name in listed_providers():
-            raise by_device_only(name)
-        if name == requests.TENSORRT[0] and bridge is not None:
+            check_plugin(name, context.plan.gpu.ordinal)
+            if not takes_ordinal(name):
+                context.plan = context.plan.without_ordinal(name)
+        elif name == requests.TENSORRT[0] and bridge is not None:
             check_loadable(bridge)
 
 

@@ -88,6 +88,11 @@ class Plan:
     def in_stream(self, handle: int) -> Plan:
         return replace(self, providers=self.providers.with_cuda_options({_STREAM: str(handle)}))
 
+    def without_ordinal(self, name: str) -> Plan:
+        """Return the plan without the option ``device_id`` of one provider."""
+        kept = {option: value for option, value in self.providers.options_of(name).items() if option != "device_id"}
+        return replace(self, providers=ProviderList(self.providers.names, {**self.providers.options, name: kept}))
+
     def without_capture(self) -> Plan:
         return replace(self, providers=self.providers.with_cuda_options({CAPTURE: "0"}))
 

@@ -178,6 +178,11 @@ def listed_accelerators() -> frozenset[str]:
     return frozenset(device.ep_name for device in _listed_devices() if device.device.type.name in ("GPU", "NPU"))
 
 
+def takes_ordinal(provider: str) -> bool:
+    """Return True if a registered plugin lists a device that its option ``device_id`` names, as CUDA's does."""
+    return any(device.ep_name == provider and "device_id" in dict(device.ep_options) for device in _listed_devices())
+
+
 def _listed_devices() -> Sequence[Any]:
     ask: Any = getattr(sys.modules.get("onnxruntime"), "get_ep_devices", tuple)
     try:

@@ -77,13 +77,13 @@ def _known() -> set[str]:
 def _is_usable(tensorrt: str) -> bool:
     """Return False for a TensorRT that keeps a session from opening, which would open without it."""
     from ...provider.runtime import load_runtime
-    from ...provider.tensorrt import check_loadable
+    from ...provider.tensorrt import check_loadable, check_plugin
 
-    if tensorrt in listed_providers():
-        return False
     bridge = load_runtime().packages.onnxruntime.bridge
     try:
-        if tensorrt == TENSORRT[0] and bridge is not None:
+        if tensorrt in listed_providers():
+            check_plugin(tensorrt, ordinal=0)
+        elif tensorrt == TENSORRT[0] and bridge is not None:
             check_loadable(bridge, in_wheels=False)  # not in wheels, where ONNX Runtime does not look
     except GPUError:
         return False
