@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...model.files import ModelSource, write_temporary
+from ...provider.lifetime import device_of
 from ...provider.records import Choice, Record, default_path
 from ...provider.runtime import load_runtime
 from ...provider.settings import AUTOMATIC, FEW_THREADS, SETTINGS, Settings, described, effect_of
@@ -22,7 +23,7 @@ from .comparing import TOLERANCE, Reference
 
 if TYPE_CHECKING:
     from ...provider.devices import Device, DeviceRequest
-    from ..gpu_session import GPUSession
+    from ...provider.interfaces import VerifiedSession
 
 logger = logging.getLogger("ortgpu")
 
@@ -205,17 +206,17 @@ class Comparison:
     wrong: str | None
 
 
-def compare_with_cpu(session: GPUSession, model: ModelSource, feed: Mapping[str, Any]) -> Comparison:
+def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping[str, Any]) -> Comparison:
     """Compare the results of an open session as :func:`tune` compares those of candidates.
 
     Raises:
         Exception: whatever the CPU, plain ONNX Runtime or the session raises.
     """
-    place = Place(session.device.ordinal)
+    place = Place(device_of(session).ordinal)
     with model_in_folder(model) as (folder, path):
         (right,) = ask(folder, "results_of_cpu", path, [feed], timeout=_LONGEST_START)
         (plain,) = ask(folder, "results_of_plain", path, place, [feed], timeout=_LONGEST_START)
-    names = [output.name for output in session.get_outputs()]
+    names = [output.name for output in session._outputs_meta]
     return Comparison(*Reference(names, right, plain).check(session.run(None, dict(feed))))
 
 
