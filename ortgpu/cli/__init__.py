@@ -29,8 +29,8 @@ COMMANDS = {
     "check": "Open MODEL on the GPU and prove that it runs there.",
     "doctor": "Say what is wrong, why, and what to do; then what was found.",
     "explain": "Say what an error means, how it comes about, how to tell, and how to mend it.",
-    "bench": "Measure MODEL on this machine: plain ONNX Runtime and the ways of ortgpu, in turns, in one process.",
     "tune": "Measure which settings suit MODEL on this GPU, and keep them for the sessions to come.",
+    "bench": "Measure MODEL on this machine: plain ONNX Runtime and the ways of ortgpu, in turns, in one process.",
     "exec": "Run a command in which every InferenceSession keeps the promise of a GPUSession.",
     "preflight": "Find out whether the ranks of a job can work together, each on a GPU of its own.",
 }

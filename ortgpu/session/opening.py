@@ -212,11 +212,11 @@ def _open_as_chosen(
     """Open the session with what suits its model, or without. Return the plan that held, and the placement."""
     plan = context.plan
     if plan.request.cuda_graph:
-        plan = _in_own_stream(session, plan, context)
+        plan = _in_own_stream(session, plan, context.runtime)
     outline = GraphOutline(plan.request.model)
     check_before_opening(plan.request, context.runtime, outline)
     chooses = plan.request.chooses_options and not plan.is_carried
-    opened = _open_with_choices(session, construct, plan, outline, context) if chooses else None
+    opened = _open_with_choices(session, construct, plan, outline, context.runtime) if chooses else None
     if opened is not None:
         check_before_running(opened[1], context.runtime, outline)
         return opened
@@ -234,27 +234,27 @@ def _open_as_chosen(
     return plan, placement
 
 
-def _in_own_stream(session: RunningSession, plan: Plan, context: OpeningContext) -> Plan:
+def _in_own_stream(session: RunningSession, plan: Plan, runtime: Runtime) -> Plan:
     """Return the plan with a stream of the session's own, in which it captures CUDA graphs."""
     from ..running.graph_requests import own_stream
 
     session._stream = own_stream(plan.gpu.ordinal)
-    if session._stream is None or context.runtime.cuda_is_plugin:  # one of 1.31.1 begins each capture twice with it
+    if session._stream is None or runtime.cuda_is_plugin:  # one of 1.31.1 begins each capture twice with it
         return plan
     return plan.in_stream(session._stream.handle)
 
 
 def _open_with_choices(
-    session: RunningSession, construct: Callable[..., None], plan: Plan, outline: GraphOutline, context: OpeningContext
+    session: RunningSession, construct: Callable[..., None], plan: Plan, outline: GraphOutline, runtime: Runtime
 ) -> tuple[Plan, Placement] | None:
     """Open the session with what suits its model. None if nothing does, or if the session does not open so."""
     weights = weights_in_place(outline) if _takes_weights(construct, plan) else None
     record = _record_for(plan, outline)
-    chosen = for_model(plan, load_runtime().release, outline, record)
+    chosen = for_model(plan, runtime.release, outline, record)
     if chosen.is_float16:
         weights = None
     if CAPTURE in chosen.chosen:
-        chosen = _in_own_stream(session, chosen, context)
+        chosen = _in_own_stream(session, chosen, runtime)
     while chosen != plan or weights is not None:
         try:
             placement = _open(session, construct, chosen, outline, weights)

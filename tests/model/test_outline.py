@@ -125,7 +125,7 @@ def test_zeros_at_the_end_of_a_file_are_no_model() -> None:
     data = random_network(1)
     for end in range(len(data) // 2, len(data), len(data) // 50):
         outline = GraphOutline(data[:end] + bytes(len(data) - end))
-        with pytest.raises(ValueError, match="a field"):
+        with pytest.raises(ValueError, match="it is damaged"):
             list(outline.operators())
 
 

@@ -28,6 +28,7 @@ from onnxruntime.capi import onnxruntime_inference_collection as collection
 from ortgpu.model.outline import GraphOutline
 from ortgpu.session import opening, weights
 from ortgpu.provider import requests as providers
+from ortgpu.provider.runtime import load_runtime
 from ortgpu.session.plan import Plan
 from ortgpu.session.request import SessionRequest
 
@@ -38,7 +39,7 @@ path = sys.argv[1]
 def construct(model=path):
     session = InferenceSession.__new__(InferenceSession)
     plan = Plan(SessionRequest(model, providers=GIVEN), CPU)
-    opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(model))
+    opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(model), load_runtime())
     return session, opened and opened[0].chosen
 
 memories = []
@@ -160,8 +161,8 @@ def test_what_is_chosen_for_a_file_is_not_for_the_one_that_replaces_it(tmp_path:
     new.write_bytes(model_of(computed_weights))
     found = child(f"""{SETUP}
 given = providers.parse(["CUDAExecutionProvider", "CPUExecutionProvider"], None)
-def replacing(plan, release, outline, plain=opening.for_model):
-    chosen = plain(plan, release, outline)
+def replacing(plan, release, outline, record, plain=opening.for_model):
+    chosen = plain(plan, release, outline, record)
     if {replaced}:
         os.replace(sys.argv[2], outline.model)
     return chosen
@@ -169,7 +170,7 @@ opening.for_model = replacing
 session = InferenceSession.__new__(InferenceSession)
 from ortgpu.environment.gpu.cuda import CudaDevice
 plan = Plan(SessionRequest(path, providers=given), CPU, gpu=CudaDevice(0, None, None, (9, 0), None, None))
-opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(path))
+opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(path), load_runtime())
 report([opened is not None and "prefer_nhwc" in opened[0].chosen, hasattr(session, "_sess")])
 """, str(path), str(new))  # fmt: skip
     assert found == [not replaced, not replaced]
