@@ -49,6 +49,39 @@ def test_both_threads_have_whole_modules(module: str) -> None:
     assert child(PROGRAM, f"ortgpu.{module}") == sorted(["ortgpu.diagnosis.diagnosing", f"ortgpu.{module}"])
 
 
+def test_a_guard_that_ends_takes_no_module_from_another_thread(tmp_path: Path) -> None:
+    """Python goes through the finders by number: one that is taken out meanwhile would hide the next."""
+    (tmp_path / "wanted.py").write_text("", encoding="utf-8")
+    found = child(
+        """
+        import importlib
+        sys.path.insert(0, sys.argv[1])
+        reached, goes_on = threading.Event(), threading.Event()
+
+        class Pausing:
+            @staticmethod
+            def find_spec(name, path, target=None):
+                if name == "wanted":
+                    reached.set()
+                    goes_on.wait(30)
+
+        ortgpu.install()
+        sys.meta_path.insert(-1, Pausing)  # before the finder of files
+        outcomes = []
+        wanted = lambda: importlib.import_module("wanted").__name__
+        other = threading.Thread(target=lambda: outcomes.append(outcome(wanted)))
+        other.start()
+        reached.wait(30)
+        ortgpu.uninstall()
+        goes_on.set()
+        other.join()
+        report(outcomes)
+        """,
+        str(tmp_path),
+    )
+    assert found == [{"returned": "wanted"}]
+
+
 def test_packages_import_none_of_their_modules() -> None:
     """The command line works in one thread."""
     inside = [

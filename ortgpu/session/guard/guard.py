@@ -19,7 +19,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ...process.background import fork_safe_lock
-from .startup._ortgpu_hook import ImportHook
+from .startup._ortgpu_hook import ImportHook, take_out
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -216,8 +216,7 @@ def _change(module: ModuleType) -> None:
 
 def _restore() -> None:
     """Restore the original methods. A method that other code has wrapped meanwhile stays, and calls through."""
-    if _finder in sys.meta_path:
-        sys.meta_path.remove(_finder)
+    take_out(_finder)
     for cls, changes in _changed:
         for name, (before, now) in changes.items():
             if cls.__dict__.get(name) is not now:

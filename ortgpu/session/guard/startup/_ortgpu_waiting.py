@@ -10,7 +10,7 @@ PYTEST_DONT_REWRITE (tells pytest not to rewrite this file: it would warn that t
 import os
 import sys
 
-from _ortgpu_hook import ImportHook, is_wanted  # a module beside this file
+from _ortgpu_hook import ImportHook, is_wanted, take_out  # a module beside this file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def _wait() -> None:
                 + ", and so keeps it from using ONNX Runtime: "
                 + str(error)
             ) from error
-        if hook in sys.meta_path:
-            sys.meta_path.remove(hook)
+        take_out(hook)
 
     def nothing(_: object) -> None:
         pass
