@@ -313,6 +313,7 @@ def test_results_are_published_as_a_table_and_a_plot(tmp_path: Path) -> None:
     assert "throughput, a GPU" in text
 
 
+@pytest.mark.slow
 def test_the_zoo_goes_on_after_a_part_that_fails_and_names_the_worst_kind_first(tmp_path: Path) -> None:
     results, models = tmp_path / "results.json", tmp_path / "models"
     models.mkdir()

@@ -231,6 +231,7 @@ def test_doctor_of_another_python(ordinary: Windows) -> None:
     assert json.loads(found.stdout)["problems"][0]["type"] == "OnnxRuntimeNotInstalledError"
 
 
+@pytest.mark.slow
 def test_a_process_that_is_left_holds_nobody(module_windows: Windows) -> None:
     """ONNX Runtime's import starts a desktop, in Wine, which inherits the output of the child that looked."""
     program = """
@@ -260,6 +261,7 @@ def test_a_library_that_ends_the_process_is_blamed(windows: Windows, models: Mod
 # pytest
 
 
+@pytest.mark.slow
 def test_the_plugin_of_pytest(windows: Windows) -> None:
     windows.install("pytest", "pluggy", "iniconfig")
     windows.write(
