@@ -86,15 +86,16 @@ def check(
     on_cpu_because, warned = report.split_warnings(caught)
     refused = inputs is not None and found.latency_error is not None  # failing on made-up inputs proves nothing
     wrong = compared.wrong if compared is not None else None
+    failed = refused or wrong is not None
     if as_json:
-        document = output.document(ok=not (refused or wrong), model=name, **found.as_dict(), warnings=warned)
+        document = output.document(ok=not failed, model=name, **found.as_dict(), warnings=warned)
         if look_closer:
             document["placement_details"] = details.as_dict() if details else None
         if compare is not None:
             document["compared"] = {"error": compared.error, "wrong": wrong} if compared is not None else None
         document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
         output.write_json(document)
-        return int(refused or wrong is not None)
+        return int(failed)
     console = output.stdout()
     report.show_warnings(console, warned)
     if refused:
@@ -121,7 +122,7 @@ def check(
         output.table(console, ("on the CPU", "kind", "reason"), rows)
     if html:
         output.line(console, f"Written: {html}" if details else f"{html} is not written: nothing is on a GPU.")
-    return int(refused or wrong is not None)
+    return int(failed)
 
 
 def _open_and_run(

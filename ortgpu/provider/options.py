@@ -82,7 +82,7 @@ def _entry_names() -> tuple[str, ...]:
     names = set(_ENTRIES)
     for path in filter(None, (extension.__file__, load_runtime().provider_library)):
         content = read_section(path, ".rodata")
-        if content is None:  # such as a DLL, whose strings are elsewhere
+        if content is None:  # a file of another form
             content = Path(path).read_bytes()
         names.update(name.decode() for name in _ENTRY.findall(content))
     return tuple(sorted(names))

@@ -28,8 +28,8 @@ from ..provider.requests import (
     cuda_first,
 )
 from ..provider.runtime import Runtime
-from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, OF_THE_SESSION, SETTINGS
-from .chosen.choose import LAYOUT_OPTIONS, THREADS, choose
+from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, OF_THE_SESSION, SETTINGS, THREADS
+from .chosen.choose import LAYOUT_OPTIONS, choose
 from .request import SessionRequest
 
 _STREAM = "user_compute_stream"

@@ -19,7 +19,6 @@ from ortgpu.__main__ import main
 from ortgpu.cli import inputs, output
 from ortgpu.cli.bench import _Results, measuring
 from ortgpu.cli.bench.measuring import WAYS, Figure, Latency, Spread, recommend
-from ortgpu.cli.model import example_model
 from ortgpu.errors import catalogue
 from ortgpu.provider.devices import Device
 from tests.support.children import child_environment, run_child, run_python
@@ -32,13 +31,6 @@ ON_CPU = ["plain", "run", "map", "pool"]  # a CUDA graph needs CUDA
 
 def write_model(path: Path, text: str) -> Path:
     path.write_bytes(parser.parse_model(HEAD + text).SerializeToString())
-    return path
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(example_model())
     return path
 
 

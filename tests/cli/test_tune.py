@@ -12,19 +12,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from ortgpu.cli.model import example_model
 from ortgpu.cli.tune import tune
 from ortgpu.provider.settings import SETTINGS
 from ortgpu.session.tuning import tuning
 from ortgpu.session.tuning.children import Place
 from tests.support.command_line import NO_GPU, is_clean, ortgpu
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(example_model())
-    return path
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.session.chosen.choose import THREADS
+from ortgpu.provider.settings import THREADS
 from tests.support.this_machine import GPUs
 
 from .children import Report, run_program

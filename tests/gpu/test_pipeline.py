@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.session.chosen.choose import THREADS
+from ortgpu.provider.settings import THREADS
 from tests.support.this_machine import GPUs
 
 from .children import Report, run_program

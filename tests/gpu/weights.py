@@ -21,8 +21,8 @@ def weights_in_place(model: str, folder: str) -> None:
     import onnxruntime
 
     from ortgpu import GPUSession
+    from ortgpu.provider.settings import THREADS
     from ortgpu.session import opening, weights
-    from ortgpu.session.chosen.choose import THREADS
 
     made: list[Any] = []
     plain = weights.weights_in_place

@@ -100,8 +100,9 @@ def _instructions(text: str) -> list[tuple[str, str]]:
 
 def _run(stage: Stage, line: str) -> None:
     """Run a line as `docker build` does, by this machine's way to the network, of which nothing stays in the image."""
-    variables = dict(network_variables(Path("/root/.cache/pip")))
-    variables.pop("PIP_FIND_LINKS", None)  # a folder of this machine
+    variables = dict(network_variables(stage.root))
+    for name in ("PIP_FIND_LINKS", "PIP_CACHE_DIR"):  # folders of this machine; pip has its own cache in the image
+        variables.pop(name, None)
     lent = stage.root / "run" / "lent"
     lent.mkdir(parents=True)
     for name, value in variables.items():

@@ -65,7 +65,8 @@ import json, sys
 from pathlib import Path
 import onnxruntime
 from ortgpu import preload
-from ortgpu.session.chosen.choose import THREADS, unfit
+from ortgpu.provider.settings import THREADS
+from ortgpu.session.chosen.choose import unfit
 from ortgpu.provider.placement import read_placement
 from ortgpu.provider.options import recording_options
 preload()

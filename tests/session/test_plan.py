@@ -14,7 +14,7 @@ from ortgpu.errors import DeviceNotFoundError, ProviderOptionError, ProviderRequ
 from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.requests import CHOSEN_OPTIONS, parse
 from ortgpu.provider.runtime import Runtime
-from ortgpu.session.chosen.choose import THREADS
+from ortgpu.provider.settings import THREADS
 from ortgpu.session.plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of
 from ortgpu.session.request import SessionRequest
 from tests.support.made_facts import AVAILABLE, HEALTHY, UUID

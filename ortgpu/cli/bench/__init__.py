@@ -175,16 +175,7 @@ class _Results:
 
     def show(self, console: Console, model: str) -> None:
         output.heading(console, f"{model} on {self.where}")
-        columns = (
-            "batch",
-            "way",
-            "items/s",
-            "times plain",
-            "quartiles",
-            "p50 ms",
-            "p90 ms",
-            "p99 ms",
-        )  # fits a terminal
+        columns = ("batch", "way", "items/s", "times plain", "quartiles", "p50 ms", "p90 ms", "p99 ms")
         output.table(console, columns, map(_row, self.figures))
         if self.layouts:
             output.heading(console, "run with other layouts of images")

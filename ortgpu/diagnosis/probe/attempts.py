@@ -97,7 +97,7 @@ _FROM_OUTSIDE = {
         manual("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),
     ),
     **dict.fromkeys(
-        ("SIGILL", "exception 0xC000001D"),
+        ("SIGILL", "exception 0xC000001D"),  # on Windows
         (
             "the processor, which has no such instruction",
             manual(
@@ -107,9 +107,6 @@ _FROM_OUTSIDE = {
         ),
     ),
 }
-
-
-_FROM_OUTSIDE["exception 0xC000001D"] = _FROM_OUTSIDE["SIGILL"]  # what Windows calls it
 
 
 def _ended_from_outside(probe: ProbeResult, evidence: list[str], facts: Facts) -> GPUError:

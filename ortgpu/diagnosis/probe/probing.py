@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...environment.child import cause_of_death, run_python
 from ...environment.gpu.driver import LIBCUDA, load_libcuda, read_nvml
@@ -25,16 +25,10 @@ from ...provider.preloading import OPENING, logger, preload
 from ...provider.requests import CPU, CUDA
 from .result import NVML, ProbeResult, ProbeStep
 
-if TYPE_CHECKING:
-    from ...environment.gpu.cuda import CudaDevice
-
 MARK = "ORTGPU-PROBE "  # the start of a line of the report; libraries print the rest
 
-# The guard and records are passed in, because they stand above the diagnosis.
-_OPEN = (
-    "from ortgpu import uninstall; from ortgpu.provider.records import describe_record; "
-    "probing.try_all(uninstall, describe_record, *sys.argv[1:])"
-)
+# The guard is passed in, because it stands above the diagnosis.
+_OPEN = "from ortgpu import uninstall; probing.try_all(uninstall, *sys.argv[1:])"
 
 # y = Relu(x) for four floats: opset 13, IR version 7, which every release since 1.7 reads.
 RELU = bytes.fromhex(
@@ -128,17 +122,11 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
 # The program of the child. Any step may hang, or end the process.
 
 
-def try_all(
-    uninstall: Callable[[], None],
-    describe_record: Callable[[str | bytes, CudaDevice | None], str],
-    model: str,
-    given_as: str = "path",
-) -> None:
+def try_all(uninstall: Callable[[], None], model: str, given_as: str = "path") -> None:
     """Try every step in order; a step that needs a failed one is left out.
 
     A model that was given as bytes is opened as bytes: its format and its external data are found in other ways.
     ``uninstall`` ends the guard: the probe asks what ONNX Runtime does by itself, also under `ortgpu exec`.
-    ``describe_record`` says what a record of tune does for the model.
     """
     driver, libraries, imported = _step("driver", _driver), _step("libraries", _libraries), _step("import", _import)
     uninstall()  # after the import, at which ORTGPU_ENFORCE installs the guard
@@ -148,7 +136,7 @@ def try_all(
         if model:
             source = model if given_as == "path" else Path(model).read_bytes()
             if _step("model", lambda: _session(source)):
-                _step("record", lambda: (True, describe_record(source, _first_device()), {}))
+                _step("record", lambda: _record(source))
     if model and not opened and hasattr(sys.modules.get("onnxruntime"), "InferenceSession"):
         _step("load", lambda: _load(model if given_as == "path" else Path(model).read_bytes()))
     _done()
@@ -197,10 +185,12 @@ def _driver() -> _Outcome:
     return state.code == 0 and devices != [], detail, {"code": state.code, "devices": devices}
 
 
-def _first_device() -> CudaDevice | None:
+def _record(model: str | bytes) -> _Outcome:
+    """Say what a record of tune does for the model on the first GPU."""
     from ...environment.gpu.cuda import initialise
+    from ...provider.records import describe_record
 
-    return next(iter(initialise().devices or ()), None)
+    return True, describe_record(model, next(iter(initialise().devices or ()), None)), {}
 
 
 def _libraries() -> _Outcome:

@@ -34,8 +34,7 @@ from ...model.outline import STANDARD, UNREADABLE, Graph, GraphOutline, Node, Te
 from ...provider.options import config_entry, may_record
 from ...provider.placement import Placement, cudnn_operators
 from ...provider.requests import CPU, CUDA, ProviderList
-from ...provider.settings import FEW_THREADS
-from ...provider.settings import THREADS as THREADS
+from ...provider.settings import FEW_THREADS, THREADS
 
 HANDLES = "enable_cudnn"  # the option
 _WHY_NO_HANDLES = (

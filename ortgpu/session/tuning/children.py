@@ -43,36 +43,27 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
-    """What a model declares of an input."""
-
-    name: str
-    type: str
-    shape: Sequence[int | str | None]
-
-
-@dataclass(frozen=True, slots=True)
 class Beginning:
     """What a search must know of a model on a device.
 
     Attributes:
         uuid: of the GPU; None on the CPU.
+        declared: the shape of each input, by its name.
         feeds: the inputs of each batch, made up unless they were given.
         key: of the record; None where there can be none, because ``no_key``.
-        convolves, needs_cudnn, computes_on_cpu: what nodes there are, as ONNX Runtime placed them.
+        convolves, needs_cudnn: what nodes there are, as ONNX Runtime placed them.
     """
 
     uuid: str | None
     ordinal: int | None
     device: str
     gpu: str | None
-    inputs: tuple[Input, ...]
+    declared: Mapping[str, Sequence[int | str | None]]
     feeds: tuple[Mapping[str, Any], ...]
     key: Key | None
     no_key: str | None
     convolves: bool
     needs_cudnn: bool
-    computes_on_cpu: bool
 
 
 @dataclass(frozen=True, slots=True)

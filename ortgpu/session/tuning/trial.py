@@ -31,10 +31,10 @@ from ...provider.placement import cudnn_operators
 from ...provider.records import VoidRecordError, key_of
 from ...provider.requests import CPU, CUDA
 from ...provider.runtime import load_lazily_opened, open_provider
-from ...provider.settings import Settings, effect_of
+from ...provider.settings import CAPTURE, Settings, effect_of
 from ...running.onnxruntimes import InferenceSession
 from ..gpu_session import GPUSession
-from .children import ANSWER, DONE, REQUEST, Beginning, ChildFailedError, Input, Measured, Place, Work
+from .children import ANSWER, DONE, REQUEST, Beginning, ChildFailedError, Measured, Place, Work
 from .comparing import Reference, compare
 from .feeds import batch_dimension, make_inputs
 
@@ -95,7 +95,7 @@ def begin(
         session = _open(model, place, None, {})
         uuid, name = None, "CPU"
         operators = {os.fsdecode(operator) for operator, _ in outline.operators()}
-        cudnn, on_cpu = False, False
+        cudnn = False
     else:
         session = GPUSession(model, device=device, allow_cpu=False, cpu_nodes="allow", tuned=False)
         gpu = session.device
@@ -104,12 +104,11 @@ def begin(
         operators = {node.op_type for node in placement.nodes} if placement.known else {"Conv"}
         placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA]
         cudnn = not placement.known or bool(cudnn_operators(placed))
-        on_cpu = not placement.known or bool(placement.cpu_compute_nodes)
-    declared: Any = session.get_inputs()
-    inputs = tuple(Input(each.name, each.type, list(each.shape)) for each in declared)
+    inputs: Any = session.get_inputs()
+    declared = {each.name: list(each.shape) for each in inputs}
     if feeds is None:
-        sizes = batches if batch_dimension(declared) is not None else (1,)
-        feeds = tuple(make_inputs(declared, size) for size in sizes)
+        sizes = batches if batch_dimension(inputs) is not None else (1,)
+        feeds = tuple(make_inputs(inputs, size) for size in sizes)
     for feed in feeds:
         session.run(None, dict(feed))
     key, no_key = None, None
@@ -120,7 +119,7 @@ def begin(
     convolves = any("Conv" in operator for operator in operators)
     kind = gpu.name if gpu is not None else None
     ordinal = gpu.ordinal if gpu is not None else None
-    return Beginning(uuid, ordinal, name, kind, inputs, feeds, key, no_key, convolves, cudnn, on_cpu)
+    return Beginning(uuid, ordinal, name, kind, declared, feeds, key, no_key, convolves, cudnn)
 
 
 def results_of_cpu(model: str, feeds: Sequence[Mapping[str, Any]]) -> tuple[list[Any], ...]:
@@ -170,7 +169,7 @@ def open_session(model: str | bytes, settings: Settings | None, place: Place, di
         return onnxruntime.InferenceSession(model, options, providers=[CPU])
     asked = dict(effect.options)
     if effect.captures:
-        asked["enable_cuda_graph"] = "1"
+        asked[CAPTURE] = "1"
     if place.ordinal:  # naming the first makes 1.31 log a warning
         asked["device_id"] = str(place.ordinal)
     session = onnxruntime.InferenceSession(model, options, providers=[(CUDA, asked), CPU])

@@ -167,7 +167,13 @@ def tune_at(place: Place, wanted: Wanted, record: str | os.PathLike[str] | None 
     by_content = isinstance(wanted.model, bytes) or wanted.precision == "float16"
     feeds = tuple(dict(feed) for feed in wanted.feeds) if wanted.feeds is not None else None
     with model_in_folder(wanted.model) as (folder, model):
-        begun = ask_first(folder, model, wanted.device, place, wanted.batches, feeds, by_content)
+        arguments = model, wanted.device, place, wanted.batches, feeds, by_content
+        try:
+            begun: Beginning = ask(folder, "begin", *arguments, timeout=_LONGEST_START)
+        except ChildFailedError as error:
+            if error.timed_out:
+                raise TimeoutError(f"to open and run the model: {error}") from None
+            raise RuntimeError(f"the model could not be opened and run: {error}") from None
         with only_tuner(begun.uuid or "cpu", wanted.budget):
             search = _Search(wanted, replace(place, ordinal=begun.ordinal), begun, folder, model, started)
             search.run()
@@ -240,27 +246,6 @@ def model_in_folder(model: ModelSource) -> Iterator[tuple[str, str]]:
         if isinstance(model, bytes):
             write_temporary(path, model)
         yield folder, path if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
-
-
-def ask_first(
-    folder: str,
-    model: str,
-    device: Any,
-    place: Place,
-    batches: Sequence[int],
-    feeds: tuple[Mapping[str, Any], ...] | None,
-    by_content: bool,
-) -> Beginning:
-    """Have a child open and run the model. Raises what :func:`tune` raises for a model that does not."""
-    try:
-        begun: Beginning = ask(
-            folder, "begin", model, device, place, batches, feeds, by_content, timeout=_LONGEST_START
-        )
-    except ChildFailedError as error:
-        if error.timed_out:
-            raise TimeoutError(f"to open and run the model: {error}") from None
-        raise RuntimeError(f"the model could not be opened and run: {error}") from None
-    return begun
 
 
 class _Search:
@@ -443,8 +428,8 @@ def _dimensions(begun: Beginning) -> dict[str, int] | None:
     if len(begun.feeds) != 1:
         return None
     found: dict[str, int] = {}
-    for each in begun.inputs:
-        for size, real in zip(each.shape, begun.feeds[0][each.name].shape, strict=True):
+    for name, shape in begun.declared.items():
+        for size, real in zip(shape, begun.feeds[0][name].shape, strict=True):
             if isinstance(size, str) and size:
                 if found.setdefault(size, real) != real:
                     return None
