@@ -17,7 +17,7 @@ from ortgpu.session.tuning.children import ChildFailedError, Place, ask, only_tu
 from ortgpu.session.tuning.comparing import compare
 from ortgpu.session.tuning.tuning import Trial, Wanted, tune, tune_at
 from tests.support.networks import Network
-from tests.support.tuning_faults import CPU, FAULTY
+from tests.support.tuning_faults import CPU, FAULTY, HOPELESS
 
 pytestmark = pytest.mark.timeout(300)  # a search is many children
 
@@ -85,6 +85,17 @@ def test_candidates_at_fault_are_rejected(network: Path, tmp_path: Path, monkeyp
     assert hung.verdict == "rejected: it did not end in time"
     kept = {*found.automatic.settings.items(), *found.named.settings.items()}
     assert kept <= {("search", "heuristic"), ("search", "exhaustive")}
+
+
+def test_what_is_much_slower_alone_is_not_combined(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "search", "workspace")
+    found = tune_at(HOPELESS, Wanted(network, batches=(1,), budget=100), tmp_path / "record.json")
+    slow = [each for each in found.trials if each.settings["search"] == "default"]
+    assert [each.settings for each in slow] == [{"search": "default"}]
+    assert (slow[0].ratio or 0) > 3
+    assert {"search": "exhaustive", "workspace": "small"} in [each.settings for each in found.trials]
 
 
 def test_a_search_ends_with_its_time(network: Path, tmp_path: Path) -> None:

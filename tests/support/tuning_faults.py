@@ -21,6 +21,7 @@ from ortgpu.session.tuning.children import Place
 from ortgpu.session.tuning.trial import open_session
 
 CPU = Place(ordinal=None, opener=f"{__name__}:open_well")
+HOPELESS = Place(ordinal=None, opener=f"{__name__}:open_hopeless")
 FAULTY = Place(ordinal=None, opener=f"{__name__}:open_faulty")
 
 _SLOW, _FAST = 0.03, 0.003  # seconds of a run, far apart: tests share their cores
@@ -61,6 +62,14 @@ def open_well(model: str | bytes, settings: Settings | None, place: Place, dimen
     session = open_session(model, settings, place, dimensions)
     is_fast = settings is not None and settings.get("workspace") == "small"
     return _timed(session, _FAST if is_fast else _SLOW)
+
+
+def open_hopeless(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:
+    """Open a session that is ten times as slow with search default, and otherwise fast with workspace small."""
+    session = open_well(model, settings, place, dimensions)
+    if settings is not None and settings.get("search") == "default":
+        session.seconds = 10 * _SLOW
+    return session
 
 
 def open_faulty(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:

@@ -35,6 +35,7 @@ BUDGET = 60.0  # seconds
 _BATCHES: Mapping[Objective, tuple[int, ...]] = {"latency": (1,), "throughput": (32,)}
 _THREADS: Mapping[Objective, int] = {"latency": 1, "throughput": 3}  # runs at a time; map has as many
 _GAIN = 0.99  # of the time: less is noise, and is not worth another setting
+_HOPELESS = 1.5  # times as long as without a setting: it is not combined with others
 _SEARCHING = 0.8  # of the budget; the rest is for measuring the best once more, and for where others diverge
 _LONGEST_START = 120.0  # seconds of the first child, which has everything to load
 _SHORTEST = 15.0  # seconds that any child may take
@@ -257,7 +258,7 @@ class _Search:
         self._end = started + wanted.budget * _SEARCHING
         self._patience = max(_SHORTEST, 4 * (time.monotonic() - started))
         self._seen: dict[_Key, Trial] = {}
-        self._rejected: set[tuple[str, str]] = set()  # values that no other settings made right
+        self._rejected: set[tuple[str, str]] = set()  # values that were wrong, or much slower than without
         self.dimensions = _dimensions(begun)
         self.left_out: list[str] = []
         self.compared_with = "the CPU's float32"
@@ -331,7 +332,7 @@ class _Search:
             ]
             self._try([best, *changes])
             for each in changes:
-                if self._ratio(each) == math.inf and _key(each) in self._seen:
+                if self._ratio(each) >= self._ratio(best) * _HOPELESS and _key(each) in self._seen:
                     self._rejected |= each.items() - best.items()
             found = min((best, *changes), key=self._ratio)
             if not self._ratio(found) < self._ratio(best) * _GAIN:  # both are infinite where the time was up
