@@ -81,9 +81,7 @@ def bench(
     Each way is run in blocks of calls, one block of each way a round, on inputs made up from what the model declares
     (free dimensions but the batch are 1), or on those of --inputs, which are one batch. Times plain is items a second
     by those of plain ONNX Runtime, both medians: more is better, in the plot too. Settings are recommended where the
-    difference is larger than the spread. On a GPU, models with convolutions are also run with the layouts of images
-    that GPUSession did not choose for them (channels-first, channels-last, channels-last with biases fused), in turns
-    with run. One whose results are not those of plain ONNX Runtime is left out.
+    difference is larger than the spread. `ortgpu tune` tries what is left: layouts of images, searches and more.
 
     \b
     plain   onnxruntime.InferenceSession.run
@@ -97,8 +95,8 @@ def bench(
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
-      "device", "on_cpu_because", "rounds", "warnings", "figures", "layouts",
-      "left_out", "recommended"
+      "device", "on_cpu_because", "rounds", "warnings", "figures", "left_out",
+      "recommended"
     A "batch" of null is a fixed one. In "left_out" it means all of them.
     """
     from ortgpu.cli import report
@@ -141,7 +139,6 @@ def bench(
 class _Results:
     device: Device
     figures: list[Figure]
-    layouts: list[Figure]
     left_out: list[LeftOut]
     recommended: list[str]
 
@@ -150,18 +147,8 @@ class _Results:
         return str(self.device) if self.device.is_gpu else "the CPU"
 
     def as_dict(self) -> dict[str, object]:
-        from ortgpu.session.chosen.layouts import LAYOUTS
-
         return {
-            "figures": [{"way": figure.way, **_document(figure, "ratio_to_plain")} for figure in self.figures],
-            "layouts": [
-                {
-                    "layout": figure.way,
-                    "provider_options": dict(LAYOUTS[figure.way]),
-                    **_document(figure, "ratio_to_run"),
-                }
-                for figure in self.layouts
-            ],
+            "figures": [_document(figure) for figure in self.figures],
             "left_out": [dataclasses.asdict(each) for each in self.left_out],
             "recommended": self.recommended,
         }
@@ -171,16 +158,12 @@ class _Results:
         if path is not None:
             from ortgpu.cli.bench.plot import draw
 
-            draw([*self.figures, *self.layouts], f"{model} on {self.where}", path)
+            draw(self.figures, f"{model} on {self.where}", path)
 
     def show(self, console: Console, model: str) -> None:
         output.heading(console, f"{model} on {self.where}")
         columns = ("batch", "way", "items/s", "times plain", "quartiles", "p50 ms", "p90 ms", "p99 ms")
         output.table(console, columns, map(_row, self.figures))
-        if self.layouts:
-            output.heading(console, "run with other layouts of images")
-            columns_of_layouts = ("batch", "layout", "items/s", "times run", "quartiles", "p50 ms")
-            output.table(console, columns_of_layouts, (_row(figure)[:-2] for figure in self.layouts))
         for (batch, why), alike in itertools.groupby(self.left_out, lambda each: (each.batch, each.why)):
             ways = ", ".join(each.way for each in alike)
             where = f", batch {batch}" if batch is not None else ""
@@ -220,8 +203,7 @@ def _measure(
                 if isinstance(refused, GPUError):
                     raise refused
                 raise _InputsRefusedError(refusal(inputs), refused) from refused
-            layouts = opened.measure_layouts(feeds, rounds)
-        return _Results(opened.session.device, figures, layouts, opened.left_out, recommend(figures, layouts))
+        return _Results(opened.session.device, figures, opened.left_out, recommend(figures))
 
 
 def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) -> dict[int | None, Feed]:
@@ -267,11 +249,12 @@ def _rate(items: float) -> str:
     return f"{items:,.0f}" if items >= 99.5 else f"{items:.3g}"  # a large model may do less than one a second
 
 
-def _document(figure: Figure, name_of_ratio: str) -> dict[str, object]:
+def _document(figure: Figure) -> dict[str, object]:
     return {
+        "way": figure.way,
         "batch": figure.batch,
         "items_per_second": _spread(figure.rate),
-        name_of_ratio: _spread(figure.ratio) if figure.ratio else None,
+        "ratio_to_plain": _spread(figure.ratio) if figure.ratio else None,
         "latency_ms": figure.latency.as_dict() if figure.latency else None,
     }
 

@@ -12,9 +12,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
-from ortgpu.cli.bench.measuring import RUN, Figure, Spread
+from ortgpu.cli.bench.measuring import Figure, Spread
 from ortgpu.provider.settings import described
-from ortgpu.session.chosen.layouts import LAYOUTS
 from ortgpu.session.tuning.tuning import Trial
 
 # They can be read on a white and on a dark page; the background is transparent.
@@ -23,16 +22,11 @@ _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "yti
 
 
 def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
-    """Write the figures of a bench, a panel for each batch. A layout is relative to plain ONNX Runtime too."""
+    """Write the figures of a bench, a panel for each batch."""
     panels: dict[str, dict[str, Spread]] = {}
-    of_run = {each.batch: each.ratio for each in figures if each.way == RUN}
     for each in figures:
-        ratio, name, base = each.ratio, each.way, of_run.get(each.batch)
-        if each.way in LAYOUTS:
-            name = f"{RUN}, {each.way}"
-            ratio = ratio and base and ratio.relative_to(1 / base.median)
-        if ratio is not None:
-            panels.setdefault("fixed batch" if each.batch is None else f"batch {each.batch}", {})[name] = ratio
+        if each.ratio is not None:
+            panels.setdefault("fixed batch" if each.batch is None else f"batch {each.batch}", {})[each.way] = each.ratio
     draw_panels(panels, title, path)
 
 
