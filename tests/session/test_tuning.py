@@ -13,7 +13,7 @@ import pytest
 from ortgpu.provider.records import read_record
 from ortgpu.provider.settings import SETTINGS
 from ortgpu.session.tuning import tuning
-from ortgpu.session.tuning.children import ChildFailedError, Place, ask, only_tuner
+from ortgpu.session.tuning.children import Child, ChildFailedError, Place, only_tuner
 from ortgpu.session.tuning.comparing import compare
 from ortgpu.session.tuning.tuning import Trial, Wanted, tune, tune_at
 from tests.support.networks import Network
@@ -125,11 +125,23 @@ def test_one_tuner_at_a_time() -> None:
         pass
 
 
-def test_a_child_that_cannot_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(KeyError):
-        ask(str(tmp_path), "nothing", timeout=60)
-    with pytest.raises(ChildFailedError, match="did not end"):
-        ask(str(tmp_path), "nothing", timeout=0.01)
+def test_a_child_goes_on_after_what_it_raised_and_is_another_one_after_its_end(tmp_path: Path) -> None:
+    with Child(str(tmp_path)) as child:
+        processes: list[Any] = []
+        for _ in range(3):
+            if len(processes) == 2:
+                processes[1].kill()
+                processes[1].wait()
+            with pytest.raises(KeyError):
+                child.ask("nothing", timeout=60)
+            processes.append(child._process)
+        assert processes[0] is processes[1]
+        assert processes[1] is not processes[2]
+        child.end()
+        with pytest.raises(ChildFailedError, match="did not end") as failure:
+            child.ask("nothing", timeout=0.01)
+        assert failure.value.timed_out
+        assert child._process is None
 
 
 def test_float16_inside_keeps_inputs_and_outputs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...environment.child import cause_of_death, run_python
+from ...environment.child import cause_of_death, kill_group, python_command
 from ...environment.packages.plugins import environ_of_child
 from ...environment.ranks import runtime_folder
 from ...provider.records import Key
@@ -20,15 +21,15 @@ from ...provider.records import Key
 if sys.platform != "win32":
     import fcntl
 
-REQUEST, ANSWER, DONE = "request.pickle", "answer.pickle", "done.pickle"
+REQUEST, ANSWER = "request.pickle", "answer.pickle"
 _PROGRAM = """
 import sys
 from ortgpu import GPUSession  # first: it loads what onnxruntime links, where that links CUDA
 from ortgpu.session.tuning.trial import main
 main(sys.argv[1])
 """
-_WATCHDOG = "Timeout (0:"  # faulthandler's words
-_TICK = 0.2  # seconds
+_TICK = 0.2  # seconds between looks at the lock
+_LOOK = 0.01  # and at the answer of a child
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,6 @@ class Work:
         dimensions: the sizes of free dimensions, where there is one batch.
         tolerance: the distance that results may have, where that of plain ONNX Runtime is smaller.
         threads: runs at the same time; 1 measures single runs, with their arrays on the device.
-        seconds: to measure each batch.
     """
 
     model: str
@@ -89,7 +89,6 @@ class Work:
     half: str | None = None
     tolerance: float | None = None
     threads: int = 1
-    seconds: float = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,39 +116,84 @@ class ChildFailedError(Exception):
         self.timed_out = timed_out
 
 
-def ask(folder: str, function: str, *arguments: Any, timeout: float) -> Any:
-    """Call a function of :mod:`ortgpu.session.tuning.trial` in a child. ``folder`` is for this user alone.
+class Child:
+    """A process that answers one request after another; another one, where the last has ended.
 
-    Raises:
-        ChildFailedError: it raised an exception, ended its process, or was killed after ``timeout`` seconds.
+    Args:
+        folder: for this user alone. Requests and answers are files in it.
     """
-    answer = Path(folder, ANSWER)
-    for each in (answer, Path(folder, DONE)):
-        each.unlink(missing_ok=True)
-    Path(folder, REQUEST).write_bytes(pickle.dumps((function, arguments)))
-    variables = {name: value for name, value in environ_of_child().items() if name != "ORTGPU_ENFORCE"}
-    ended = run_python(_PROGRAM, folder, timeout=timeout, environ=variables)
-    if ended.timed_out or _WATCHDOG in ended.errors:
-        raise ChildFailedError("it did not end in time", timed_out=True)
-    try:
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors = Path(folder, "errors.txt")
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def ask(self, function: str, *arguments: Any, timeout: float) -> Any:
+        """Call a function of :mod:`ortgpu.session.tuning.trial`.
+
+        Raises:
+            ChildFailedError: the process ended, or was killed after ``timeout`` seconds.
+            Exception: what the function raised.
+        """
+        answer = Path(self._folder, ANSWER)
+        answer.unlink(missing_ok=True)
+        Path(self._folder, REQUEST).write_bytes(pickle.dumps((function, arguments)))
+        end = time.monotonic() + timeout
+        process = self._process
+        if process is None or process.poll() is not None:  # it may have ended after its last answer
+            self.end()
+            process = self._process = self._started()
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended, which is seen below
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+        while not answer.exists() and process.poll() is None:
+            if time.monotonic() > end:
+                self.end()
+                raise ChildFailedError("it did not end in time", timed_out=True)
+            time.sleep(_LOOK)
+        if not answer.exists():
+            self.end()
+            raise ChildFailedError(f"the process ended: {self._why(process.returncode)}")
         kind, found = pickle.loads(answer.read_bytes())  # noqa: S301 - by our own child
-    except (OSError, pickle.PickleError, EOFError):
-        words = [line for line in ended.errors.strip().splitlines() if line.strip()][-1:]
-        code = ended.returncode
-        how = "it was not started" if code is None else cause_of_death(code) or f"it ended with {code}"
-        raise ChildFailedError(": ".join([f"the process ended: {how}", *words])) from None
-    if kind == "raised":
-        raise found
-    return found
+        if kind == "raised":
+            raise found
+        return found
 
+    def end(self) -> None:
+        """End the process, which a candidate may have spoilt. The next request starts another one."""
+        process, self._process = self._process, None
+        if process is not None:
+            kill_group(process)
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
 
-def read_done(folder: str) -> list[Measured]:
-    """Return what the last child measured before it ended, however that was."""
-    try:
-        found: list[Measured] = pickle.loads(Path(folder, DONE).read_bytes())  # noqa: S301 - by our own child
-    except FileNotFoundError:
-        return []
-    return found
+    def _started(self) -> subprocess.Popen[bytes]:
+        variables = {name: value for name, value in environ_of_child().items() if name != "ORTGPU_ENFORCE"}
+        try:
+            with self._errors.open("wb") as errors:
+                return subprocess.Popen(
+                    python_command(_PROGRAM, self._folder),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    env=variables,
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+            raise ChildFailedError(f"no process was started: {error}") from None
+
+    def _why(self, code: int) -> str:
+        said = self._errors.read_text("utf-8", "replace")
+        words = [line for line in said.splitlines() if line.strip()][-1:]
+        return ": ".join([cause_of_death(code) or f"it ended with {code}", *words])
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ The parent calls :func:`main` with a folder, in which it finds the name of one o
 from __future__ import annotations
 
 import contextlib
-import faulthandler
+import functools
 import importlib
 import itertools
 import os
@@ -34,7 +34,7 @@ from ...provider.runtime import load_lazily_opened, open_provider
 from ...provider.settings import CAPTURE, Settings, effect_of
 from ...running.onnxruntimes import InferenceSession
 from ..gpu_session import GPUSession
-from .children import ANSWER, DONE, REQUEST, Beginning, ChildFailedError, Measured, Place, Work
+from .children import ANSWER, REQUEST, Beginning, ChildFailedError, Measured, Place, Work
 from .comparing import Reference, compare
 from .feeds import batch_dimension, make_inputs
 
@@ -48,23 +48,18 @@ _EXPOSED = 8  # tensors at a time
 
 
 def main(folder: str) -> None:
-    """Do what the request in ``folder`` asks for, and leave the answer there."""
-    function, arguments = pickle.loads(Path(folder, REQUEST).read_bytes())  # noqa: S301 - by our own parent
-    try:
-        answer = ("returned", globals()[function](*arguments))
-        said = pickle.dumps(answer)
-    except Exception as error:  # noqa: BLE001 - the parent raises it again
-        said = _raised(error)
-    write_whole(Path(folder, ANSWER), said)
-    sys.stdout.flush()
-    os._exit(0)  # a candidate may hang or crash at the end of the process, and has done its work
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there as a whole, or not."""
-    temporary = path.with_suffix(".part")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    """Do what the request in ``folder`` asks for and leave the answer there, for each line of the standard input."""
+    answer = Path(folder, ANSWER)
+    for _ in sys.stdin:
+        function, arguments = pickle.loads(Path(folder, REQUEST).read_bytes())  # noqa: S301 - by our own parent
+        try:
+            said = pickle.dumps(("returned", globals()[function](*arguments)))
+        except Exception as error:  # noqa: BLE001 - the parent raises it again
+            said = _raised(error)
+        temporary = answer.with_suffix(".part")
+        temporary.write_bytes(said)
+        temporary.replace(answer)  # it is there as a whole, or not
+    os._exit(0)  # the end of a process has its own faults, and the work is done
 
 
 def _raised(error: Exception) -> bytes:
@@ -118,6 +113,8 @@ def begin(
     except VoidRecordError as error:
         no_key = str(error)
     convolves = any("Conv" in operator for operator in operators)
+    if isinstance(session, GPUSession):
+        session.close()  # the process goes on
     kind = gpu.name if gpu is not None else None
     ordinal = gpu.ordinal if gpu is not None else None
     return Beginning(uuid, ordinal, name, kind, declared, feeds, key, no_key, convolves, cudnn)
@@ -194,37 +191,34 @@ def _open(model: str | bytes, place: Place, settings: Settings | None, dimension
     return getattr(importlib.import_module(module), name)(model, settings, place, dimensions or {})
 
 
-def measure(folder: str, work: Work, candidates: Sequence[Settings], patience: float, end: float) -> None:
-    """Measure candidates one after another, as far as the time goes, and leave what was found after each.
-
-    A candidate that fails is the last one: it may have spoilt this process. One that takes longer than ``patience``
-    seconds ends it. ``end`` is on the clock of time.monotonic.
+def prepare(path: str) -> None:
+    """Open plain ONNX Runtime for the :class:`Work` in a file.
 
     Raises:
-        Exception: ONNX Runtime's own, if plain ONNX Runtime does not run.
+        Exception: ONNX Runtime's own, if it does not run.
     """
+    _prepared(path)
+
+
+def measure(path: str, settings: Settings, seconds: float) -> Measured:
+    """Measure a candidate, each batch for some seconds. What it raises is in ``wrong``."""
+    work, plain, expected = _prepared(path)
+    try:
+        return _measured(work, settings, plain, expected, seconds)
+    except Exception as error:  # noqa: BLE001 - whatever a candidate does, others may be tried
+        return Measured(wrong=f"{type(error).__name__}: {error}".strip().partition("\n")[0])
+
+
+@functools.lru_cache(maxsize=1)
+def _prepared(path: str) -> tuple[Work, Any, list[Any]]:
+    work: Work = pickle.loads(Path(path).read_bytes())  # noqa: S301 - by our own parent
     plain = _open(work.model, work.place, None, None)
-    expected = [plain.run(None, dict(feed)) for feed in work.feeds]
-    done: list[Measured] = []
-    longest = 0.0
-    for settings in candidates:
-        started = time.monotonic()
-        if done and started + longest > end:
-            return
-        faulthandler.dump_traceback_later(patience, exit=True)  # works where a hanging call holds the interpreter
-        try:
-            found = _measured(work, settings, plain, expected)
-        except Exception as error:  # noqa: BLE001 - whatever a candidate does, others may be tried
-            found = Measured(wrong=f"{type(error).__name__}: {error}".strip().partition("\n")[0])
-        faulthandler.cancel_dump_traceback_later()
-        done.append(found)
-        write_whole(Path(folder, DONE), pickle.dumps(done))
-        if found.wrong is not None:
-            return
-        longest = max(longest, time.monotonic() - started)
+    return work, plain, [plain.run(None, dict(feed)) for feed in work.feeds]
 
 
-def _measured(work: Work, settings: Settings, plain: Any, expected: Sequence[Sequence[Any]]) -> Measured:
+def _measured(
+    work: Work, settings: Settings, plain: Any, expected: Sequence[Sequence[Any]], seconds_of_each: float
+) -> Measured:
     """Compare the results of a candidate with the right ones, and its time with plain ONNX Runtime's, in turns."""
     effect = effect_of(settings)
     model = work.half if effect.is_float16 and work.half is not None else work.model
@@ -239,7 +233,7 @@ def _measured(work: Work, settings: Settings, plain: Any, expected: Sequence[Seq
             checked.add_all(_at_once(found, feed))
         if checked.wrong is None:
             graph = number if effect.captures else None
-            ratio, taken = _timed(work, plain, found, feed, expected[number], checked, graph)
+            ratio, taken = _timed(work, plain, found, feed, expected[number], checked, graph, seconds_of_each)
             ratios.append(ratio)
             seconds.append(taken)
         worst = max(worst, checked.error)
@@ -295,6 +289,7 @@ def _timed(
     expected: Sequence[Any],
     checked: _Checked,
     graph: int | None,
+    seconds: float,
 ) -> tuple[float, float]:
     """Return the time of a run relative to plain ONNX Runtime's, and in seconds. Every result is checked."""
     if work.threads > 1:
@@ -309,9 +304,9 @@ def _timed(
     started = time.perf_counter()
     while len(times[0]) < _MOST_ROUNDS:
         passed = time.perf_counter() - started
-        if len(times[0]) >= _FEWEST_ROUNDS and passed >= work.seconds:
+        if len(times[0]) >= _FEWEST_ROUNDS and passed >= seconds:
             break
-        if passed >= work.seconds / 4 and sum(times[1]) > _HOPELESS * sum(times[0]):
+        if passed >= seconds / 4 and sum(times[1]) > _HOPELESS * sum(times[0]):
             break
         for which in (0, 1) if len(times[0]) % 2 else (1, 0):
             times[which].append(ways[which].run())
@@ -412,13 +407,14 @@ class _Crowd:
 _VANISHED = "exposing tensors made it vanish: with them as outputs, operators are not fused"
 
 
-def locate(work: Work, settings: Settings) -> str:
+def locate(path: str, settings: Settings) -> str:
     """Return between which tensors of the main graph results go wrong, for a person.
 
     Few tensors at a time become outputs of the model, since each may keep operators from being fused.
     """
     import onnx
 
+    work = _prepared(path)[0]
     if os.path.getsize(work.model) > _LARGE:
         return "the model is too large to look inside"
     model = onnx.load(work.model)

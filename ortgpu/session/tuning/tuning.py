@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import pickle
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from ...provider.lifetime import device_of
 from ...provider.records import Choice, Record, default_path
 from ...provider.runtime import load_runtime
 from ...provider.settings import AUTOMATIC, FEW_THREADS, SETTINGS, Settings, described, effect_of
-from .children import Beginning, ChildFailedError, Measured, Place, Work, ask, only_tuner, read_done
+from .children import Beginning, Child, ChildFailedError, Measured, Place, Work, only_tuner
 from .comparing import TOLERANCE, Reference
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ BUDGET = 60.0  # seconds
 _BATCHES: Mapping[Objective, tuple[int, ...]] = {"latency": (1,), "throughput": (32,)}
 _THREADS: Mapping[Objective, int] = {"latency": 1, "throughput": 3}  # runs at a time; map has as many
 _GAIN = 0.99  # of the time: less is noise, and is not worth another setting
+_SECONDS = 0.4  # to measure each batch of a candidate
 _HOPELESS = 1.5  # times as long as without a setting: it is not combined with others
 _SEARCHING = 0.8  # of the budget; the rest is for measuring the best once more, and for where others diverge
 _LONGEST_START = 120.0  # seconds of the first child, which has everything to load
@@ -167,16 +169,16 @@ def tune_at(place: Place, wanted: Wanted, record: str | os.PathLike[str] | None 
         raise failure.why_no_module(runtime)
     by_content = isinstance(wanted.model, bytes) or wanted.precision == "float16"
     feeds = tuple(dict(feed) for feed in wanted.feeds) if wanted.feeds is not None else None
-    with model_in_folder(wanted.model) as (folder, model):
+    with model_in_folder(wanted.model) as (folder, model), Child(folder) as child:
         arguments = model, wanted.device, place, wanted.batches, feeds, by_content
         try:
-            begun: Beginning = ask(folder, "begin", *arguments, timeout=_LONGEST_START)
+            begun: Beginning = child.ask("begin", *arguments, timeout=_LONGEST_START)
         except ChildFailedError as error:
             if error.timed_out:
                 raise TimeoutError(f"to open and run the model: {error}") from None
             raise RuntimeError(f"the model could not be opened and run: {error}") from None
         with only_tuner(begun.uuid or "cpu", wanted.budget):
-            search = _Search(wanted, replace(place, ordinal=begun.ordinal), begun, folder, model, started)
+            search = _Search(wanted, replace(place, ordinal=begun.ordinal), begun, child, folder, model, started)
             search.run()
     path = Path(record) if record is not None else default_path(wanted.model, begun.gpu)
     if path is not None and record is None and wanted.precision == "float16":  # used by those who name it
@@ -220,9 +222,9 @@ def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping
         Exception: whatever the CPU, plain ONNX Runtime or the session raises.
     """
     place = Place(device_of(session).ordinal)
-    with model_in_folder(model) as (folder, path):
-        (right,) = ask(folder, "results_of_cpu", path, [feed], timeout=_LONGEST_START)
-        (plain,) = ask(folder, "results_of_plain", path, place, [feed], timeout=_LONGEST_START)
+    with model_in_folder(model) as (folder, path), Child(folder) as child:
+        (right,) = child.ask("results_of_cpu", path, [feed], timeout=_LONGEST_START)
+        (plain,) = child.ask("results_of_plain", path, place, [feed], timeout=_LONGEST_START)
     names = [output.name for output in session._outputs_meta]
     return Comparison(*Reference(names, right, plain).check(session.run(None, dict(feed))))
 
@@ -233,9 +235,9 @@ def in_float16(model: ModelSource) -> bytes:
     Raises:
         Exception: whatever the converter raises.
     """
-    with model_in_folder(model) as (folder, path):
+    with model_in_folder(model) as (folder, path), Child(folder) as child:
         half = os.path.join(folder, "half.onnx")
-        ask(folder, "halve", path, half, timeout=_LONGEST_START)
+        child.ask("halve", path, half, timeout=_LONGEST_START)
         return Path(half).read_bytes()
 
 
@@ -252,9 +254,13 @@ def model_in_folder(model: ModelSource) -> Iterator[tuple[str, str]]:
 class _Search:
     """A climb over the table of settings: of all changes of one setting the best is kept, until none is better."""
 
-    def __init__(self, wanted: Wanted, place: Place, begun: Beginning, folder: str, model: str, started: float) -> None:
-        self._wanted, self._begun, self._folder = wanted, begun, folder
+    def __init__(
+        self, wanted: Wanted, place: Place, begun: Beginning, child: Child, folder: str, model: str, started: float
+    ) -> None:
+        self._wanted, self._begun, self._child, self._folder = wanted, begun, child, folder
         self._started = started
+        self._file = os.path.join(folder, "work.pickle")
+        self._seconds = min(_SECONDS, wanted.budget / 100)
         self._end = started + wanted.budget * _SEARCHING
         self._patience = max(_SHORTEST, 4 * (time.monotonic() - started))
         self._seen: dict[_Key, Trial] = {}
@@ -270,6 +276,7 @@ class _Search:
     def run(self) -> None:
         """Find ``automatic`` and ``named``."""
         self._work = replace(self._work, right=self._right(), half=self._half())
+        Path(self._file).write_bytes(pickle.dumps(self._work))
         plain: Settings = {"search": "exhaustive"} if self._begun.convolves else {}
         start: Settings = {"search": "heuristic"} if self._begun.convolves else {}  # as sessions have it untuned
         automatic = self._climb(start, self._spaces(AUTOMATIC))
@@ -287,8 +294,8 @@ class _Search:
         """Return the results of the CPU; None if it takes too long."""
         patience = max(_SHORTEST, self._wanted.budget / 3)
         try:
-            found: tuple[list[Any], ...] = ask(
-                self._folder, "results_of_cpu", self._work.model, self._begun.feeds, timeout=patience
+            found: tuple[list[Any], ...] = self._child.ask(
+                "results_of_cpu", self._work.model, self._begun.feeds, timeout=patience
             )
         except Exception as error:  # noqa: BLE001 - of whatever class: then there is nothing from the CPU
             self.compared_with = f"plain ONNX Runtime on the GPU, since the CPU gave no results: {first_line(error)}"
@@ -300,7 +307,7 @@ class _Search:
             return None
         path = os.path.join(self._folder, "half.onnx")
         try:
-            ask(self._folder, "halve", self._work.model, path, timeout=max(_SHORTEST, self._wanted.budget / 3))
+            self._child.ask("halve", self._work.model, path, timeout=max(_SHORTEST, self._wanted.budget / 3))
         except Exception as error:  # noqa: BLE001 - the converter raises what it likes
             self.left_out.append(f"precision float16: {first_line(error)}")
             return None
@@ -351,32 +358,24 @@ class _Search:
         return Choice(settings, ratio) if ratio < best.ratio * gain else best
 
     def _try(self, candidates: Sequence[Settings], *, again: bool = False) -> None:
-        """Try all that were not tried yet, in as few children as possible; or all of them once more."""
+        """Try all that were not tried yet, or all of them once more."""
         left = {_key(each): each for each in candidates if each and (again or _key(each) not in self._seen)}
-        while left:
-            if not again and time.monotonic() > self._end - self._patience / 10:
-                said = [f"{described(each)}: the time was up" for each in left.values()]
-                self.left_out += [each for each in said if each not in self.left_out]
-                return
-            found = self._measure(list(left.values()), again=again)
-            for (key, settings), each in zip(list(left.items()), found, strict=False):
-                del left[key]
-                self._keep(_judged(settings, each), self._seen.get(key))
+        for key, settings in left.items():
+            if again or time.monotonic() < self._end:
+                self._keep(_judged(settings, self._measure(settings, again=again)), self._seen.get(key))
+            elif (said := f"{described(settings)}: the time was up") not in self.left_out:
+                self.left_out.append(said)
 
-    def _measure(self, candidates: list[Settings], *, again: bool) -> list[Measured]:
-        """Return what was found of the candidates in one child: of the first at least, unless the time is up."""
-        work = replace(self._work, seconds=2 * self._work.seconds) if again else self._work
-        end = math.inf if again else self._end
-        most = self._patience * len(candidates) + _LONGEST_START
-        why: str | None = None
+    def _measure(self, settings: Settings, *, again: bool) -> Measured:
+        seconds = 2 * self._seconds if again else self._seconds
         try:
-            ask(self._folder, "measure", self._folder, work, candidates, self._patience, end, timeout=most)
+            self._child.ask("prepare", self._file, timeout=_LONGEST_START)
+            found: Measured = self._child.ask("measure", self._file, settings, seconds, timeout=self._patience)
         except Exception as error:  # noqa: BLE001 - whatever a candidate does, the others are tried
-            why = first_line(error)
-        found = read_done(self._folder)
-        if why is not None and len(found) < len(candidates):
-            return [*found, Measured(wrong=why)]
-        return found or [Measured(wrong="the child measured nothing")]
+            found = Measured(wrong=first_line(error))
+        if found.wrong is not None:
+            self._child.end()  # it may be spoilt
+        return found
 
     def _keep(self, trial: Trial, before: Trial | None) -> None:
         if before is not None and before.ratio is not None and trial.ratio is not None:
@@ -398,7 +397,7 @@ class _Search:
         if left < _SHORTEST / 3:
             return "not looked for: the time was up"
         try:
-            where: str = ask(self._folder, "locate", self._work, settings, timeout=left)
+            where: str = self._child.ask("locate", self._file, settings, timeout=left)
         except Exception as error:  # noqa: BLE001 - of whatever class: the rejection stands
             return f"not found: {first_line(error)}"
         return where
