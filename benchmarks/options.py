@@ -1,5 +1,5 @@
 """Measure what options of the CUDA provider cost and gain, and so what ``CHOSEN_OPTIONS`` in
-ortgpu/provider/requests.py and ``LAYOUT_OPTIONS`` in ortgpu/session/chosen/choose.py should be.
+ortgpu/provider/requests.py should be.
 
     python -m benchmarks.options [--quick] [--cpu] [--only SET] [--budget MINUTES] [--json FILE]
 
@@ -21,9 +21,6 @@ HEURISTIC = {"cudnn_conv_algo_search": "HEURISTIC"}
 SETS: Mapping[str, Mapping[str, str]] = {
     "heuristic": HEURISTIC,
     "heuristic-small-workspace": {**HEURISTIC, "cudnn_conv_use_max_workspace": "0"},
-    "heuristic-nhwc": {**HEURISTIC, "prefer_nhwc": "1"},
-    # Fused alone, some results are wrong; see ortgpu/session/chosen/choose.py
-    "heuristic-nhwc-fused-bias": {**HEURISTIC, "prefer_nhwc": "1", "fuse_conv_bias": "1"},
     "heuristic-same-as-requested": {**HEURISTIC, "arena_extend_strategy": "kSameAsRequested"},
     "small-workspace": {"cudnn_conv_use_max_workspace": "0"},
     "default-search": {"cudnn_conv_algo_search": "DEFAULT"},

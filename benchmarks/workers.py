@@ -168,10 +168,10 @@ WORKERS: dict[str, Callable[..., None]] = {
 
 
 if __name__ == "__main__":
-    from benchmarks import layout_workers, pool_workers, throughput_workers
+    from benchmarks import pool_workers, throughput_workers
 
     workers = dict(WORKERS)
-    for module in (layout_workers, pool_workers, throughput_workers):
+    for module in (pool_workers, throughput_workers):
         workers.update(module.WORKERS)
 
     try:

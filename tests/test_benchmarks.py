@@ -60,14 +60,6 @@ def test_options_are_compared_with_none(tmp_path: Path) -> None:
         assert float(figure["notes"][f"{name} / plain"]) > 0
 
 
-def test_layouts_are_compared(tmp_path: Path) -> None:
-    record, _ = record_of(tmp_path, "layouts", "--only", "vgg11-b8")
-    figure = record["figures"]["vgg11-b8"]
-    assert len(figure["values"]["ours"]) == 3
-    assert figure["notes"]["chosen"] == []  # on the CPU
-    assert figure["notes"]["largest relative errors"] == {"ours": "0.0e+00"}
-
-
 def test_thresholds_of_staging_are_looked_for(tmp_path: Path) -> None:
     record, child = record_of(tmp_path, "thresholds", "--only", "4mib", "--only", "64mib", "--budget", "1.5")
     figures = record["figures"]

@@ -51,7 +51,6 @@ class Attribute(NamedTuple):
 
     integer: int = 0
     text: bytes = b""
-    integers: Sequence[int] = ()  # unless they are very many
     tensors: Sequence[Tensor] = ()
     graphs: Sequence[Graph] = ()
 
@@ -313,7 +312,6 @@ _LISTS = frozenset((7, 8, 9))  # floats, ints and strings of an attribute: a for
 
 def _read_attribute(reader: Reader, message: Extent) -> tuple[bytes, Attribute]:
     name, integer, text = b"", 0, b""
-    integers: list[int] = []
     tensors: list[Tensor] = []
     graphs: list[Graph] = []
     for number, value, part in reader.fields(message):
@@ -329,9 +327,7 @@ def _read_attribute(reader: Reader, message: Extent) -> tuple[bytes, Attribute]:
             tensors.append(_read_tensor(reader, part))
         elif number in (6, 11):
             graphs.append(Graph(reader, _parts_of(reader, part)))
-        elif number == 8:
-            integers += reader.numbers(value, part)
-    return name, Attribute(integer, text, integers, tensors, graphs)
+    return name, Attribute(integer, text, tensors, graphs)
 
 
 def _read_tensor(reader: Reader, message: Extent) -> Tensor:

@@ -50,12 +50,10 @@ def _found(session: Opened, text: str, exception: str | None) -> GPUError | None
         return None  # the words come from a name in the model, for instance of an input
     chosen = getattr(vars(session).get("_verified"), "options_chosen", {})
     if isinstance(error, (PoisonedContextError, ProviderFailureError)) and "prefer_nhwc" in chosen:
-        from .chosen.layouts import CHANNELS_FIRST, in_a_program
-
-        without = f"if it comes again, do without the layout that was chosen for speed: {in_a_program(CHANNELS_FIRST)}"
-        error.fixes = (*error.fixes, manual(without))
+        without = "if it comes again, do without the layout that a record of `ortgpu tune` has chosen"
+        error.fixes = (*error.fixes, manual(f"{without}: GPUSession(model, tuned=False)"))
     if isinstance(error, LibraryNotFoundError) and "enable_cudnn" in chosen:
-        from .chosen.choose import with_a_handle
+        from .chosen import with_a_handle
 
         return with_a_handle(error)
     return error

@@ -49,7 +49,7 @@ from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
 from ..provider.settings import CAPTURE, OF_THE_SESSION
 from ..running.onnxruntimes import InferenceSession, is_onnxruntimes, session_on_cpu
-from .chosen.choose import unfit
+from .chosen import unfit
 from .plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of, why_untuned
 from .plugin_limits import check_before_opening, check_before_running
 from .request import SessionRequest, Verified, cpu_is_allowed_by_variable

@@ -29,7 +29,7 @@ from ..provider.requests import (
 )
 from ..provider.runtime import Runtime
 from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, OF_THE_SESSION, SETTINGS, THREADS
-from .chosen.choose import LAYOUT_OPTIONS, choose
+from .chosen import choose
 from .request import SessionRequest
 
 _STREAM = "user_compute_stream"
@@ -159,9 +159,8 @@ def for_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline, recor
     request = plan.request
     if not request.chooses_options or request.others:  # further arguments change how the graph is optimised
         return plan
-    further = choose(request.providers, request.sess_options, release, plan.gpu.compute_capability, outline)
+    further = choose(request.providers, request.sess_options, release, outline)
     if record is not None:
-        further = {name: choice for name, choice in further.items() if name not in LAYOUT_OPTIONS}
         further |= _recorded(record, request.providers.options_of(CUDA))
     return replace(plan, chosen={**plan.chosen, **further})
 

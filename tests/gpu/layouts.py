@@ -1,15 +1,34 @@
-"""Programs about sessions whose images are channels-last; see programs.py."""
+"""Programs about sessions whose layout of images comes from a record of ``tune``; see programs.py."""
 
 from __future__ import annotations
 
 import gc
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from tests.gpu.programs import attempt, device_facts, relative_error
+from tests.gpu.programs import device_facts, relative_error
 from tests.support.children import report
 from tests.support.networks import CHANNELS, SIZE, Network, random_network
 from tests.support.plain_session import plain_session
+
+FUSED = "channels-last, biases fused"
+CUDA = "CUDAExecutionProvider"
+
+
+def recorded(model: Any) -> Path:
+    """Return the path of a record that chooses channels-last images with fused biases for a model."""
+    from ortgpu import GPUSession
+    from ortgpu.model.outline import GraphOutline
+    from ortgpu.provider.records import Choice, Record, key_of
+
+    with GPUSession(model, tuned=False) as session:
+        key = key_of(GraphOutline(model), session.device)
+    best = Choice({"search": "heuristic", "layout": FUSED}, 0.6)
+    path = Path(tempfile.mkdtemp()) / "record.json"
+    Record(key, best, best).write(path)
+    return path
 
 
 def layouts(networks: int, batches: list[int]) -> None:
@@ -19,15 +38,16 @@ def layouts(networks: int, batches: list[int]) -> None:
     from ortgpu import GPUSession
 
     worst = {"ours": 0.0, "graph": 0.0, "plain": 0.0}
-    not_chosen = []
+    without = []
     for number in range(networks):
         model: Any = random_network(number)
+        record = recorded(model)
         random = np.random.default_rng(number)
         feeds = [{"x": random.standard_normal((batch, CHANNELS, SIZE, SIZE), dtype=np.float32)} for batch in batches]
         reference, plain = plain_session(model, "cpu"), plain_session(model)
         expected = [reference.run(None, feed) for feed in feeds]
-        with GPUSession(model) as session, GPUSession(model, cuda_graph=True) as graph:
-            not_chosen += [number for each in (session, graph) if "prefer_nhwc" not in each.options_chosen]
+        with GPUSession(model, tuned=record) as session, GPUSession(model, tuned=record, cuda_graph=True) as graph:
+            without += [number for each in (session, graph) if "prefer_nhwc" not in each.options_chosen]
             results = {
                 "ours": list(session.map(feeds)),
                 "graph": [graph.run(None, feed) for feed in feeds * 2],
@@ -39,41 +59,61 @@ def layouts(networks: int, batches: list[int]) -> None:
         del reference, plain, session, graph
         gc.collect()
     report("worst", worst)
-    report("not chosen", not_chosen)
+    report("without", without)
 
 
 def layout_options(model: str) -> None:
     from ortgpu import GPUSession
 
-    cuda = "CUDAExecutionProvider"
-    for name, options in {"alone": {}, "refused": {"prefer_nhwc": "0"}, "tf32": {"use_tf32": "0"}}.items():
-        with GPUSession(model, providers=[(cuda, options)]) as session:
+    record = recorded(model)
+    ways: dict[str, dict[str, Any]] = {
+        "untuned": {"tuned": False},
+        "recorded": {"tuned": record},
+        "refused": {"tuned": record, "providers": [(CUDA, {"prefer_nhwc": "0"})]},
+        "tf32": {"tuned": record, "providers": [(CUDA, {"use_tf32": "0"})]},
+    }
+    for name, arguments in ways.items():
+        with GPUSession(model, **arguments) as session:
             report(name, {"chosen": dict(session.options_chosen), **device_facts(session)})
 
 
-def computed_weights() -> None:
-    """ONNX Runtime fails with what it would be given if this layout were chosen here."""
+def layout_of_doubles() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
 
+    network = Network(0, np.float64)
+    network.conv()
+    model: Any = network.model()
+    feed = {"x": np.random.default_rng(0).standard_normal((2, CHANNELS, SIZE, SIZE))}
+    expected = plain_session(model, "cpu").run(None, feed)
+    with GPUSession(model, tuned=recorded(model)) as session:
+        report("chosen", dict(session.options_chosen))
+        report("error", relative_error(session.run(None, feed), expected))
+
+
+def computed_weights() -> None:
+    """ONNX Runtime takes weights that are not constant to be channels-last already."""
+    import numpy as np
+
+    import ortgpu
+
     network = Network(0)
-    for _ in range(8):
-        network.conv()
+    network.conv()
     network.inputs.append(("weights", [CHANNELS, CHANNELS, 3, 3]))
     network.add("Conv", network.current, "weights", network.weights(CHANNELS), kernel_shape=[3, 3])
-    model: Any = network.model()
     random = np.random.default_rng(0)
     shapes = {"x": (2, CHANNELS, SIZE, SIZE), "weights": (CHANNELS, CHANNELS, 3, 3)}
     feed = {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
-    expected = plain_session(model, "cpu").run(None, feed)
-    attempt("ours", lambda: relative_error(GPUSession(model).run(None, feed), expected))
-    forced = plain_session(model, options={"prefer_nhwc": "1"})
-    attempt("forced", lambda: relative_error(forced.run(None, feed), expected))
+    record = Path(tempfile.mkdtemp()) / "record.json"
+    found = ortgpu.tune(network.model(), feeds=[feed], budget=40, record=record)
+    report("chosen", [dict(each.settings) for each in (found.automatic, found.named)])
+    report("layouts", [each.verdict for each in found.trials if "layout" in each.settings])
 
 
 PROGRAMS: dict[str, Callable[..., None]] = {
     "layouts": layouts,
     "layout_options": layout_options,
+    "layout_of_doubles": layout_of_doubles,
     "computed_weights": computed_weights,
 }

@@ -11,9 +11,9 @@ from onnx import numpy_helper
 
 from ortgpu.provider.runtime import load_runtime
 from ortgpu.session.weights import _FIRST
-from tests.session.test_layout import computed_weights, model_of, nothing
 from tests.session.test_weights import large_model, matrix
 from tests.support.cpu_session import child
+from tests.support.networks import CHANNELS, Network
 
 pytestmark = [
     pytest.mark.lab,
@@ -155,22 +155,29 @@ def test_a_weight_that_no_node_takes_costs_no_second_attempt(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_what_is_chosen_for_a_file_is_not_for_the_one_that_replaces_it(tmp_path: Path, replaced: bool) -> None:
-    """A layout that was judged by the old model can make wrong results of the new one, whose weights are computed."""
-    path, new = tmp_path / "model.onnx", tmp_path / "new.onnx"
-    path.write_bytes(model_of(nothing))
-    new.write_bytes(model_of(computed_weights))
+    """A layout that suits the old model can make wrong results of the new one, whose weights are computed."""
+    path, new, record = tmp_path / "model.onnx", tmp_path / "new.onnx", tmp_path / "record.json"
+    network = Network(0)
+    network.conv()
+    path.write_bytes(network.model())
+    network.add("Conv", "x", network.add("Mul", network.weights(CHANNELS, CHANNELS, 1, 1), network.number(2)))
+    new.write_bytes(network.model())
     found = child(f"""{SETUP}
+from pathlib import Path
+from ortgpu.provider.records import Choice, Record, key_of
 given = providers.parse(["CUDAExecutionProvider", "CPUExecutionProvider"], None)
+new, record = sys.argv[2:]
+best = Choice({{"layout": "channels-last, biases fused"}}, 0.6)
+Record(key_of(GraphOutline(path), None), best, best).write(Path(record))
 def replacing(plan, release, outline, record, plain=opening.for_model):
     chosen = plain(plan, release, outline, record)
     if {replaced}:
-        os.replace(sys.argv[2], outline.model)
+        os.replace(new, outline.model)
     return chosen
 opening.for_model = replacing
 session = InferenceSession.__new__(InferenceSession)
-from ortgpu.environment.gpu.cuda import CudaDevice
-plan = Plan(SessionRequest(path, providers=given), CPU, gpu=CudaDevice(0, None, None, (9, 0), None, None))
+plan = Plan(SessionRequest(path, providers=given, tuned=record), CPU, gpu=None)
 opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(path), load_runtime())
 report([opened is not None and "prefer_nhwc" in opened[0].chosen, hasattr(session, "_sess")])
-""", str(path), str(new))  # fmt: skip
+""", str(path), str(new), str(record))  # fmt: skip
     assert found == [not replaced, not replaced]

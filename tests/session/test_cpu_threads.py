@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.provider.runtime import load_runtime
 from ortgpu.provider.settings import FEW_THREADS
-from ortgpu.session.chosen.choose import ON_GPU
+from ortgpu.session.chosen import ON_GPU
 from tests.lab.fixtures import Lab
 from tests.session.test_cudnn_handles import chain
 from tests.support.cudnn_operators import CASES, model_of
@@ -66,7 +66,7 @@ from pathlib import Path
 import onnxruntime
 from ortgpu import preload
 from ortgpu.provider.settings import THREADS
-from ortgpu.session.chosen.choose import unfit
+from ortgpu.session.chosen import unfit
 from ortgpu.provider.placement import read_placement
 from ortgpu.provider.options import recording_options
 preload()

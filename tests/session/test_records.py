@@ -228,6 +228,8 @@ path = default_path(MODEL, gpu.name)
 record.write(path)
 found["tuned"] = options()
 found["declined"] = options(tuned=False)
+refusals.append("no kernel for this")
+found["refused"] = ask()[0]
 found["its own"] = options(providers=[("CUDAExecutionProvider", {{"prefer_nhwc": "0"}})])
 path.rename(RECORD)
 found["named"] = options(tuned=RECORD)
@@ -247,6 +249,8 @@ report(found)
     found = machine.run(code).ok().json
     untuned = found["untuned"]
     assert found["tuned"] == {**untuned, "prefer_nhwc": "1"}
+    first, second = found["refused"]  # a record must not keep a session from opening
+    assert (first, second) == (found["tuned"], {"cudnn_conv_algo_search": "HEURISTIC"})
     assert found["its own"] == {**untuned, "prefer_nhwc": "0"}
     assert found["named"] == {**untuned, "cudnn_conv_algo_search": "DEFAULT"}
     assert found["declined"] == found["gone"] == found["void"] == untuned

@@ -220,7 +220,7 @@ def test_a_sticky_error_makes_every_session_refuse() -> None:
     assert "type" not in found[7]
 
 
-def test_a_layout_that_was_chosen_can_be_done_without() -> None:
+def test_a_layout_that_a_record_chose_can_be_done_without() -> None:
     """Kernels of cuDNN differ with it, and one of them may be at fault."""
     found = child("""
         texts = []
@@ -230,7 +230,7 @@ def test_a_layout_that_was_chosen_can_be_done_without() -> None:
                 made._verified = dataclasses.replace(made._verified, options_chosen=chosen)
                 made._sess = failing(C.Fail, text)
                 texts.append(outcome(lambda: made.run(None, FEED)))
-        print(json.dumps([[each["type"], "prefer_nhwc" in each["text"]] for each in texts]))
+        print(json.dumps([[each["type"], "tuned=False" in each["text"]] for each in texts]))
     """)
     assert found == [
         ["ProviderFailureError", False],

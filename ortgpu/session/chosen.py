@@ -1,0 +1,116 @@
+"""Choose further options for a session by its model: cuDNN handles, CPU threads.
+
+The graph says what is chosen, and the placement of the open session verifies it. What only a measurement can tell, such
+as the layout of images, is left to ``ortgpu tune``.
+
+**cuDNN handles**: a provider that finds cuDNN creates cuDNN handles for each session, whatever the model is. With cuDNN
+9.19 on an H200 this took half of the time to open a small session (2.7 of 5.5 ms). It also leaked 10 KB of GPU memory
+for each session, in plain ONNX Runtime too, because cudnnDestroy does not free it.
+
+**CPU threads**: ONNX Runtime starts one thread less than the machine has cores, for each session. If all compute nodes
+are on the GPU, these threads only serve ``run_async``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import Any
+
+from ..errors import LibraryNotFoundError, ProviderOptionError, manual
+from ..model.outline import STANDARD, UNREADABLE, GraphOutline, names
+from ..provider.options import may_record
+from ..provider.placement import Placement, cudnn_operators
+from ..provider.requests import CPU, CUDA, ProviderList
+from ..provider.settings import FEW_THREADS, THREADS
+
+HANDLES = "enable_cudnn"  # the option
+_WHY_NO_HANDLES = (
+    "no operator of this model uses cuDNN, whose handles took half of the time of a small session on an H200"
+)
+NO_HANDLES = {HANDLES: ("0", _WHY_NO_HANDLES)}
+
+_WHY_FEW_THREADS = (
+    "all nodes that compute are on the GPU; a thread for each of 32 cores took a fifth of the time to open an MLP"
+)
+_FEW_THREADS = {THREADS: (str(FEW_THREADS), _WHY_FEW_THREADS)}
+
+_RELEASE = (1, 31)  # the first of ONNX Runtime with which they were measured
+
+# Operators of the standard domain whose results are bitwise equal with and without cuDNN
+# (tests/gpu/test_cudnn_handles.py). Fusions of these do not need cuDNN either. Softmax and the parts of normalisations
+# are left out: ONNX Runtime fuses them into attention, which may use cuDNN.
+WITHOUT_CUDNN = names(
+    "MatMul Gemm",
+    "Relu LeakyRelu PRelu ThresholdedRelu Elu Selu Gelu Sigmoid HardSigmoid HardSwish Tanh Softplus Softsign Erf",
+    "Add Sub Mul Div Neg Abs Reciprocal Sqrt Exp Log Sin Cos Floor Ceil Round Sign Clip",
+    "Equal Less Greater LessOrEqual GreaterOrEqual Not And Or Xor Where",
+    "Shape Reshape Flatten Squeeze Unsqueeze Transpose Concat Split Slice Gather Expand Tile",
+    "Cast Identity Constant ConstantOfShape",
+)
+# Standard operators that are on the GPU for usual types. If one is not after all, the session is made again.
+ON_GPU = WITHOUT_CUDNN | names(
+    "Conv MaxPool AveragePool GlobalMaxPool GlobalAveragePool BatchNormalization Resize Dropout",
+    "Softmax LogSoftmax LayerNormalization Pow ReduceMean ReduceSum",
+)
+_MOST_PARTS_OF_A_SMALL_MODEL = 250  # nodes and initializers, about 2 ms; a larger model gains too little
+
+
+def choose(
+    requested: ProviderList, options: Any, release: tuple[int, ...], outline: GraphOutline
+) -> dict[str, tuple[str, str]]:
+    """Return the options that suit the model, each with its value and the reason.
+
+    They are options of the CUDA provider, and ``THREADS`` of the session. Nothing is chosen for a model that cannot be
+    read: ONNX Runtime says what is wrong with it.
+
+    Args:
+        requested: the providers that the caller asked for, with the caller's options.
+        options: the caller's SessionOptions, or None.
+        release: of ONNX Runtime.
+    """
+    if release < _RELEASE or not {CUDA, CPU}.issuperset(requested.names):
+        return {}
+    chosen: dict[str, tuple[str, str]] = {}
+    try:
+        if HANDLES not in requested.options_of(CUDA) and may_record(options) and has_only(outline, WITHOUT_CUDNN):
+            chosen |= NO_HANDLES  # only where ``unfit`` can tell
+        # ONNX Runtime counts physical cores, and ignores how many the process may use
+        if options is None and (os.cpu_count() or 1) > 2 * FEW_THREADS and has_only(outline, ON_GPU):
+            chosen |= _FEW_THREADS
+    except UNREADABLE:
+        return {}
+    return chosen
+
+
+def unfit(chosen: Collection[str], placement: Placement) -> set[str]:
+    """Return the names of the chosen options that do not suit the model as ONNX Runtime placed it."""
+    placed = ((node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA)
+    fits = {
+        HANDLES: placement.known and not cudnn_operators(placed),
+        THREADS: placement.known and not placement.cpu_compute_nodes,
+    }
+    return {name for name, fit in fits.items() if name in chosen and not fit}
+
+
+def has_only(outline: GraphOutline, operators: Collection[bytes]) -> bool:
+    """Return True if all nodes of a model are of these ``operators`` of ONNX's own domain.
+
+    False for a model with functions, which may have the name of an operator, and for a large one.
+    """
+    graph = outline.graph
+    if outline.functions or graph.size > _MOST_PARTS_OF_A_SMALL_MODEL:
+        return False
+    return all(node.operator in operators and node.domain in STANDARD for node in graph.nodes)
+
+
+def with_a_handle(error: LibraryNotFoundError) -> ProviderOptionError:
+    """Return the error for a session without a handle that needed one after all. Then WITHOUT_CUDNN is wrong."""
+    return ProviderOptionError(
+        "the model reached an operator that needs cuDNN, and this session was opened without a handle of it",
+        evidence=[f"chosen for speed: {HANDLES}=0", *error.evidence],
+        fixes=[manual(f'open it with one: GPUSession(model, providers=[("{CUDA}", {{"{HANDLES}": "1"}})])')],
+        provider=CUDA,
+        option=HANDLES,
+        value="0",
+    )

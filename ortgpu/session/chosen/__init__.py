@@ -1,1 +1,0 @@
-"""Options that are chosen for a model by rules: image layout, cuDNN handles, CPU threads."""
