@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,18 +14,32 @@ from ..environment.inspection import Environment
 from ..environment.packages.installed import Distribution, OnnxRuntime, Packages
 from ..environment.packages.installer import Installer
 from ..environment.variables import Variables
-from ..errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError, catalogue
+from ..errors import (
+    GPUError,
+    LibraryNotFoundError,
+    OnnxRuntimeNotInstalledError,
+    PlacementError,
+    ProviderFallbackError,
+    catalogue,
+)
 from .checks import driver, imports, packages
 from .checks.opening import of_construction
 from .execution import of_run
 from .facts import Facts, Observed
 from .messages import loader_words
 
-_OWN = re.compile(r"\b(?:ortgpu explain ([\w-]+)|ortgpu\.errors\.(\w+Error)\b)")
+# A word that is not part of a path or of a longer name
+_WORD = re.compile(r"(?:\bortgpu\.errors\.|(?<![\w./\\-]))([\w-]+)(?![\w/\\-]|\.\w)")
+_ADVICE = re.compile(r"\bortgpu explain ([\w-]+)")
+# ONNX Runtime's two warnings about a session that is on the GPU, and this library's
+_ON_THE_CPU = re.compile(
+    r"Memcpy nodes are added to the graph|not assigned to the preferred execution|CPUNodesWarning:"
+)
 _AVAILABLE = re.compile(r"'CUDAExecutionProvider' is not in available provider names.*Available providers: '([^']*)'")
 _NOT_INSTALLED = re.compile(r"No module named '?onnxruntime'?$")
+_LACKS_A_DLL = re.compile(r"LoadLibrary failed with error 126\b.*onnxruntime_providers_cuda")  # before 1.22
 _LIBRARY = re.compile(r"\.(?:so|dll)\b", re.IGNORECASE)
-_BEFORE_THE_LOADER = re.compile(r".*(?:with error: |(?:Import|OS)Error: )")
+_BEFORE_THE_LOADER = re.compile(r".*(?:with error: |Error: )")
 
 
 # A machine on which nothing is known to be wrong
@@ -50,17 +65,30 @@ _ELSEWHERE = Environment(
 def recognise(text: str) -> tuple[str, str] | None:
     """Return the code of the error that a text stands for, and the line that says so; None if no line is known.
 
-    A line that names a cause counts before one that says only that ONNX Runtime left the GPU. The checks judge it on a
-    machine of which nothing else is known.
+    A line that names a cause counts before one that says only that ONNX Runtime left the GPU, or that names the base of
+    errors. The checks judge it on a machine of which nothing else is known.
     """
+    vague = {ProviderFallbackError.code, *(code for code, cls in catalogue().items() if cls.__subclasses__())}
     found = [(code, line.strip()) for line in text.splitlines() for code in _codes_of(line.strip())]
-    return min(found, key=lambda each: each[0] == ProviderFallbackError.code, default=None)
+    return min(found, key=lambda each: each[0] in vague, default=None)
+
+
+@functools.cache
+def _own_names() -> dict[str, str]:
+    """Return codes by what this library writes for them. A code of one word may mean something else in a log."""
+    codes = {code: code for code in catalogue() if "-" in code}
+    return {**codes, **{cls.__name__: code for code, cls in catalogue().items()}}
 
 
 def _codes_of(line: str) -> Iterator[str]:
     """Yield the codes that a line stands for, the likeliest first."""
-    for own in _OWN.findall(line):
-        yield from (code for code, cls in catalogue().items() if code in own or cls.__name__ in own)
+    names = _own_names()
+    yield from (names[word] for word in _WORD.findall(line) if word in names)
+    yield from (code for code in _ADVICE.findall(line) if code in catalogue())
+    if _ON_THE_CPU.search(line):
+        yield PlacementError.code
+    if _LACKS_A_DLL.search(line):
+        yield LibraryNotFoundError.code
     if _NOT_INSTALLED.search(line):
         yield OnnxRuntimeNotInstalledError.code
     yield from (error.code for error in _judged(line) if error is not None)

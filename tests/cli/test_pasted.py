@@ -70,6 +70,24 @@ ABSENT = "cannot open shared object file: No such file or directory"
         ("    raise error\northpu\nortgpu.errors.DriverNotFoundError: the NVIDIA driver's library cannot be loaded",
             "driver-not-found"),
         ("To fix it:\n    look\nMore: ortgpu explain rank-device\n", "rank-device"),
+        ("More: ortgpu explain placement", "placement"),
+        ("DriverNotFoundError: the NVIDIA driver's library libcuda.so.1 cannot be loaded", "driver-not-found"),
+        ("model.onnx runs on the CPU, which was allowed [no-device]: CUDA shows this process no GPU", "no-device"),
+        ("SKIPPED [1] test_model.py:6: no GPU can be used: driver-too-old: the driver is old", "driver-too-old"),
+        ("    except GPUError as error:\nortgpu.errors.DeviceBusyError: the GPU is busy", "device-busy"),
+        ("ortgpu.errors.GPUError: the model m.onnx is a pointer of Git LFS", "gpu-error"),
+        ("[W:onnxruntime:, transformer_memcpy.cc:83 ApplyImpl] 3 Memcpy nodes are added to the graph main_graph for "
+            "CUDAExecutionProvider. It might have negative impact on performance", "placement"),
+        ("[W:onnxruntime:, session_state.cc:1280 VerifyEachNodeIsAssignedToAnEp] Some nodes were not assigned to the "
+            "preferred execution providers which may or may not have an negative impact on performance.", "placement"),
+        ("app.py:3: CPUNodesWarning: 2 of 5 nodes compute on the CPU: Unique (2)", "placement"),
+        (f"Could not load library libcudnn_ops_infer.so.8. Error: libcudnn_ops_infer.so.8: {ABSENT}",
+            "library-not-found"),
+        ("Unable to load any of {libcudnn_cnn.so.9.1.0, libcudnn_cnn.so.9.1, libcudnn_cnn.so.9, libcudnn_cnn.so}",
+            "library-not-found"),
+        (r'[ONNXRuntimeError] : 1 : FAIL : LoadLibrary failed with error 126 "" when trying to load '
+            r'"C:\x\onnxruntime_providers_cuda.dll"', "library-not-found"),
+        ("Could not locate cudnn_ops64_9.dll. Please make sure it is in your library path!", "library-not-found"),
     ],
 )  # fmt: skip
 def test_text_leads_to_its_code(text: str, code: str) -> None:
@@ -87,6 +105,7 @@ def test_text_leads_to_its_code(text: str, code: str) -> None:
         "rm: cannot remove 'x': Operation not permitted",
         "[ONNXRuntimeError] : 3 : NO_SUCHFILE : Load model from CUDA failure 700/m.onnx failed: File doesn't exist",
         "ortgpu explain nothing-of-this-name",
+        "/srv/no-device/app.py: placement of the text, with --no-device",
     ],
 )
 def test_other_text_leads_nowhere(text: str, capsys: pytest.CaptureFixture[str]) -> None:

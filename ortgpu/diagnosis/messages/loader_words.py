@@ -9,6 +9,8 @@ _NOT_FOUND = re.compile(
     rf"{_SONAME}: cannot open shared object"
     rf"|links {_SONAME}, of which there are only damaged"  # preloading.py
     r"|(?i:([^\s\\/]+\.dll), which it links, was not found)"  # environment/loader_windows.py
+    rf"|Unable to load any of {{{_SONAME}"  # cuDNN 9, which then ends the process
+    r"|Could not locate ([^\s\\/]+\.dll)\. Please make sure"  # cuDNN on Windows
     r'|.*which depends on "([^"\\/]+\.dll)" which is missing'  # ONNX Runtime's provider_bridge_ort.cc
 )
 # glibc has two texts for a symbol with a version; the second went without a comma before 2.31
