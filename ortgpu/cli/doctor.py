@@ -93,7 +93,8 @@ def doctor(
       "probe"         steps, completed, returncode, signal, timed_out, died_in,
                       opening, seconds, output; null with --no-probe
       "training"      with --profile training: environment, ssh, shared_folder
-    or "error", where the launcher's variables do not say which rank this is.
+    or "error", where the launcher's variables do not say which rank this is,
+    and where the interpreter of --python does not run this library.
     """
     from ortgpu import diagnose
     from ortgpu.cli.findings import Report
@@ -111,7 +112,7 @@ def doctor(
             diagnosis = judge(
                 model, probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
             )
-    except LauncherConflictError as error:
+    except (LauncherConflictError, click.ClickException) as error:
         if not as_json:
             raise
         return output.show_problem(error, (), as_json, model=None)

@@ -66,6 +66,9 @@ def test_interpreter_that_does_not_run_this_library(tmp_path: Path) -> None:
     result = ortgpu("doctor", "--python", str(old))
     assert result.returncode == 1
     assert "it is Python 3.9, and ortgpu needs 3.10 or newer" in result.stderr
+    refused = json.loads(ortgpu("doctor", "--json", "--python", str(old)).stdout)
+    assert (refused["ok"], refused["error"]["code"]) == (False, None)
+    assert "it is Python 3.9" in refused["error"]["summary"]
     none = ortgpu("doctor", "--python", "/bin/true")
     assert (none.returncode, none.stdout) == (1, "")
     assert "/bin/true: " in none.stderr
