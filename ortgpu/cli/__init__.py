@@ -52,7 +52,7 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         is_known = args[0] in COMMANDS or ctx.resilient_parsing  # a shell that completes the line is told nothing
-        for near in difflib.get_close_matches(args[0], () if is_known else COMMANDS, n=1, cutoff=0.5):
+        for near in difflib.get_close_matches(args[0], () if is_known else COMMANDS, n=1):
             ctx.fail(f"There is no command {args[0]!r}; did you mean {near}?")
         return super().resolve_command(ctx, args)
 

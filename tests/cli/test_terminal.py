@@ -185,6 +185,11 @@ def test_unknown_command_is_answered_with_the_nearest(
     assert f"did you mean {meant}?" in capsys.readouterr().err
 
 
+def test_command_that_is_like_none_is_only_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["placement"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "completed"), [("ortgpu ch", "plain,check"), ("ortgpu check --allow", "plain,--allow-cpu")]
 )
