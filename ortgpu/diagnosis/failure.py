@@ -24,7 +24,7 @@ from .messages.runtime_words import OF_WHEELS
 _FOR_WHAT_NO_CHECK_KNOWS = (
     manual("run `ortgpu doctor`: it opens the driver, the provider and a small session in a process of its own"),
     manual("if a session opens there, restart this process and open its first GPUSession before CUDA is used"),
-    manual("else please report it with the output of `ortgpu doctor --json --redact`"),
+    manual("else please report it to the maintainers of ortgpu, with the output of `ortgpu doctor --json --redact`"),
 )
 
 if TYPE_CHECKING:
