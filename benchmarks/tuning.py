@@ -24,6 +24,7 @@ from ortgpu.provider.settings import described
 from ortgpu.session.tuning.children import Place
 from ortgpu.session.tuning.tuning import Trial, Tuning, Wanted, tune_at
 from tests.support.children import run_child
+from tests.support.this_machine import environment_record, find_gpus
 
 _TO_MAKE = 120.0  # seconds
 _PLANTED = {"layout": ("channels-last", "channels-last, biases fused"), "workspace": ("small",)}
@@ -113,6 +114,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all trials there, after each model")
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
+    where = environment_record(find_gpus())
     rows: list[dict[str, Any]] = []
     for name in options.names:
         left = end - time.monotonic()
@@ -125,7 +127,7 @@ def main() -> int:
             rows.append({"model": name, "failed": f"{type(error).__name__}: {error}".splitlines()[0]})
             print(f"    {rows[-1]['failed']}", file=sys.stderr, flush=True)
         if options.json is not None:
-            document = {"benchmark": "tuning", "arguments": sys.argv[1:], "rows": rows}
+            document = {"benchmark": "tuning", **where, "arguments": sys.argv[1:], "rows": rows}
             options.json.write_text(json.dumps(document, indent=1, default=str))
     show(rows)
     return int(any("failed" in row or row["accepted"] for row in rows))

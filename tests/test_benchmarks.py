@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -228,14 +230,8 @@ RECORDED = ROOT / "benchmarks" / "results"
 ROWS = {
     "`ortgpu doctor`": ("overhead-h200-2026-11-23-1ac2759", "doctor"),
     "no GPU shown": ("overhead-h200-2026-11-23-1ac2759", "broken-no-device"),
-    "first run of a new": ("throughput-run-and-graph-h200-2026-11-23-1ac2759", "first-run-resnet50-b8"),
     "session of a model with one": ("overhead-h200-2026-11-23-1ac2759", "session-options"),
-    "`run` of 1 MB": ("throughput-run-and-graph-h200-2026-11-23-1ac2759", "run-negate-1mb"),
     "`run` of a model with two": ("overhead-h200-2026-11-23-1ac2759", "run-small"),
-    "session of ResNet-50": ("overhead-sessions-h200-x2-2026-11-23-33b6997", "session-resnet50"),
-    "`GPUSessionPool`": ("pool-h200-x2-2026-11-23-1ac2759", "pool-resnet50-b256-x2"),
-    "`cuda_graph=True`": ("throughput-run-and-graph-h200-2026-11-23-1ac2759", "graph-resnet50-b1"),
-    "`map`": ("throughput-map-h200-2026-11-23-1ac2759", "map-resnet50-b256"),
 }
 
 
@@ -249,6 +245,37 @@ def test_figures_of_the_readme_are_recorded_and_the_worst_is_first() -> None:
         assert row.startswith(start)
         figure = json.loads((RECORDED / f"{file}.json").read_text(encoding="utf-8"))["figures"][name]
         assert f"{figure['plain']['median'] / figure['ours']['median']:.2f}" == shown, row
+
+
+SAID = re.compile(r"^\| (.+?) \| ([\d.; ]+) \| ([\d.; ]+) \| ([\d.; ]+) \|$", re.MULTILINE)
+
+
+def spread_of(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Return the worst, the mean and the best times plain."""
+    times = [1 / ratio for ratio in ratios]
+    return min(times), statistics.geometric_mean(times), max(times)
+
+
+def test_what_the_readme_says_of_untuned_and_tuned_sessions_is_recorded() -> None:
+    rows = SAID.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    zoo = json.loads((RECORDED / "zoo-h200-2026-11-23-4fba0b2.json").read_text(encoding="utf-8"))
+    kinds = [part["figures"] for part in zoo["parts"].values() if part["options"]]
+    untuned = [
+        part["figures"] for part in zoo["parts"].values() if part["options"] and "prefer_nhwc" not in part["options"]
+    ]
+    assert (len(kinds), len(untuned)) == (13, 10)
+    names = (["constructor"], ["run b1", "run b32"], ["map b1", "map b32"], ["cuda_graph b1"])
+    expected = [[spread_of([kind[name]["ratio"] for kind in untuned]) for name in each] for each in names]
+    expected[-1].append(spread_of([each["ratio"] for each in zoo["parts"]["graphs"]["figures"].values()]))
+    tuning = json.loads((RECORDED / "tuning-h200-2026-11-23-4fba0b2.json").read_text(encoding="utf-8"))
+    models = [row for row in tuning["rows"] if "failed" not in row]
+    found = [
+        next(each["ratio"] for each in row["trials"] if each["settings"] == {"search": "heuristic"}) for row in models
+    ]
+    expected.append([spread_of(found)])
+    expected += [[spread_of([row[choice]["ratio"] for row in models])] for choice in ("automatic", "named")]
+    said = [list(zip(*(each.split("; ") for each in row[1:]), strict=True)) for row in rows]
+    assert said == [[tuple(f"{each:.2f}" for each in spread) for spread in row] for row in expected]
 
 
 def test_every_row_of_the_figures_is_as_many_times_plain_as_it_says() -> None:
@@ -275,12 +302,10 @@ def test_every_row_of_the_figures_is_as_many_times_plain_as_it_says() -> None:
             assert quotient == pytest.approx(times, rel=0.025), (ours, plain, shown)
 
 
-def test_plot_of_the_readme_is_that_of_the_recorded_figures(tmp_path: Path) -> None:
-    files = dict.fromkeys(file for file, _ in ROWS.values() if file.startswith(("throughput", "pool")))
-    assert len(files) == 3
-    in_order = sorted(files, key=lambda file: ("map" not in file, "pool" in file))
+def test_plot_of_the_figures_is_that_of_the_recorded_figures(tmp_path: Path) -> None:
+    names = ("throughput-map-h200", "throughput-run-and-graph-h200", "pool-h200-x2")
     plot = tmp_path / "plot.svg"
-    results = [str(RECORDED / f"{file}.json") for file in in_order]
+    results = [str(RECORDED / f"{name}-2026-11-23-1ac2759.json") for name in names]
     run_child([sys.executable, "-m", "benchmarks.publish", *results, "--plot", str(plot)], deadline=60).ok()
     published = RECORDED / "times-plain-h200-2026-11-23-1ac2759.svg"
     texts = [re.findall(r">([^<>]+)</text>", each.read_text(encoding="utf-8")) for each in (plot, published)]
