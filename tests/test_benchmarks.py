@@ -385,3 +385,45 @@ def test_every_kind_of_the_zoo_runs_with_any_batch(tmp_path: Path) -> None:
     reports = run_python(code, str(tmp_path), deadline=110).ok().reports
     assert len(reports) == 26
     assert all(reports.values()), reports
+
+
+def test_what_tune_chose_is_compared_with_the_best_of_the_full_grid(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    options = ["--cpu", "--budget", "20", "--grid", "20", "--batch", "2", "--json", str(results)]
+    env = child_environment({"XDG_RUNTIME_DIR": str(tmp_path), "ORTGPU_TEST_MODELS": str(tmp_path)})
+    child = run_child([sys.executable, "-m", "benchmarks.tuning", *options, "perceptron"], env=env, deadline=110).ok()
+    (row,) = json.loads(results.read_text(encoding="utf-8"))["rows"]
+    count = row["grid"]["of"]
+    assert row["grid"]["timed"] == count in (8, 16)  # graph, shapes, cuDNN; threads, where there are many
+    measured = [each["ratio"] for each in row["trials"]]
+    assert len(measured) == count - 1  # one is plain ONNX Runtime
+    best = min(1.0, *measured)
+    assert row["best"]["TF32"]["ratio"] == best
+    assert row["grid"]["chosen over best"] == pytest.approx(row["named"]["ratio"] / best)
+    assert f"of the best of {count} of {count} settings" in child.stdout
+
+
+def test_planted_faults_are_rejected_in_random_networks(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    options = ["--faults", "--networks", "1", "--cpu", "--budget", "40", "--json", str(results)]
+    child = run_child([sys.executable, "-m", "benchmarks.tuning", *options], deadline=170).ok()
+    (row,) = json.loads(results.read_text(encoding="utf-8"))["rows"]
+    assert set(row["faults"]) == {"one wrong channel", "fuse_conv_bias without prefer_nhwc", "a race"}
+    assert all(verdict.startswith("rejected: output") for verdict in row["faults"].values()), row["faults"]
+    assert child.stdout.count("accepted 0 of 1 (bar 0)") == 3
+
+
+def test_a_planted_fault_that_was_accepted_or_not_tried_is_named() -> None:
+    code = """
+        from benchmarks.tuning import faults
+        from ortgpu.session.tuning.tuning import Trial
+        from tests.support.children import report
+        settings = {"search": "heuristic", "layout": "channels-last"}
+        wrong = Trial({"workspace": "small"}, None, (), 1.0, "rejected: output 'y' is wrong")
+        report("faults", faults([Trial(settings, 0.5, (1.0,), 0.0, "not the fastest"), wrong]))
+    """
+    assert run_python(code).ok().reports["faults"] == {
+        "one wrong channel": "accepted",
+        "fuse_conv_bias without prefer_nhwc": "not tried",
+        "a race": "rejected: output 'y' is wrong",
+    }

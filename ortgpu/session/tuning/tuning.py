@@ -159,8 +159,16 @@ class Wanted:
     on_trial: Callable[[Trial], object] = lambda _: None
 
 
-def tune_at(place: Place, wanted: Wanted, record: str | os.PathLike[str] | None = None) -> Tuning:
-    """Tune as :func:`tune` does, at another place. Tests have the CPU in the place of a GPU."""
+def tune_at(
+    place: Place,
+    wanted: Wanted,
+    record: str | os.PathLike[str] | None = None,
+    kind: Callable[..., Search] | None = None,
+) -> Tuning:
+    """Tune as :func:`tune` does, at another place, or with another search.
+
+    Tests have the CPU in the place of a GPU, and benchmarks a search that goes on.
+    """
     started = time.monotonic()
     runtime = load_runtime()
     if runtime.module is None:
@@ -178,7 +186,9 @@ def tune_at(place: Place, wanted: Wanted, record: str | os.PathLike[str] | None 
                 raise TimeoutError(f"to open and run the model: {error}") from None
             raise RuntimeError(f"the model could not be opened and run: {error}") from None
         with only_tuner(begun.uuid or "cpu", wanted.budget):
-            search = _Search(wanted, replace(place, ordinal=begun.ordinal), begun, child, folder, model, started)
+            search = (kind or Search)(
+                wanted, replace(place, ordinal=begun.ordinal), begun, child, folder, model, started
+            )
             search.run()
     path = Path(record) if record is not None else default_path(wanted.model, begun.gpu)
     if path is not None and record is None and wanted.precision == "float16":  # used by those who name it
@@ -251,7 +261,7 @@ def model_in_folder(model: ModelSource) -> Iterator[tuple[str, str]]:
         yield folder, path if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
 
 
-class _Search:
+class Search:
     """A climb over the table of settings: of all changes of one setting the best is kept, until none is better."""
 
     def __init__(
@@ -261,7 +271,7 @@ class _Search:
         self._started = started
         self._file = os.path.join(folder, "work.pickle")
         self._seconds = min(_SECONDS, wanted.budget / 100)
-        self._end = started + wanted.budget * _SEARCHING
+        self.end = started + wanted.budget * _SEARCHING
         self._patience = max(_SHORTEST, 4 * (time.monotonic() - started))
         self._seen: dict[_Key, Trial] = {}
         self._rejected: set[tuple[str, str]] = set()  # values that were wrong, or much slower than without
@@ -279,9 +289,9 @@ class _Search:
         Path(self._file).write_bytes(pickle.dumps(self._work))
         plain: Settings = {"search": "exhaustive"} if self._begun.convolves else {}
         start: Settings = {"search": "heuristic"} if self._begun.convolves else {}  # as sessions have it untuned
-        automatic = self._climb(start, self._spaces(AUTOMATIC))
-        named = self._climb(automatic, self._spaces(tuple(SETTINGS)))
-        self._try([start, automatic, named], again=True)
+        automatic = self._climb(start, self.spaces(AUTOMATIC))
+        named = self._climb(automatic, self.spaces(tuple(SETTINGS)))
+        self.try_all([start, automatic, named], again=True)
         self.automatic = self._better(self._better(Choice(plain, 1.0), start, gain=1.01), automatic)
         self.named = self._better(self.automatic, named)
         self._look_where_they_diverge()
@@ -313,7 +323,7 @@ class _Search:
             return None
         return path
 
-    def _spaces(self, names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
+    def spaces(self, names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
         """Return the settings that can matter to this model, each with its values."""
         begun, single = self._begun, self._wanted.objective == "latency"
         matters = {
@@ -332,12 +342,12 @@ class _Search:
         """Return the best settings that changes of one setting at a time lead to."""
         while True:
             changes = [
-                _normal({**best, name: value})
+                normal({**best, name: value})
                 for name, values in spaces
                 for value in values
                 if (name, value) not in self._rejected
             ]
-            self._try([best, *changes])
+            self.try_all([best, *changes])
             for each in changes:
                 if self._ratio(each) >= self._ratio(best) * _HOPELESS and _key(each) in self._seen:
                     self._rejected |= each.items() - best.items()
@@ -357,11 +367,11 @@ class _Search:
         ratio = self._ratio(settings)
         return Choice(settings, ratio) if ratio < best.ratio * gain else best
 
-    def _try(self, candidates: Sequence[Settings], *, again: bool = False) -> None:
+    def try_all(self, candidates: Sequence[Settings], *, again: bool = False) -> None:
         """Try all that were not tried yet, or all of them once more."""
         left = {_key(each): each for each in candidates if each and (again or _key(each) not in self._seen)}
         for key, settings in left.items():
-            if again or time.monotonic() < self._end:
+            if again or time.monotonic() < self.end:
                 self._keep(_judged(settings, self._measure(settings, again=again)), self._seen.get(key))
             elif (said := f"{described(settings)}: the time was up") not in self.left_out:
                 self.left_out.append(said)
@@ -407,7 +417,7 @@ _WRONG = "rejected: output"
 _PLAIN = {name: next(iter(values)) for name, values in SETTINGS.items() if name != "search"}
 
 
-def _normal(settings: Settings) -> Settings:
+def normal(settings: Settings) -> Settings:
     """Return the settings without those that plain ONNX Runtime has; the search is always named."""
     return {name: value for name, value in settings.items() if value != _PLAIN.get(name)}
 
