@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import pickle
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -274,7 +275,7 @@ class Search:
         self.end = started + wanted.budget * _SEARCHING
         self._patience = max(_SHORTEST, 4 * (time.monotonic() - started))
         self._seen: dict[_Key, Trial] = {}
-        self._rejected: set[tuple[str, str]] = set()  # values that were wrong, or much slower than without
+        self._gains: dict[tuple[str, str], float] = {}  # the last ratio of a value to the time without it
         self.dimensions = _dimensions(begun)
         self.left_out: list[str] = []
         self.compared_with = "the CPU's float32"
@@ -289,8 +290,11 @@ class Search:
         Path(self._file).write_bytes(pickle.dumps(self._work))
         plain: Settings = {"search": "exhaustive"} if self._begun.convolves else {}
         start: Settings = {"search": "heuristic"} if self._begun.convolves else {}  # as sessions have it untuned
-        automatic = self._climb(start, self.spaces(AUTOMATIC))
-        named = self._climb(automatic, self.spaces(tuple(SETTINGS)))
+        # What gains most comes first, in case the time is short: graphs, then float16 with what is best without it
+        exact = self._climb(start, self.spaces(tuple(name for name in SETTINGS if name != "precision")))
+        named = self._climb(exact, self.spaces(tuple(SETTINGS)))
+        allowed = [each.settings for each in self.trials if each.settings.keys() <= {"search", *AUTOMATIC}]
+        automatic = self._climb(min(allowed, key=self._ratio, default=start), self.spaces(AUTOMATIC))
         self.try_all([start, automatic, named], again=True)
         self.automatic = self._better(self._better(Choice(plain, 1.0), start, gain=1.01), automatic)
         self.named = self._better(self.automatic, named)
@@ -341,16 +345,14 @@ class Search:
     def _climb(self, best: Settings, spaces: Sequence[tuple[str, Sequence[str]]]) -> Settings:
         """Return the best settings that changes of one setting at a time lead to."""
         while True:
-            changes = [
-                normal({**best, name: value})
-                for name, values in spaces
-                for value in values
-                if (name, value) not in self._rejected
-            ]
+            pairs = [(name, value) for name, values in spaces for value in values]
+            pairs.sort(key=lambda pair: self._gains.get(pair, 1.0))
+            tried = [pair for pair in pairs if self._gains.get(pair, 1.0) < _HOPELESS]
+            changes = [normal({**best, name: value}) for name, value in tried]
             self.try_all([best, *changes])
-            for each in changes:
-                if self._ratio(each) >= self._ratio(best) * _HOPELESS and _key(each) in self._seen:
-                    self._rejected |= each.items() - best.items()
+            for pair, each in zip(tried, changes, strict=True):
+                if _key(each) in self._seen and each != best:
+                    self._gains[pair] = self._ratio(each) / min(self._ratio(best), sys.float_info.max)
             found = min((best, *changes), key=self._ratio)
             if not self._ratio(found) < self._ratio(best) * _GAIN:  # both are infinite where the time was up
                 return best
