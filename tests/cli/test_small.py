@@ -119,6 +119,10 @@ def test_name_that_the_c_locale_does_not_have(relu: Path, command: list[str]) ->
     assert result.returncode == 1
     assert "start Python with PYTHONUTF8=1, or with LC_ALL=C.UTF-8" in result.stdout, result
     assert "incompatible constructor arguments" not in result.stdout
+
+
+def test_name_that_the_advised_locale_has(relu: Path) -> None:
+    renamed = relu.rename(relu.with_name("gr\u00f6\u00dfe.onnx"))
     advised = ortgpu("check", "--allow-cpu", str(renamed), env={**NO_GPU, "LC_ALL": "C.UTF-8"})
     assert advised.returncode == 0, advised
 

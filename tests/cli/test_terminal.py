@@ -73,14 +73,12 @@ def test_no_line_breaks_a_word(arguments: str, model: Path) -> None:
     assert [line for line in shown if breaks_a_word(line)] == []
 
 
-@pytest.mark.parametrize("columns", [80, 200])
-def test_no_word_is_lost_on_the_way(columns: int) -> None:
+@pytest.mark.parametrize("arguments", ["doctor --no-probe --verbose", "explain", "explain driver-not-found"])
+def test_no_word_is_lost_on_the_way(arguments: str) -> None:
     """As wide as the terminal is, it shows the words that a file gets."""
-    for arguments in (["doctor", "--no-probe", "--verbose"], ["explain"], ["explain", "driver-not-found"]):
-        piped, shown = (
-            ortgpu(*arguments, env=NO_GPU).stdout,
-            lines_in_a_terminal(*arguments, columns=columns, env=NO_GPU),
-        )
+    piped = ortgpu(*arguments.split(), env=NO_GPU).stdout
+    for columns in (80, 200):
+        shown = lines_in_a_terminal(*arguments.split(), columns=columns, env=NO_GPU)
         assert [word for line in shown for word in line.split()][-50:] == piped.split()[-50:]
         assert sum(len(line) > columns for line in shown) <= sum(len(word) > columns - 4 for word in piped.split())
 
