@@ -35,13 +35,10 @@ def not_found(facts: Facts) -> GPUError | None:
     if driver.libcuda is not None:
         return None
     library = _libcuda(host)
-    if host.is_windows:
-        return DriverNotFoundError(
-            f"the NVIDIA driver's library {library} cannot be loaded",
-            evidence=[driver.libcuda_error or f"{library} cannot be loaded", *_said_by_nvml(driver)],
-            fixes=[remedies.update_driver(environment)],
-        )
+    summary = f"the NVIDIA driver's library {library} cannot be loaded"
     evidence = [driver.libcuda_error or f"{library} cannot be loaded", *_said_by_nvml(driver)]
+    if host.is_windows:
+        return DriverNotFoundError(summary, evidence=evidence, fixes=[remedies.update_driver(environment)])
     if driver.kernel_version:
         evidence.append(f"kernel module: {driver.kernel_version}")
     evidence.append(f"device files: {', '.join(driver.device_nodes) or 'none'}")
@@ -57,9 +54,7 @@ def not_found(facts: Facts) -> GPUError | None:
     if elsewhere is not None:
         evidence.append(elsewhere[0])
         fixes = [elsewhere[1]]
-    return DriverNotFoundError(
-        f"the NVIDIA driver's library {library} cannot be loaded", evidence=evidence, fixes=fixes
-    )
+    return DriverNotFoundError(summary, evidence=evidence, fixes=fixes)
 
 
 def _libcuda(host: Host) -> str:
