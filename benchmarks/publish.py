@@ -10,7 +10,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +36,34 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def of_zoo(record: Mapping[str, Any]) -> Iterator[tuple[str, Spread]]:
+    """Yield times plain of ``map`` for the kinds of network that no rule had tuned, by name and batch."""
+    for kind, part in record["parts"].items():
+        if part["options"] and "prefer_nhwc" not in part["options"]:
+            for batch in (1, 32):
+                figure = part["figures"][f"map b{batch}"]
+                pairs = zip(figure["ours"], figure["plain"], strict=True)
+                low, middle, high = quartiles([ours / plain for ours, plain in pairs])
+                yield f"{kind}-b{batch}", Spread(1 / high, 1 / middle, 1 / low)
+
+
 def draw(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw all figures of these records, a panel for each batch, and one for those without."""
     from ortgpu.cli.bench.plot import draw_panels
 
     panels: dict[int, dict[str, Spread]] = {}
     for record in records:
-        for name, figure in record["figures"].items():
+        figures = ((name, times_plain(each)) for name, each in record.get("figures", {}).items())
+        for name, times in of_zoo(record) if "parts" in record else figures:
             batch = re.search(r"-b(\d+)\b", name)
             label = name.replace(batch[0], "") if batch else name
-            panels.setdefault(int(batch[1]) if batch else 0, {})[label] = times_plain(figure)
+            panels.setdefault(int(batch[1]) if batch else 0, {})[label] = times
     named = {
         f"batch {batch}" if batch else "no batch": panels[batch]
         for batch in sorted(panels, key=lambda size: size or math.inf)
     }
     gpu = next(iter(records[0]["machine"]["gpus"]), "no GPU")
-    benchmarks = dict.fromkeys(record["benchmark"] for record in records)
+    benchmarks = dict.fromkeys("map, untuned" if "parts" in record else record["benchmark"] for record in records)
     draw_panels(named, f"{', '.join(benchmarks)}, {gpu}", path)
 
 
@@ -61,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (.svg, .png); needs matplotlib")
     options = parser.parse_args(arguments)
     records = [json.loads(path.read_text(encoding="utf-8")) for path in options.results]
-    print("\n\n".join(map(table, records)))
+    print("\n\n".join(table(record) for record in records if "figures" in record))
     if options.plot is not None:
         draw(records, options.plot)
     return 0

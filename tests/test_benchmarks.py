@@ -302,15 +302,26 @@ def test_every_row_of_the_figures_is_as_many_times_plain_as_it_says() -> None:
             assert quotient == pytest.approx(times, rel=0.025), (ours, plain, shown)
 
 
-def test_plot_of_the_figures_is_that_of_the_recorded_figures(tmp_path: Path) -> None:
-    names = ("throughput-map-h200", "throughput-run-and-graph-h200", "pool-h200-x2")
+@pytest.mark.parametrize(
+    ("page", "published", "names", "worst"),
+    [
+        ("benchmarks/FIGURES.md", "times-plain-h200-2026-11-23-1ac2759",
+            ("throughput-map-h200", "throughput-run-and-graph-h200", "pool-h200-x2"), "first-run-resnet50"),
+        ("README.md", "map-untuned-h200-2026-11-23-4fba0b2", ("zoo-h200",), "perceptron"),
+    ],
+)  # fmt: skip
+def test_plot_of_a_page_is_that_of_the_recorded_figures(
+    page: str, published: str, names: Sequence[str], worst: str, tmp_path: Path
+) -> None:
     plot = tmp_path / "plot.svg"
-    results = [str(RECORDED / f"{name}-2026-11-23-1ac2759.json") for name in names]
+    when = published.partition("-h200")[2]
+    results = [str(RECORDED / f"{name}{when}.json") for name in names]
     run_child([sys.executable, "-m", "benchmarks.publish", *results, "--plot", str(plot)], deadline=60).ok()
-    published = RECORDED / "times-plain-h200-2026-11-23-1ac2759.svg"
-    texts = [re.findall(r">([^<>]+)</text>", each.read_text(encoding="utf-8")) for each in (plot, published)]
+    shown = RECORDED / f"{published}.svg"
+    texts = [re.findall(r">([^<>]+)</text>", each.read_text(encoding="utf-8")) for each in (plot, shown)]
     assert texts[0] == texts[1]
-    assert "first-run-resnet50" in texts[0]
+    assert worst in texts[0]
+    assert f"results/{published}.svg)" in (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_results_are_published_as_a_table_and_a_plot(tmp_path: Path) -> None:
