@@ -73,7 +73,8 @@ class WiderSearch(Search):
                 break
             self.try_all([settings])
             self.timed += 1
-        self.best = {name: self._best(fits) for name, fits in CLASSES.items()}
+        end = max(self._started + self._wanted.budget, time.monotonic() + self.seconds_of_grid / 3)
+        self.best = {name: self._best(fits, end) for name, fits in CLASSES.items()}
 
     def _grid(self) -> list[Settings]:
         start: Settings = {"search": "heuristic"} if self._begun.convolves else {}
@@ -86,9 +87,11 @@ class WiderSearch(Search):
         random.Random(0).shuffle(found)
         return found
 
-    def _best(self, fits: Callable[[Settings], bool]) -> Choice:
+    def _best(self, fits: Callable[[Settings], bool], end: float) -> Choice:
         while True:
             usable = [each for each in self.trials if each.ratio is not None and fits(each.settings)]
+            if time.monotonic() > end:
+                usable = [each for each in usable if _key(each.settings) in self._confirmed]
             best = min(usable, key=lambda each: each.ratio or 0, default=None)
             if best is None or best.ratio is None or best.ratio >= 1:
                 return Choice({}, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -374,6 +375,69 @@ def test_the_worst_of_the_zoo_is_named_first() -> None:
     assert found["best"] == ["one", 0.5]
     assert found["geometric mean"] == pytest.approx(1.0)
     assert list(found["all"]) == ["two", "three", "one"]
+
+
+def test_a_kind_of_the_zoo_is_tuned_and_the_rest_named_when_the_time_is_up(tmp_path: Path) -> None:
+    results, models = tmp_path / "results.json", tmp_path / "models"
+    options = ["--device", "cpu", "--parts", "tuned", "--kinds", "perceptron", "dense", "--seconds", "0.001"]
+    command = [sys.executable, "-m", "benchmarks.zoo", "--out", str(results), "--folder", str(models), *options]
+    env = child_environment({"XDG_RUNTIME_DIR": str(tmp_path)})
+    child = run_child(command, env=env, deadline=110).ok()
+    record = json.loads(results.read_text(encoding="utf-8"))
+    classes = ("TF32", "TF32 without graphs", "float16", "float16 without graphs")
+    device_times = {f"tuned {name} b32" for name in classes} | {f"tuned {name} b1" for name in classes[:2]}
+    assert record["left out"] == ["dense, tuned"]
+    (part,) = record["parts"].values()
+    assert part["failed"] == {}
+    assert set(part["figures"]) == {*device_times, "map b1, tuned", "map b32, tuned", "constructor"}
+    assert part["notes"]["trials b32"]["compared with"] == "the CPU's float32"
+    for batch in (1, 32):
+        assert json.loads((models / f"tuned-perceptron-b{batch}.json").read_text(encoding="utf-8"))["named"]
+    assert list(record["summary"]["tuned TF32 b32"]["all"]) == ["perceptron"]
+    assert "map b32, tuned: worst perceptron" in child.stdout
+    assert "left out for want of time: dense, tuned" in child.stdout
+
+
+def test_the_zoo_names_who_misses_a_bar_and_the_mean_without_the_odd_one() -> None:
+    code = """
+        from benchmarks.zoo import summary
+        from tests.support.children import report
+        kinds = {"recurrent": 0.1, "dense": 0.9, "unet": 1.4}
+        seconds = {"recurrent": 0.01, "dense": 0.01, "unet": 0.002}  # of plain: 1.4 of 2 ms are 0.8 ms more
+        parts = {}
+        for kind, ratio in kinds.items():
+            ours, plain = [ratio * seconds[kind]], [seconds[kind]]
+            figures = {"constructor": {"ratio": ratio, "ours": ours, "plain": plain}, "map b1, tuned": {"ratio": ratio}}
+            parts[f"{kind}, tuned"] = {"figures": figures}
+        report("found", summary(parts))
+    """
+    found = run_python(code).ok().reports["found"]
+    assert found["constructor"]["missed by"] == []
+    assert found["map b1, tuned"]["missed by"] == ["unet"]
+    assert found["map b1, tuned"]["geometric mean without recurrent"] == pytest.approx((0.9 * 1.4) ** 0.5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed here")
+def test_networks_of_pytorch_compute_what_those_of_the_zoo_do(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from pathlib import Path
+        import numpy as np
+        import onnxruntime
+        from benchmarks import zoo_models, zoo_torch
+        from tests.support.children import report
+        for kind in ("squeeze-excite", "vision-transformer", "windowed-transformer", "shuffle", "unet", "enlarging"):
+            path = zoo_models.made(kind, Path(sys.argv[1]))
+            session = onnxruntime.InferenceSession(str(path))
+            shape = [each if isinstance(each, int) else 2 for each in session.get_inputs()[0].shape]
+            feed = {"x": np.random.default_rng(0).standard_normal(shape, np.float32)}
+            (right,) = session.run(None, feed)
+            (found,) = zoo_torch.Pipeline(path, "cpu", compiled=False).map([feed])
+            report(kind, float(abs(found - right).max() / abs(right).max()))
+    """
+    reports = run_python(code, str(tmp_path), deadline=110).ok().reports
+    assert len(reports) == 6
+    assert max(reports.values()) < 1e-5, reports
 
 
 def test_every_kind_of_the_zoo_runs_with_any_batch(tmp_path: Path) -> None:
