@@ -2,7 +2,7 @@
 
     python -m benchmarks.tuning [--budget 40] [--grid 30] [--batch 32] [--objective latency] [--precision fp16]
                                 [--minutes 5] [--json FILE] MODEL...
-    python -m benchmarks.tuning --faults [--networks 30] [--json FILE] [MODEL...]
+    python -m benchmarks.tuning --faults [--networks 30] [--locate] [--json FILE] [MODEL...]
 
 MODEL is a file, a kind of benchmarks.zoo_models, or a name that benchmarks.models makes. ``--grid`` then times the full
 grid of settings, in random order for so many seconds, and compares the best of it with what was chosen. ``--faults``
@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from tests.support.children import child_environment, run_child
 from tests.support.this_machine import environment_record, find_gpus
 
 _TO_MAKE = 120.0  # seconds
-_BUDGET, _BUDGET_OF_FAULTS = 40.0, 16.0  # seconds for each model
+_BUDGET, _BUDGET_OF_FAULTS = 40.0, 30.0  # seconds for each model
 _HOPELESS = 3.0  # times plain ONNX Runtime's time alone: values that the grid leaves out
 _PLANTED = {
     "one wrong channel": ("layout", "channels-last"),
@@ -101,6 +101,20 @@ class WiderSearch(Search):
             self.try_all([best.settings], again=True)
 
 
+class FaultSearch(Search):
+    """A search over the settings in which faults are planted. Where they diverge is looked for if ``locates``."""
+
+    locates = False
+
+    def spaces(self, names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
+        planted = {name for name, _ in _PLANTED.values()}
+        return [(name, values) for name, values in super().spaces(names) if name in planted]
+
+    def _look_where_they_diverge(self) -> None:
+        if self.locates:
+            super()._look_where_they_diverge()
+
+
 def _key(settings: Settings) -> frozenset[tuple[str, str]]:
     return frozenset(settings.items())
 
@@ -155,7 +169,8 @@ def take(name: str, options: argparse.Namespace, budget: float) -> dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "record.json")
         if options.faults:
-            found = tune_at(place, wanted, record)
+            FaultSearch.locates = options.locate
+            found = tune_at(place, wanted, record, FaultSearch)
             return {"model": Path(name).stem, **found.as_dict(), "faults": faults(found.trials)}
         found, search = tune_wider(place, wanted, record, options.grid)
     row = {"model": name, **found.as_dict()}
@@ -206,7 +221,7 @@ def take_networks(options: argparse.Namespace) -> list[dict[str, Any]]:
         row: dict[str, Any] = json.loads(results.read_text())["rows"][0]
         return row
 
-    at_once = max(1, min(8, (os.cpu_count() or 1) // 2))
+    at_once = max(1, min(10, (os.cpu_count() or 1) // 2 + 2))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as executor:
         done = [executor.submit(one, number, Path(folder)) for number in range(options.networks)]
         return [each.result() for each in done]
@@ -267,13 +282,14 @@ def show_faults(rows: list[dict[str, Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description="Tune models, and print a table.")
     parser.add_argument("names", nargs="*", metavar="MODEL", help="a file, a kind of the zoo, or of benchmarks.models")
-    parser.add_argument("--budget", type=float, help="seconds for each model (default: 40, with --faults 16)")
+    parser.add_argument("--budget", type=float, help="seconds for each model (default: 40, with --faults 30)")
     parser.add_argument("--minutes", type=float, default=5.0, help="no model is begun later")
     parser.add_argument("--grid", type=float, default=0.0, help="seconds to time the full grid, after each model")
     parser.add_argument("--batch", type=int, nargs="+", default=[32])
     parser.add_argument("--objective", choices=["latency", "throughput"], default="latency")
     parser.add_argument("--precision", choices=["fp32", "fp16"], default="fp32")
     parser.add_argument("--faults", action="store_true", help="plant faults; none may be accepted")
+    parser.add_argument("--locate", action="store_true", help="with models: also say where faults show first")
     parser.add_argument("--networks", type=int, default=30, help="random networks for --faults without models")
     parser.add_argument("--cpu", action="store_true", help="on the CPU: to see that it works")
     parser.add_argument("--json", type=Path, help="write all trials there, after each model")

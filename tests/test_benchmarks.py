@@ -379,7 +379,7 @@ def test_the_worst_of_the_zoo_is_named_first() -> None:
 
 def test_a_kind_of_the_zoo_is_tuned_and_the_rest_named_when_the_time_is_up(tmp_path: Path) -> None:
     results, models = tmp_path / "results.json", tmp_path / "models"
-    options = ["--device", "cpu", "--parts", "tuned", "--kinds", "perceptron", "dense", "--seconds", "0.001"]
+    options = ["--device", "cpu", "--parts", "tuned", "--kinds", "dense", "perceptron", "--seconds", "0.001"]
     command = [sys.executable, "-m", "benchmarks.zoo", "--out", str(results), "--folder", str(models), *options]
     env = child_environment({"XDG_RUNTIME_DIR": str(tmp_path)})
     child = run_child(command, env=env, deadline=110).ok()
@@ -480,7 +480,7 @@ def test_what_tune_chose_is_compared_with_the_best_of_the_full_grid(tmp_path: Pa
 
 def test_planted_faults_are_rejected_in_random_networks(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    options = ["--faults", "--networks", "1", "--cpu", "--budget", "40", "--json", str(results)]
+    options = ["--faults", "--networks", "1", "--cpu", "--budget", "60", "--json", str(results)]
     child = run_child([sys.executable, "-m", "benchmarks.tuning", *options], deadline=170).ok()
     (row,) = json.loads(results.read_text(encoding="utf-8"))["rows"]
     assert set(row["faults"]) == {"one wrong channel", "fuse_conv_bias without prefer_nhwc", "a race"}

@@ -39,6 +39,7 @@ _THREADS: Mapping[Objective, int] = {"latency": 1, "throughput": 3}  # runs at a
 _GAIN = 0.99  # of the time: less is noise, and is not worth another setting
 _SECONDS = 0.4  # to measure each batch of a candidate
 _HOPELESS = 1.5  # times as long as without a setting: it is not combined with others
+_FLOAT16 = 0.4  # of the time to search is for float16, where that is a candidate
 _SEARCHING = 0.8  # of the budget; the rest is for measuring the best once more, and for where others diverge
 _LONGEST_START = 120.0  # seconds of the first child, which has everything to load
 _SHORTEST = 15.0  # seconds that any child may take
@@ -207,7 +208,7 @@ def tune_at(
         no_record,
         search.compared_with,
         search.trials,
-        tuple(search.left_out),
+        search.left_out,
         shapes,
         time.monotonic() - started,
     )
@@ -275,9 +276,11 @@ class Search:
         self.end = started + wanted.budget * _SEARCHING
         self._patience = max(_SHORTEST, 4 * (time.monotonic() - started))
         self._seen: dict[_Key, Trial] = {}
-        self._gains: dict[tuple[str, str], float] = {}  # the last ratio of a value to the time without it
+        # The last ratio of a value to the time without it; float16 is worth a try before what gains nothing
+        self._gains: dict[tuple[str, str], float] = {("precision", "float16"): 0.5}
         self.dimensions = _dimensions(begun)
-        self.left_out: list[str] = []
+        self._not_possible: list[str] = []
+        self._late: dict[_Key, str] = {}  # candidates that the time did not suffice for, when they were due
         self.compared_with = "the CPU's float32"
         self._work = Work(
             model, place, begun.feeds, dimensions=self.dimensions, threads=_THREADS[wanted.objective],
@@ -291,7 +294,11 @@ class Search:
         plain: Settings = {"search": "exhaustive"} if self._begun.convolves else {}
         start: Settings = {"search": "heuristic"} if self._begun.convolves else {}  # as sessions have it untuned
         # What gains most comes first, in case the time is short: graphs, then float16 with what is best without it
+        end = self.end
+        if self._work.half is not None:
+            self.end -= _FLOAT16 * max(0.0, end - time.monotonic())
         exact = self._climb(start, self.spaces(tuple(name for name in SETTINGS if name != "precision")))
+        self.end = end
         named = self._climb(exact, self.spaces(tuple(SETTINGS)))
         allowed = [each.settings for each in self.trials if each.settings.keys() <= {"search", *AUTOMATIC}]
         automatic = self._climb(min(allowed, key=self._ratio, default=start), self.spaces(AUTOMATIC))
@@ -299,6 +306,10 @@ class Search:
         self.automatic = self._better(self._better(Choice(plain, 1.0), start, gain=1.01), automatic)
         self.named = self._better(self.automatic, named)
         self._look_where_they_diverge()
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        return (*self._not_possible, *(said for key, said in self._late.items() if key not in self._seen))
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -323,7 +334,7 @@ class Search:
         try:
             self._child.ask("halve", self._work.model, path, timeout=max(_SHORTEST, self._wanted.budget / 3))
         except Exception as error:  # noqa: BLE001 - the converter raises what it likes
-            self.left_out.append(f"precision float16: {first_line(error)}")
+            self._not_possible.append(f"precision float16: {first_line(error)}")
             return None
         return path
 
@@ -375,8 +386,8 @@ class Search:
         for key, settings in left.items():
             if again or time.monotonic() < self.end:
                 self._keep(_judged(settings, self._measure(settings, again=again)), self._seen.get(key))
-            elif (said := f"{described(settings)}: the time was up") not in self.left_out:
-                self.left_out.append(said)
+            else:
+                self._late[key] = f"{described(settings)}: the time was up"
 
     def _measure(self, settings: Settings, *, again: bool) -> Measured:
         seconds = 2 * self._seconds if again else self._seconds
