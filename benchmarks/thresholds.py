@@ -4,8 +4,8 @@
 
 For each size of an array, staged runs and plain ones, taken in turns in one process: as much out as in ("both"), one
 element out ("in"), and as much out as in while the caller keeps the results of a round, so that most are in fresh
-memory ("kept"). Below the table stands what follows for the constants in ortgpu/running/staging.py. ``--cpu`` is to see
-that it works: there nothing is staged.
+memory ("kept"). Below the table stands what follows for the constants in ortgpu/running/staging.py and copying.py.
+``--cpu`` is to see that it works: there nothing is staged.
 """
 
 from __future__ import annotations

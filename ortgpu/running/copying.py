@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import weakref
 from collections import deque
@@ -25,7 +26,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..model.protobuf import length_delimited, whole_number
-from ..process.background import Thread, fork_safe_lock
+from ..process.background import Thread, fork_safe_lock, is_of_a_handler
 from ..provider import lifetime
 from ..provider.requests import CPU
 from ..provider.runtime import load_runtime
@@ -35,6 +36,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+
+logger = logging.getLogger("ortgpu")
+
+# Bytes of an array from which on threads copy it faster than CUDA if nothing else has to be done for it: in a graph,
+# and beside a larger array. Runs with 2 MiB in and out gained although their other work took longer than plain run's
+# (benchmarks/results/thresholds-h200-2026-11-20.json).
+IN_THREADS_FROM = 2 << 20
+PIECE = 32 << 20  # bytes
+# Up to a fifth faster than 8 threads; 16 are hardly faster, on 16 cores and on 32 (thresholds-h200-*-387da57.json, in
+# the same folder).
+COPY_THREADS = 12  # fewer where the process has fewer cores
 
 _SLICES_OF_A_THREAD = 4  # small slices, so that a thread that wakes late has less to do
 _ALIGNMENT = 64  # bytes, a cache line
@@ -98,17 +110,40 @@ class ParallelCopy:
         self._bindings.append(binding)
 
 
+class _OneThread(ParallelCopy):
+    """The calling thread alone."""
+
+    def __init__(self) -> None:
+        pass
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        ctypes.memmove(to, source, size)
+
+
+def copy_threads() -> int:
+    """Return the number of threads for a copy: no more than the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(COPY_THREADS, cores)
+
+
 def parallel_copy(threads: int, ordinal: int) -> ParallelCopy:
     """Return the ParallelCopy of a device, shared while anything refers to it.
 
-    Each device has its own, so that copies for different GPUs do not wait for one another. Raises what
-    :class:`ParallelCopy` raises.
+    Each device has its own, so that copies for different GPUs do not wait for one another. Where the system cannot
+    start the threads, the calling one copies alone.
     """
     with _creating:
         key = os.getpid(), ordinal, threads  # a forked child does not have the threads of its parent
         found = _shared.get(key)
         if found is None:
-            found = _shared[key] = ParallelCopy(threads)
+            try:
+                found = ParallelCopy(threads)
+            except Exception as error:
+                if is_of_a_handler(error):
+                    raise
+                logger.debug("arrays are copied by one thread: %s", str(error))
+                found = _OneThread()
+            _shared[key] = found
         return found
 
 
@@ -166,6 +201,13 @@ class Transfer:
     owner: object
     is_pinned: bool
 
+    @classmethod
+    def of(cls, array: NDArray[Any], pinned: NDArray[Any] | None, address: int, owner: object) -> Transfer:
+        """Return the transfer of ``array`` through ``pinned``, which may be that array, or by CUDA if that is None."""
+        if pinned is None:
+            return cls(address, np.asarray(array, order="C"), None, owner, is_pinned=False)
+        return cls(address, pinned, None if pinned is array else array, owner, is_pinned=True)
+
 
 class ChunkedTransfer:
     """A transfer that is copied in pieces. ``starts`` holds the byte offset of each piece."""
@@ -210,49 +252,53 @@ class Copier:
     """Copies transfers to and from one device. Threads may share it; each must be inside ``CudaRuntime.device_guard``.
 
     Args:
-        threads: the most threads for one copy, the calling one included.
+        threads: the most threads for one copy, the calling one included; :func:`copy_threads` by default.
         piece: the most bytes of a piece. Transfers of less than four pieces are cut into quarters, but not below a
             quarter of ``piece``.
-
-    Raises:
-        Exception: ONNX Runtime's own, if the system cannot start the threads.
     """
 
-    def __init__(self, runtime: CudaRuntime, threads: int, piece: int) -> None:
+    def __init__(self, runtime: CudaRuntime, threads: int | None = None, piece: int | None = None) -> None:
         self._runtime = runtime
-        self._piece = piece
+        self._piece = piece or PIECE
         self._streams: deque[Stream] = deque()
         self._events: deque[Event] = deque()
-        self._copies = parallel_copy(threads, runtime.ordinal)
+        self._copies = parallel_copy(threads or copy_threads(), runtime.ordinal)
 
     def to_device(self, transfers: list[Transfer]) -> None:
         """Copy to the device and return when all is copied. After CudaCallError no copy is under way any more."""
-        runtime = self._runtime
         with self._stream() as stream:
-            for each, start in self._cut(transfers):
-                each.fill(start)
-                copy = runtime.copy_pinned if each.is_pinned else runtime.copy
-                copy(each.address + start, each.host_address + start, each.size_at(start), stream)
+            self.send(transfers, stream)
+
+    def send(self, transfers: list[Transfer], stream: int) -> None:
+        """Begin to copy to the device. Keep the transfers until the stream is synchronised."""
+        for each, start in self._cut(transfers):
+            each.fill(start)
+            copy = self._runtime.copy_pinned if each.is_pinned else self._runtime.copy
+            copy(each.address + start, each.host_address + start, each.size_at(start), stream)
 
     def from_device(self, transfers: list[Transfer]) -> None:
         """Copy from the device, as :meth:`to_device` does to it."""
+        with self._stream() as stream:
+            self.fetch(transfers, stream)
+
+    def fetch(self, transfers: list[Transfer], stream: int) -> None:
+        """Copy from the device. All is copied once the stream is synchronised."""
         runtime = self._runtime
         awaited: list[tuple[_Piece, Event | None]] = []
-        with self._stream() as stream:
-            for each, start in self._cut(transfers):
-                event = None
-                if each.is_pinned:
-                    event = self._new_event()
-                    runtime.copy_pinned(each.host_address + start, each.address + start, each.size_at(start), stream)
-                    runtime.record_now(event.handle, stream)
-                awaited.append(((each, start), event))
-            for (each, start), event in awaited:
-                if event is None:  # into ordinary memory: CUDA stages it and waits for the stream
-                    runtime.copy(each.host_address + start, each.address + start, each.size_at(start), stream)
-                    continue
-                if not runtime.has_passed(event.handle):
-                    runtime.wait_for(event.handle)
-                each.empty(start)
+        for each, start in self._cut(transfers):
+            event = None
+            if each.is_pinned:
+                event = self._new_event()
+                runtime.copy_pinned(each.host_address + start, each.address + start, each.size_at(start), stream)
+                runtime.record_now(event.handle, stream)
+            awaited.append(((each, start), event))
+        for (each, start), event in awaited:
+            if event is None:  # into ordinary memory: CUDA stages it and waits for the stream
+                runtime.copy(each.host_address + start, each.address + start, each.size_at(start), stream)
+                continue
+            if not runtime.has_passed(event.handle):
+                runtime.wait_for(event.handle)
+            each.empty(start)
         self._events.extend(event for _, event in awaited if event is not None)
 
     def _cut(self, transfers: list[Transfer]) -> list[_Piece]:

@@ -11,6 +11,7 @@ waiting for the stream (pull request 28686; before that it waits all the same).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import sys
@@ -29,8 +30,9 @@ from ..errors import GPUError, ProviderRequestError, manual
 from ..process.background import fork_safe_lock
 from ..process.threads import Executor, Outcome
 from ..provider.lifetime import fresh_copy
+from .copying import Copier, Transfer
 from .cudart import CAPTURE_MODE_GLOBAL, CAPTURE_MODE_RELAXED, CudaCallError, CudaRuntime, Stream
-from .graph_buffers import Constant, Input, Kind, Output, buffers, kind_of, size_of
+from .graph_buffers import Constant, Input, Kind, Output, Place, buffers, kind_of, size_of
 from .onnxruntimes import onnxruntimes_run
 from .pinned import OrdinaryMemory, PinnedMemory
 from .plain_runs import PlainRunner
@@ -99,7 +101,6 @@ class CapturingSession:
         self._inner = inner
         self._runtime = runtime
         self._relaxed = runtime.relaxed()
-        self._memory = memory
         self._results = OrdinaryMemory(memory.limit)
         self._device = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
         self._input_names = [each.name for each in inner.inputs_meta]
@@ -120,6 +121,7 @@ class CapturingSession:
         self._run_in = run_in = {threading.main_thread().ident}
         self._executor = Executor(1, "ortgpu-graph", lambda: run_in.add(threading.get_ident()))
         self._stream = stream.handle
+        self._place = Place(runtime, stream.handle, memory, self._results)
         self._waits = inner.get_provider_options().get(_PROVIDER, {}).get("has_user_compute_stream") == "0"
         # The C++ session uses the stream until its end, which metadata kept by the caller may delay.
         weakref.finalize(inner, _let_go_of, stream).atexit = False
@@ -160,6 +162,7 @@ class CapturingSession:
         except CudaCallError:  # a CUDA that is lost
             before = None
         self._graphs.clear()
+        self.__dict__.pop("_copier", None)  # and with it its threads
         self._inner = None
         if before is not None:
             self._runtime.exchange_capture_mode(before)
@@ -244,7 +247,7 @@ class CapturingSession:
             self._give_up(self._graphs.popitem(last=False)[1])
         values = dict(zip(self._output_names, first, strict=True))
         on_device = {name: (value.shape, value.dtype) for name, value in values.items() if name not in self._on_cpu}
-        inputs, written = buffers(self._runtime, self._stream, self._memory, self._results, kinds, on_device)
+        inputs, written = buffers(self._place, kinds, on_device)
         outputs = {name: written[name] if name in written else Constant(value) for name, value in values.items()}
         self._captures += 1  # numbers begin at 1: 0 is ONNX Runtime's default
         if self._captures == MAX_CAPTURES:
@@ -266,21 +269,32 @@ class CapturingSession:
         # Set the device, which ONNX Runtime does not do for a replay, and the mode, since another session may capture.
         with self._relaxed:
             kept, begun = [], []  # plain loops: comprehensions took twice the time
+            read: list[Transfer] = []
+            written: list[Transfer] = []
             try:
                 for each, value in zip(graph.inputs, values, strict=True):
-                    kept.append(each.take(value))
+                    kept.append(each.take(value, read))
+                if read:
+                    self._copier.send(read, self._stream)
                 if self._waits:
                     self._runtime.synchronise(self._stream)
                 self._replay_or_capture(graph)
                 for name in output_names:
                     output = graph.outputs[name]
-                    begun.append((output, output.begin()))
+                    begun.append((output, output.begin(written)))
+                if written:
+                    self._copier.fetch(written, self._stream)
                 self._runtime.synchronise(self._stream)
             except BaseException:
                 with contextlib.suppress(CudaCallError):
                     self._runtime.synchronise(self._stream)  # so that nothing reads the caller's arrays any more
                 raise
         return [output.result(array) for output, array in begun]
+
+    @functools.cached_property
+    def _copier(self) -> Copier:
+        """The threads that copy large arrays."""
+        return Copier(self._runtime)
 
     def _replay_or_capture(self, graph: _Graph) -> None:
         thread = threading.get_ident()

@@ -19,11 +19,11 @@ import onnxruntime
 from ..model.tensor_types import DTYPES
 from ..process.background import is_of_a_handler
 from ..provider.lifetime import device_of
-from .copying import ParallelCopy, parallel_copy
+from .copying import ParallelCopy, copy_threads, parallel_copy
 from .cudart import CudaRuntime, Stream, address_of, runtime_of
 from .pinned import STAGED_FROM, OrdinaryMemory, PinnedMemory, memory_of
-from .staging import COPY_THREADS, cores, gives_memory
 from .staging import STAGED_FROM as COPIED_IN_THREADS_FROM
+from .staging import gives_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,24 +143,12 @@ class FeedCopies:
             wait()
 
     def _fill(self, copy: NDArray[Any], array: NDArray[Any]) -> None:
-        threads = None
-        if array.nbytes >= COPIED_IN_THREADS_FROM and array.flags.c_contiguous:
-            threads = self._copying_threads()
-        if threads is None:
+        if self._ordinal is None or array.nbytes < COPIED_IN_THREADS_FROM or not array.flags.c_contiguous:
             np.copyto(copy, array)  # releases the interpreter lock
-        else:
-            threads.copy(address_of(copy), address_of(array), array.nbytes)
-
-    def _copying_threads(self) -> ParallelCopy | None:
-        if self._threads is None and self._ordinal is not None:
-            try:
-                self._threads = parallel_copy(min(COPY_THREADS, cores()), self._ordinal)
-            except Exception as error:
-                if is_of_a_handler(error):
-                    raise
-                logger.debug("feeds are copied by one thread: %s", str(error))
-                self._ordinal = None
-        return self._threads
+            return
+        if self._threads is None:
+            self._threads = parallel_copy(copy_threads(), self._ordinal)
+        self._threads.copy(address_of(copy), address_of(array), array.nbytes)
 
 
 def copies_for(session: PinningSession) -> FeedCopies:

@@ -1,7 +1,8 @@
 """The buffers that a captured graph reads and writes: device memory, and pinned memory for small arrays.
 
 A copy from or to pinned memory returns at once. For ordinary memory, CUDA stages the copy itself and waits. Copying
-small arrays to pinned memory first saved 2 of 24 us of a run on an H200.
+small arrays to pinned memory first saved 2 of 24 us of a run on an H200. The largest are copied in threads, as in
+:mod:`ortgpu.running.staged_runs`.
 
 Large results are in memory that is used again, since the system clears each page of a new array at its first use.
 """
@@ -10,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnxruntime
 
 from ..model.tensor_types import DTYPES
+from .copying import IN_THREADS_FROM, Transfer
 from .cudart import CudaRuntime, DeviceBuffer, address_of
 
 if TYPE_CHECKING:
@@ -34,17 +36,38 @@ _ALIGNMENT = 256
 Kind = tuple[tuple[int, ...], "np.dtype[Any]"]
 
 
-class Input:
-    """A buffer that the graph reads."""
+class Place(NamedTuple):
+    """The stream in which graphs run, and the host memory of their session."""
 
-    def __init__(self, runtime: CudaRuntime, stream: int, kind: Kind) -> None:
-        self._runtime = runtime
-        self._stream = stream
-        self._buffer = DeviceBuffer(runtime, size_of(kind))
+    runtime: CudaRuntime
+    stream: int
+    pinned: PinnedMemory
+    results: OrdinaryMemory
+
+
+class _Buffer:
+    """A buffer on the device. Threads copy large arrays, and CUDA copies others."""
+
+    def __init__(self, place: Place, kind: Kind) -> None:
+        self._runtime, self._stream, self._memory, self._results = place
+        self._kind = kind
+        self._in_threads = size_of(kind) >= IN_THREADS_FROM
+        self._buffer = DeviceBuffer(place.runtime, size_of(kind))
         self.address = self._buffer.address
 
-    def take(self, value: Any) -> object:
-        """Begin to copy ``value``, an array or OrtValue. Keep the result until the stream is synchronised."""
+
+class Input(_Buffer):
+    """A buffer that the graph reads."""
+
+    def take(self, value: Any, transfers: list[Transfer]) -> object:
+        """Begin to copy ``value``, an array or OrtValue, or add what threads have to copy to ``transfers``.
+
+        Keep the result and the transfers until the stream is synchronised.
+        """
+        if isinstance(value, np.ndarray) and self._in_threads:
+            value = np.asarray(value)  # a subclass may copy differently
+            transfers.append(Transfer.of(value, self._memory.beside(value), self.address, self._buffer))
+            return None
         if isinstance(value, np.ndarray):
             value = np.asarray(value, order="C")
             address = address_of(value)
@@ -57,35 +80,32 @@ class Input:
 class PinnedInput(Input):
     """An input buffer with pinned memory beside it, for arrays."""
 
-    def __init__(self, runtime: CudaRuntime, stream: int, kind: Kind, pinned: NDArray[Any]) -> None:
-        super().__init__(runtime, stream, kind)
+    def __init__(self, place: Place, kind: Kind, pinned: NDArray[Any]) -> None:
+        super().__init__(place, kind)
         self._pinned = pinned
-        arguments = self.address, address_of(pinned), pinned.nbytes, stream
-        self._begin = runtime.prepared_copy_pinned(*arguments)
+        self._begin = place.runtime.prepared_copy_pinned(self.address, address_of(pinned), pinned.nbytes, place.stream)
 
-    def take(self, value: Any) -> object:
+    def take(self, value: Any, transfers: list[Transfer]) -> object:
         if not isinstance(value, np.ndarray):
-            return super().take(value)
+            return super().take(value, transfers)
         self._pinned[...] = value
         self._begin()
         return None
 
 
-class Output:
+class Output(_Buffer):
     """A buffer that the graph writes."""
 
-    def __init__(self, runtime: CudaRuntime, stream: int, kind: Kind, memory: OrdinaryMemory) -> None:
-        self._runtime = runtime
-        self._stream = stream
-        self._kind = kind
-        self._memory = memory
-        self._buffer = DeviceBuffer(runtime, size_of(kind))
-        self.address = self._buffer.address
+    def begin(self, transfers: list[Transfer]) -> NDArray[Any]:
+        """Begin to copy the output, or add what threads have to copy to ``transfers``.
 
-    def begin(self) -> NDArray[Any]:
-        """Begin to copy the output. The returned array is complete once the stream is synchronised."""
-        result = self._memory.empty(*self._kind)
-        self._runtime.copy(address_of(result), self.address, self._buffer.size, self._stream)
+        The returned array is complete once these are made and the stream is synchronised.
+        """
+        result = self._results.empty(*self._kind)
+        if self._in_threads:
+            transfers.append(Transfer.of(result, self._memory.try_empty(*self._kind), self.address, self._buffer))
+        else:
+            self._runtime.copy(address_of(result), self.address, self._buffer.size, self._stream)
         return result
 
     def result(self, begun: NDArray[Any]) -> NDArray[Any]:
@@ -96,15 +116,12 @@ class Output:
 class PinnedOutput(Output):
     """An output buffer with pinned memory beside it."""
 
-    def __init__(
-        self, runtime: CudaRuntime, stream: int, kind: Kind, memory: OrdinaryMemory, pinned: NDArray[Any]
-    ) -> None:
-        super().__init__(runtime, stream, kind, memory)
+    def __init__(self, place: Place, kind: Kind, pinned: NDArray[Any]) -> None:
+        super().__init__(place, kind)
         self._pinned = pinned
-        arguments = address_of(pinned), self.address, pinned.nbytes, stream
-        self._begin = runtime.prepared_copy_pinned(*arguments)
+        self._begin = place.runtime.prepared_copy_pinned(address_of(pinned), self.address, pinned.nbytes, place.stream)
 
-    def begin(self) -> NDArray[Any]:
+    def begin(self, transfers: list[Transfer]) -> NDArray[Any]:
         self._begin()
         return self._pinned
 
@@ -118,35 +135,27 @@ class Constant:
     def __init__(self, value: NDArray[Any]) -> None:
         self._value = value
 
-    def begin(self) -> NDArray[Any]:
+    def begin(self, transfers: list[Transfer]) -> NDArray[Any]:
         return self._value
 
     def result(self, begun: NDArray[Any]) -> NDArray[Any]:
         return begun.copy()
 
 
-def buffers(
-    runtime: CudaRuntime,
-    stream: int,
-    memory: PinnedMemory,
-    results: OrdinaryMemory,
-    inputs: Sequence[Kind],
-    outputs: Mapping[str, Kind],
-) -> tuple[list[Input], dict[str, Output]]:
-    """Return the buffers of a graph that runs in ``stream``. Large results are made in ``results``.
+def buffers(place: Place, inputs: Sequence[Kind], outputs: Mapping[str, Kind]) -> tuple[list[Input], dict[str, Output]]:
+    """Return the buffers of a graph.
 
     Raises:
         CudaCallError: there is no memory, for instance.
     """
-    pinned = iter(_pinned(memory, [*inputs, *outputs.values()]))
+    pinned = iter(_pinned(place.pinned, [*inputs, *outputs.values()]))
     read, written = [], {}
     for kind in inputs:
         beside = next(pinned)
-        read.append(Input(runtime, stream, kind) if beside is None else PinnedInput(runtime, stream, kind, beside))
+        read.append(Input(place, kind) if beside is None else PinnedInput(place, kind, beside))
     for name, kind in outputs.items():
         beside = next(pinned)
-        arguments = runtime, stream, kind, results
-        written[name] = Output(*arguments) if beside is None else PinnedOutput(*arguments, beside)
+        written[name] = Output(place, kind) if beside is None else PinnedOutput(place, kind, beside)
     return read, written
 
 

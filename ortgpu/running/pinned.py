@@ -246,6 +246,10 @@ class PinnedMemory(RecycledMemory):
         except RuntimeError:
             return False
 
+    def beside(self, array: NDArray[Any]) -> NDArray[Any] | None:
+        """Return ``array`` if it is pinned, or an empty pinned array for a copy of it, or None if there is none."""
+        return array if self.is_pinned(array) else self.try_empty(array.shape, array.dtype)
+
     def staged(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``feed`` with its large arrays copied into pinned memory, unless they are pinned already."""
         return {name: self._staged(value) for name, value in feed.items()}

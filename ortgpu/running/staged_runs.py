@@ -21,7 +21,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..model.tensor_types import DTYPES
 from ..provider.lifetime import device_of
-from .copying import Copier, Transfer
+from .copying import IN_THREADS_FROM, Copier, Transfer
 from .cudart import CudaRuntime
 from .pinned import OrdinaryMemory, PinnedMemory, memory_of
 
@@ -43,10 +43,10 @@ class StagedRuns:
     """The staged runs of one session. Threads may share it."""
 
     def __init__(
-        self, session: PinningSession, runtime: CudaRuntime, staged_from: int, threads: int, piece: int
+        self, session: PinningSession, runtime: CudaRuntime, staged_from: int, threads: int | None, piece: int | None
     ) -> None:
         inner, device = session._sess, device_of(session)
-        self._staged_from = staged_from
+        self._staged_from = min(staged_from, IN_THREADS_FROM)
         self._inputs = _on_device(inner.inputs_meta, inner.input_meminfos, device.kind)
         self._outputs = _on_device(inner.outputs_meta, inner.output_meminfos, device.kind)
         self._places = {
@@ -105,18 +105,14 @@ class StagedRuns:
             if not isinstance(array, np.ndarray) or array.dtype not in _KINDS:
                 return None
             array = np.asarray(array)  # a subclass may copy differently
-            host, is_ready = None, False
-            if array.nbytes >= self._staged_from and self._inputs.get(name, False):
-                is_ready = memory.is_pinned(array)
-                host = array if is_ready else memory.try_empty(array.shape, array.dtype)
-            if host is None:
+            if array.nbytes < self._staged_from or not self._inputs.get(name, False):
                 values.push_back(native.OrtValue.ortvalue_from_numpy(array, self._places[False]))
                 continue
             # Allocate from the session's arena, as plain run does, so memory use and limits are the same. Without a
             # stream it only returns memory that no run still uses (safe_to_use in bfc_arena.cc).
             value = inner.create_ortvalue_from_shape_and_type(array.shape, array.dtype.type, self._places[True])
             # Copy in a separate stream, also from pinned memory, so that it overlaps with other runs.
-            transfers.append(Transfer(value.data_ptr(), host, None if is_ready else array, value, is_pinned=True))
+            transfers.append(Transfer.of(array, memory.beside(array), value.data_ptr(), value))
             values.push_back(value)
         self._copier.to_device(transfers)
         return values
@@ -141,12 +137,8 @@ class StagedRuns:
             return result, Transfer(value.data_ptr(), result, None, value, is_pinned=False) if size else None
         # Not in pinned memory, which would save a copy. A forked child shares pinned memory with its parent, so its
         # results would change when the parent reuses the memory.
-        kept = self._ordinary.try_empty(shape, dtype)
-        result = np.empty(shape, dtype) if kept is None else kept
-        host = memory.try_empty(shape, dtype)
-        if host is None:
-            return result, Transfer(value.data_ptr(), result, None, value, is_pinned=False)
-        return result, Transfer(value.data_ptr(), host, result, value, is_pinned=True)
+        result = self._ordinary.empty(shape, dtype)
+        return result, Transfer.of(result, memory.try_empty(shape, dtype), value.data_ptr(), value)
 
 
 def _on_device(values: Iterable[Any], memories: Iterable[Any], kind: str) -> dict[str, bool]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import GPUError
@@ -32,10 +31,6 @@ logger = logging.getLogger("ortgpu")
 # whose results need new memory, because the caller keeps many, took 1.4 times as long with 4 MiB, as long with 8, and
 # 0.85 of the time with 12.
 STAGED_FROM = 12 << 20  # bytes of one array
-PIECE = 32 << 20  # bytes
-# Up to a fifth faster than 8 threads; 16 are hardly faster, on 16 cores and on 32 (thresholds-h200-*-387da57.json, in
-# the same folder).
-COPY_THREADS = 12  # fewer where the process has fewer cores
 
 # Not staged: captured graphs have their own rules for the addresses of inputs. With a stream of the caller, memory may
 # be free only in the order of that stream.
@@ -48,7 +43,7 @@ class StagedRunner(PlainRunner):
     """The runs of a session that :func:`may_stage` accepts.
 
     Args:
-        staged_from: the smallest size in bytes of an array that is staged.
+        staged_from: the smallest size in bytes of an array for which a run is staged.
         threads, piece: see :class:`ortgpu.running.copying.Copier`.
     """
 
@@ -58,10 +53,10 @@ class StagedRunner(PlainRunner):
         *,
         staged_from: int = STAGED_FROM,
         threads: int | None = None,
-        piece: int = PIECE,
+        piece: int | None = None,
     ) -> None:
         super().__init__(session, 0)
-        self._threads = threads or min(COPY_THREADS, cores())
+        self._threads = threads
         self._piece = piece
         self._large = staged_from
         # Bytes of the largest input, from which on a run is staged: any run, if a model declares large outputs. Free
@@ -166,8 +161,3 @@ def _bytes(value: Any, unknown: int) -> int:
     """Return the bytes of an input or output as the model declares it."""
     sizes = (size if isinstance(size, int) else unknown for size in value.shape)
     return math.prod(sizes) * DTYPES[value.type].itemsize
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Programs about what captured graphs copy through pinned memory, and what beside; see programs.py."""
+"""Programs about what captured graphs copy through pinned memory, in threads, and beside; see programs.py."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.gpu.programs import attempt
+from tests.gpu.staging import native_threads
 from tests.gpu.throughput import address_of, memory_type
 from tests.support.children import report
 
-SMALL, LARGE = 16384, 16385  # floats: 64 KiB, the most that is copied through pinned memory, and more
+SMALL, LARGE = 16384, 16385  # floats: 64 KiB, the most that is copied through pinned memory of its own, and more
+HUGE = 1 << 19  # floats: 2 MiB, which threads copy
+SIZES = [1 << bits for bits in range(8, 25, 2)]  # floats: 1 KiB to 64 MiB
 
 
 def model(text: str) -> bytes:
@@ -35,7 +38,7 @@ def graph_buffers() -> None:
 
     from ortgpu import GPUSession
 
-    sizes = [(1, 1), (SMALL, SMALL), (SMALL, LARGE), (LARGE, 7), (LARGE, LARGE)]
+    sizes = [(1, 1), (SMALL, SMALL), (SMALL, LARGE), (LARGE, 7), (LARGE, LARGE), (HUGE, 5), (HUGE + 77, HUGE)]
     session = GPUSession(pair(), cuda_graph=True)
 
     def feed_of(value: float, size: tuple[int, int]) -> dict[str, Any]:
@@ -67,6 +70,39 @@ def graph_buffers() -> None:
 
     attempt("one feed, written to after each run", one_buffer_again_and_again)
 
+    def all_sizes() -> list[int]:
+        """Sizes with a wrong result among those that the caller keeps, and whose memory is then used again."""
+        found = []
+        for size in SIZES:
+            for _ in range(2):
+                held = [(value, run(value, (size, 3))) for value in range(8)]
+                found += [size for value, results in held if not is_right(results, value, (size, 3))]
+        return found
+
+    attempt("wrong sizes", all_sizes)
+
+    def after_an_error() -> list[object]:
+        feed = feed_of(4, (HUGE, HUGE))
+        try:
+            session.run(None, {**feed, "x": feed["x"].astype(np.float64)})
+        except Exception as error:  # noqa: BLE001 - its type is the fact
+            return [type(error).__name__, is_right(session.run(None, feed), 4, (HUGE, HUGE))]
+        return []
+
+    attempt("after an error", after_an_error)
+
+    def orders() -> list[bool]:
+        """Large arrays whose memory is pinned, in another order, or backwards."""
+        pinned = session.pinned_empty(HUGE)
+        pinned[:] = np.arange(HUGE)
+        found = []
+        for x in (pinned, np.repeat(pinned, 2)[::2], pinned[::-1], pinned):
+            y = session.run(["y"], {"x": x, "w": np.ones(3, np.float32)})[0]
+            found.append(bool((y == -x).all()))
+        return found
+
+    attempt("orders", orders)
+
     def single_outputs() -> list[float]:
         feed = feed_of(3, sizes[2])
         return [float(session.run([name], feed)[0][-1]) for name in ("z", "y")]
@@ -84,8 +120,9 @@ def graph_buffers() -> None:
         worker.join()
     report("threads", found)
 
-    pinned = session._pinned
+    pinned, before = session._pinned, native_threads()
     session.close()
+    report("threads that ended with it", before > native_threads())
     report("pinned after close", pinned.bytes_held if pinned else None)
 
     with GPUSession(pair(), cuda_graph=True, pinned_memory_limit=0) as without:

@@ -78,6 +78,12 @@ def staged() -> None:
         kinds[kind] = all(right) and hasattr(session._gpu_runner, "_runs")
         session.close()
     report("kinds", kinds)
+    tile = parsed("t (float[n] x) => (float[m] y, float[n] z) { k = Constant <value = int64[1] {16}> () "
+                  "y = Tile(x, k) z = Neg(x) }")  # fmt: skip
+    session = GPUSession(tile, cpu_nodes="allow")
+    feeds = [{"x": random.standard_normal(1 << 20, np.float32)} for _ in range(6)]
+    held = [session.run(None, feed) for feed in feeds]
+    report("beside", all(same(found, plainly(session, None, feed)) for found, feed in zip(held, feeds, strict=True)))
     report("not staged", unstaged.messages)
 
 

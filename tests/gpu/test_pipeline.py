@@ -148,7 +148,7 @@ def test_copies_and_replays_come_in_their_order() -> None:
 
 @pytest.fixture(scope="module")
 def graph_buffers() -> Report:
-    return run_program("graph_buffers")
+    return run_program("graph_buffers", deadline=150)
 
 
 RUNS_OF_BUFFERS = [
@@ -162,6 +162,13 @@ RUNS_OF_BUFFERS = [
 @pytest.mark.parametrize("runs", RUNS_OF_BUFFERS)
 def test_small_and_large_arrays_in_one_graph(graph_buffers: Report, runs: str) -> None:
     assert graph_buffers.returned(runs) == []
+
+
+def test_arrays_of_all_sizes_in_graphs(graph_buffers: Report) -> None:
+    assert graph_buffers.returned("wrong sizes") == []
+    assert graph_buffers.returned("orders") == [True] * 4
+    assert graph_buffers.returned("after an error") == ["InvalidArgument", True]
+    assert graph_buffers["threads that ended with it"] is True
 
 
 def test_small_and_large_arrays_in_threads(graph_buffers: Report) -> None:

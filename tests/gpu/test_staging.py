@@ -22,6 +22,7 @@ def test_results_are_those_of_plain_run() -> None:
     report = run_program("staged", deadline=200)
     assert len(report["kinds"]) == 12
     assert set(report["kinds"].values()) == {True}
+    assert report["beside"] is True
     assert report["not staged"] == []
 
 

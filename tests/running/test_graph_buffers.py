@@ -18,7 +18,7 @@ PAIR = model('''pair (float[n, 2] x, float[m] w) => (float[n, 2] y, float[m] z, 
     z = Neg(w)
     s = Shape(x)
 }''')
-SMALL, LARGE = 16384, 16385  # floats: 64 KiB, and more
+SMALL, LARGE, HUGE = 16384, 16385, 1 << 19  # floats: 64 KiB, more, and 2 MiB, which threads copy
 
 def right(session, value, rows, size, names=None):
     feed = {"x": np.full((rows, 2), value, np.float32), "w": np.full(size, value + 1, np.float32)}
@@ -43,23 +43,28 @@ def test_small_and_large_arrays_in_one_graph(with_stub: Any, limit: int) -> None
     found = with_stub(f"""
         session, found = capturing(PAIR, limit={limit}), []
         for round in range(6):
-            for rows, size in ((1, 1), (1, LARGE), (SMALL // 2, SMALL), (LARGE, 3), (LARGE, LARGE)):
+            for rows, size in ((1, 1), (1, LARGE), (SMALL // 2, SMALL), (LARGE, 3), (LARGE, LARGE), (HUGE, HUGE)):
                 for names in (None, ["z"], ["s", "z"], ["y", "y"]):
                     found.append(right(session, len(found), rows, size, names))
         pinned = stub.stub_pinned_bytes()
         session.close()
         report([len(found), all(found), pinned, stub.stub_pinned_bytes(), stub.stub_device_bytes()])
     """)
-    # Blocks of 64 KiB: of the third graph the two inputs and two of the outputs take one each.
-    pinned = {0: 0, 1 << 16: 1 << 16, 1 << 24: (1 + 1 + 5 + 1 + 1) << 16}[limit]
-    assert found == [120, True, pinned, 0, 0]
+    # Blocks of 64 KiB: of the third graph the two inputs and two of the outputs take one each. Runs of the last graph
+    # use 4 MiB for "x", 2 for "w" and 4 for "y", and "y" may be wanted twice.
+    pinned = {0: 0, 1 << 16: 1 << 16, 1 << 24: (1 + 1 + 5 + 1 + 1 + 1 + 3 * 64 + 32) << 16}[limit]
+    assert found == [144, True, pinned, 0, 0]
 
 
-def test_the_memory_of_a_large_result_is_used_again_once_the_caller_has_dropped_it(with_stub: Any) -> None:
-    found = with_stub("""
-        session = capturing(PAIR, limit=1 << 20)
+@pytest.mark.parametrize(("size", "limit"), [("LARGE", 20), ("HUGE", 24)])
+def test_the_memory_of_a_large_result_is_used_again_once_the_caller_has_dropped_it(
+    with_stub: Any, size: str, limit: int
+) -> None:
+    found = with_stub(f"""
+        session, size = capturing(PAIR, limit=1 << {limit}), {size}
         def large(value):
-            return session.run(["z"], {"x": np.zeros((1, 2), np.float32), "w": np.full(LARGE, value, np.float32)})[0]
+            feed = dict(x=np.zeros((1, 2), np.float32), w=np.full(size, value, np.float32))
+            return session.run(["z"], feed)[0]
         def address(array):
             return array.__array_interface__["data"][0]
         first = large(1)
@@ -72,9 +77,9 @@ def test_the_memory_of_a_large_result_is_used_again_once_the_caller_has_dropped_
             result = large(value)
             used.append(address(result))
             del result
-        report([right, used[1], used[2] == used[3], len(large(1))])
+        report([right, used[1], used[2] == used[3], len(large(1)) == size])
     """)
-    assert found == [True, False, True, 16385]
+    assert found == [True, False, True, True]
 
 
 def test_what_is_computed_on_the_cpu_is_the_callers_own_too(with_stub: Any) -> None:
@@ -109,7 +114,7 @@ def test_results_are_not_overwritten_by_later_runs_of_any_thread(with_stub: Any)
         def work(number):
             held = []
             for step in range(40):
-                value, size = number * 100 + step, SMALL if step % 2 else LARGE
+                value, size = number * 100 + step, (SMALL, LARGE, SMALL, HUGE)[step % 4]
                 feed = {"x": np.full((3, 2), value, np.float32), "w": np.full(size, value, np.float32)}
                 held.append((value, session.run(None, feed)))
             wrong.extend(value for value, (y, z, s) in held if (y != -value).any() or (z != -value).any())
@@ -184,28 +189,89 @@ def test_a_tracer_sees_each_run_of_a_session_that_is_captured_after_it_came(with
     assert found == [3, [[-2] * 4] * 2, 9]
 
 
-@pytest.mark.parametrize("function", ["cudaSetDevice", "cudaMemcpyAsync", "cudaStreamSynchronize"])
+CALLS = ["cudaSetDevice", "cudaMemcpyAsync", "cudaStreamSynchronize"]
+CALLS_FOR_THREADS = [*CALLS, "cudaEventRecord", "cudaEventQuery"]
+
+
+@pytest.mark.parametrize(
+    ("function", "size"), [*((call, "5") for call in CALLS), *((call, "HUGE") for call in CALLS_FOR_THREADS)]
+)
 def test_a_call_that_fails_while_a_graph_is_replayed_is_told_and_the_session_works_on(
-    with_stub: Any, function: str
+    with_stub: Any, function: str, size: str
 ) -> None:
     found = with_stub(f"""
         session, failed = capturing(PAIR), []
-        right(session, 1, 3, 5)
+        right(session, 1, 3, {size})
         before = runtime.exchange_capture_mode(1)
         for late in (1, 2, 3):
             stub.stub_fail(0)
             os.environ["STUB_CUDART_FAIL"] = f"{function}=999@{{late}}"
-            failed.append(outcome(lambda: right(session, 2, 3, 5)))
+            failed.append(outcome(lambda: right(session, 2, 3, {size})))
             del os.environ["STUB_CUDART_FAIL"]
-            failed.append([right(session, 3, 3, 5), stub.stub_late_copies()])
-        report([failed, stub.stub_capture_mode(), stub.stub_last_error()])
+            failed.append([right(session, 3, 3, {size}), stub.stub_late_copies()])
+        left = stub.stub_capture_mode(), stub.stub_last_error()
+        session.close()
+        report([failed, *left, stub.stub_pinned_bytes() + stub.stub_device_bytes() + stub.stub_events()])
     """)
-    outcomes, mode, last_error = found
+    outcomes, mode, last_error, left = found
     told = outcomes[::2]
     assert outcomes[1::2] == [[True, 0]] * 3
     assert f"CUDA failure 999: stub error ; GPU=0 ; expr={function}" in told[0]["text"]
     assert all(each == {"returned": True} or each["text"] == told[0]["text"] for each in told)
-    assert (mode, last_error) == (1, 0)
+    assert (mode, last_error, left) == (1, 0, 0)
+
+
+def test_large_arrays_in_any_order_of_memory_and_pinned_ones(with_stub: Any) -> None:
+    found = with_stub("""
+        from ortgpu.running.copying import ParallelCopy
+        session, right, copied, plain = capturing(PAIR, limit=1 << 26), [], [], ParallelCopy.copy
+        def copy(self, to, source, size):
+            copied.append(size)
+            plain(self, to, source, size)
+        ParallelCopy.copy = copy
+        pinned = session.pinned_empty((HUGE, 2))
+        for value in range(4):
+            pinned[:] = np.arange(2 * HUGE, dtype=np.float32).reshape(HUGE, 2) * value
+            for x in (pinned, pinned.copy(), np.asfortranarray(pinned), pinned.copy()[::-1, ::-1]):
+                expected = -x
+                (y,) = session.run(["y"], {"x": x, "w": np.zeros(3, np.float32)})
+                if x is pinned:
+                    pinned[:] = 7
+                right.append(bool((y == expected).all()))
+                pinned[:] = -expected if x is pinned else pinned
+        session.close()
+        report([all(right), len(right), len(copied), sum(copied) == len(copied) * 8 * HUGE, stub.stub_late_copies()])
+    """)
+    # 16 results, and the four inputs that are contiguous and not pinned
+    assert found == [True, 16, 20, True, 0]
+
+
+def test_where_no_thread_can_be_started_one_copies(with_stub: Any) -> None:
+    found = with_stub("""
+        from ortgpu.running import copying
+        def full(threads):
+            raise RuntimeError("can't start new thread")
+        copying._check_that_there_can_be = full
+        session = capturing(PAIR)
+        report([[right(session, value, 3, HUGE) for value in range(3)], type(session._sess._copier._copies).__name__])
+    """)
+    assert found == [[True] * 3, "_OneThread"]
+
+
+def test_threads_that_copy_end_with_the_session(with_stub: Any) -> None:
+    found = with_stub("""
+        from ortgpu.running import copying
+        found, sessions = [], [capturing(PAIR) for _ in range(2)]
+        for session in sessions:
+            found.append(right(session, 1, HUGE, 1))
+        found.append(len(copying._shared))
+        sessions[0].close()
+        found.append(len(copying._shared))
+        del session, sessions
+        gc.collect()
+        report([*found, len(copying._shared), stub.stub_streams() + stub.stub_events() + stub.stub_pinned_bytes()])
+    """)
+    assert found == [True, True, 1, 1, 0, 0]
 
 
 def test_out_of_pinned_memory_the_copies_are_the_ordinary_ones(with_stub: Any) -> None:

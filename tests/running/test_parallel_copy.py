@@ -124,7 +124,7 @@ before = len(os.listdir("/proc/self/task"))
 limits = resource.getrlimit(resource.RLIMIT_AS)
 resource.setrlimit(resource.RLIMIT_AS, (size + ({room} << 20), limits[1]))
 try:
-    copies = parallel_copy(8, 0)
+    copies = ParallelCopy(8)
     outcome = "made"
 except RuntimeError:
     outcome = "RuntimeError"
@@ -138,3 +138,17 @@ report([outcome, len(os.listdir("/proc/self/task")) - before])
 """)
     assert outcome in ("made", "RuntimeError")
     assert left == 0
+
+
+def test_where_the_threads_cannot_be_started_the_calling_one_copies() -> None:
+    assert reported("""
+from ortgpu.running import copying
+def full(threads):
+    raise RuntimeError("can't start new thread")
+copying._check_that_there_can_be = full
+copies = parallel_copy(8, 0)
+source = np.arange(100_000, dtype=np.uint8)
+target = np.zeros_like(source)
+copies.copy(target.ctypes.data, source.ctypes.data, source.nbytes)
+report([bool((target == source).all()), copies is parallel_copy(8, 0), threads()])
+""") == [True, True, []]

@@ -109,6 +109,25 @@ def test_outputs_of_unknown_size_are_staged_once_they_were_seen_to_be_large(stag
     assert found == [plain, plain, plain, plain, is_staged, is_staged, plain, is_staged, plain, is_staged]
 
 
+def test_threads_copy_smaller_arrays_beside_a_large_one_too(staged_child: Any) -> None:
+    found = staged_child("""
+        from ortgpu.running import cudart
+        session = staged(model("t (float[n] x, float[m] w) => (float[k] y, float[m] z) { "
+                               "six = Constant <value = int64[1] {6}> () y = Tile(x, six) z = Neg(w) }"))
+        session._gpu_runner = Noting(session)  # with the sizes and pieces that users get
+        cudart.runtime_of = lambda device: runtime
+        copied, plain = [], copying.ParallelCopy.copy
+        def copy(self, to, source, size):
+            copied.append(size / MIB)
+            plain(self, to, source, size)
+        copying.ParallelCopy.copy = copy
+        feed = {"x": np.arange(MIB // 2, dtype=np.float32), "w": np.ones(MIB // 4, np.float32)}
+        runs = [session.run(None, feed) for _ in range(3)]
+        report([all((y == np.tile(feed["x"], 6)).all() and (z == -1).all() for y, z in runs), copied, ran])
+    """)
+    assert found == [True, [2, 8, 4] * 2, [True] * 2]
+
+
 def test_wrong_calls_raise_what_run_raises(staged_child: Any) -> None:
     found = staged_child("""
         import onnxruntime
