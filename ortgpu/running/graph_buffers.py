@@ -46,12 +46,12 @@ class Place(NamedTuple):
 
 
 class _Buffer:
-    """A buffer on the device. Threads copy large arrays, and CUDA copies others."""
+    """A buffer on the device. Threads copy large arrays that can be pinned, and CUDA copies others."""
 
     def __init__(self, place: Place, kind: Kind) -> None:
         self._runtime, self._stream, self._memory, self._results = place
         self._kind = kind
-        self._in_threads = size_of(kind) >= IN_THREADS_FROM
+        self._in_threads = IN_THREADS_FROM <= size_of(kind) <= place.pinned.limit
         self._buffer = DeviceBuffer(place.runtime, size_of(kind))
         self.address = self._buffer.address
 

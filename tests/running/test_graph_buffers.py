@@ -46,14 +46,14 @@ def test_small_and_large_arrays_in_one_graph(with_stub: Any, limit: int) -> None
             for rows, size in ((1, 1), (1, LARGE), (SMALL // 2, SMALL), (LARGE, 3), (LARGE, LARGE), (HUGE, HUGE)):
                 for names in (None, ["z"], ["s", "z"], ["y", "y"]):
                     found.append(right(session, len(found), rows, size, names))
-        pinned = stub.stub_pinned_bytes()
+        pinned, threads_copy = stub.stub_pinned_bytes(), "_copier" in vars(session._sess)
         session.close()
-        report([len(found), all(found), pinned, stub.stub_pinned_bytes(), stub.stub_device_bytes()])
+        report([len(found), all(found), threads_copy, pinned, stub.stub_pinned_bytes(), stub.stub_device_bytes()])
     """)
     # Blocks of 64 KiB: of the third graph the two inputs and two of the outputs take one each. Runs of the last graph
     # use 4 MiB for "x", 2 for "w" and 4 for "y", and "y" may be wanted twice.
     pinned = {0: 0, 1 << 16: 1 << 16, 1 << 24: (1 + 1 + 5 + 1 + 1 + 1 + 3 * 64 + 32) << 16}[limit]
-    assert found == [144, True, pinned, 0, 0]
+    assert found == [144, True, limit == 1 << 24, pinned, 0, 0]
 
 
 @pytest.mark.parametrize(("size", "limit"), [("LARGE", 20), ("HUGE", 24)])
@@ -278,7 +278,7 @@ def test_out_of_pinned_memory_the_copies_are_the_ordinary_ones(with_stub: Any) -
     found = with_stub("""
         session = capturing(PAIR)
         os.environ["STUB_CUDART_FAIL"] = "cudaHostAlloc=2"
-        found = [right(session, value, 3, 5) for value in range(3)]
+        found = [right(session, value, 3, size) for value in range(3) for size in (5, HUGE)]
         del os.environ["STUB_CUDART_FAIL"]
         found += [right(session, value, 3, 6) for value in range(3)]
         report([all(found), stub.stub_pinned_bytes(), stub.stub_last_error()])
