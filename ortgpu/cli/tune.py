@@ -58,7 +58,7 @@ def tune(
 ) -> int:
     """Measure which settings suit MODEL on this GPU, and keep them for the sessions to come.
 
-    Tries layouts of images, searches for convolutions, CUDA graphs, fixed shapes and more, each in a child process, in
+    Tries layouts of images, searches for convolutions, CUDA graphs, fixed shapes and more in a child process, in
     turns with plain ONNX Runtime. Every result is compared with the CPU's in float32. A session of the same MODEL on
     the same kind of GPU then applies by itself what changes neither inputs, outputs and errors nor the precision; with
     GPUSession(model, tuned=RECORD) it applies the rest as well.

@@ -1,1 +1,1 @@
-"""Measure which settings suit a model, each in a child process, and compare every result."""
+"""Measure in a child process which settings suit a model, and compare every result."""

@@ -112,7 +112,7 @@ def tune(
 ) -> Tuning:
     """Measure which settings suit a model on its GPU, compare every result, and keep the best in a record.
 
-    Each candidate runs in a child process with a deadline, in turns with plain ONNX Runtime. Its results may be twice
+    Each candidate has a deadline in a child process, in turns with plain ONNX Runtime. Its results may be twice
     as far from those of the CPU in float32 as plain ONNX Runtime's are. Only one process of this user at a time tunes
     on a GPU. Other work on the GPU spoils the measurement.
 
@@ -293,7 +293,7 @@ class Search:
         Path(self._file).write_bytes(pickle.dumps(self._work))
         plain: Settings = {"search": "exhaustive"} if self._begun.convolves else {}
         start: Settings = {"search": "heuristic"} if self._begun.convolves else {}  # as sessions have it untuned
-        # What gains most comes first, in case the time is short: graphs, then float16 with what is best without it
+        # Settings that sessions apply by themselves are among all, so their own climb comes last
         end = self.end
         if self._work.half is not None:
             self.end -= _FLOAT16 * max(0.0, end - time.monotonic())
@@ -309,6 +309,7 @@ class Search:
 
     @property
     def left_out(self) -> tuple[str, ...]:
+        """What was not tried to the end, and why."""
         return (*self._not_possible, *(said for key, said in self._late.items() if key not in self._seen))
 
     @property
