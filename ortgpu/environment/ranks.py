@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -339,6 +340,10 @@ def runtime_folder() -> Path:
     """Return a folder of this user alone, in XDG_RUNTIME_DIR or else where temporary files are. Raises OSError."""
     import tempfile
 
+    if sys.platform == "win32":  # where the temporary folder is this user's own
+        folder = Path(tempfile.gettempdir(), "ortgpu")
+        folder.mkdir(exist_ok=True)
+        return folder
     refused = []
     for parent, name in (
         (os.environ.get("XDG_RUNTIME_DIR"), "ortgpu"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ def test_candidates_at_fault_are_rejected(network: Path, tmp_path: Path, monkeyp
     race = by_settings(found.trials, layout="channels-last, biases fused")
     assert race.verdict.startswith("rejected: output 'v7' is")
     ended = by_settings(found.trials, workspace="small")
-    assert ended.verdict == "rejected: the process ended: SIGABRT"
+    how = "it ended with" if sys.platform == "win32" else "SIGABRT"
+    assert ended.verdict.startswith(f"rejected: the process ended: {how}")
     hung = by_settings(found.trials, search="default")
     assert hung.verdict == "rejected: it did not end in time"
     kept = {*found.automatic.settings.items(), *found.named.settings.items()}

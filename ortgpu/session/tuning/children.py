@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import subprocess
@@ -18,7 +19,9 @@ from ...environment.packages.plugins import environ_of_child
 from ...environment.ranks import runtime_folder
 from ...provider.records import Key
 
-if sys.platform != "win32":
+if sys.platform == "win32":
+    import msvcrt
+else:
     import fcntl
 
 REQUEST, ANSWER = "request.pickle", "answer.pickle"
@@ -203,21 +206,28 @@ def only_tuner(device: str, patience: float) -> Iterator[None]:
     Raises:
         TimeoutError: another one held it for ``patience`` seconds.
     """
-    if sys.platform == "win32":
-        yield
-        return
     path = runtime_folder() / f"tuning-{device}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         end = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise TimeoutError(f"another process tunes on this GPU; it holds {path}") from None
-                time.sleep(_TICK)
+        while not _is_locked_now(descriptor):
+            if time.monotonic() > end:
+                raise TimeoutError(f"another process tunes on this GPU; it holds {path}")
+            time.sleep(_TICK)
         yield
     finally:
         os.close(descriptor)
+
+
+def _is_locked_now(descriptor: int) -> bool:
+    """Lock a file for this process, until it is closed. Return False if another one has it."""
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, 0):  # of Linux, of Windows, of Wine
+            raise
+        return False
+    return True
