@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.environment.libraries.library_file import PeFile, exported_names, find_section, imported_names, read_pe
+from ortgpu.environment.libraries.library_file import (
+    PeFile,
+    borrows,
+    exported_names,
+    find_section,
+    imported_names,
+    read_pe,
+)
 from tests.support.made_dlls import ARM64, EXECUTABLE, I386, X86_64, dll
 
 OBJDUMP = shutil.which("llvm-objdump") or shutil.which("objdump")
@@ -41,6 +48,7 @@ def read_bytes(scratch: Path, data: bytes) -> PeFile:
     assert section is None or (section[0] >= 0 and section[0] + section[1] <= len(data))
     for names in (imported_names(scratch, "KERNEL32.dll"), exported_names(scratch)):
         assert names is None or all(names)
+    assert borrows(scratch, ("Sleep",)) in (True, False)
     found = read_pe(scratch)
     assert found.path == str(scratch)
     if found.problem is not None:
@@ -64,6 +72,9 @@ def test_a_whole_dll(scratch: Path) -> None:
     assert imported_names(scratch, "CUBLASLT64_13.dll") == frozenset(NEEDS["cublasLt64_13.dll"])
     assert imported_names(scratch, "cudart64_13.dll") == frozenset()
     assert exported_names(scratch) == frozenset({"cublasCreate_v2", "cublasGetVersion_v2"})
+    taken = [name for names in NEEDS.values() for name in names]
+    assert all(borrows(scratch, (name,)) for name in taken)
+    assert not borrows(scratch, ("cublasCreate_v2", "Provider_GetHost"))
 
 
 @pytest.mark.skipif(OBJDUMP is None, reason="there is no objdump, binutils' or LLVM's, on PATH")

@@ -94,8 +94,11 @@ def _read(
 ) -> _Kind:
     name = os.fspath(path)
     try:
-        if stat.S_ISFIFO(os.stat(name).st_mode):
+        mode = os.stat(name).st_mode
+        if stat.S_ISFIFO(mode):
             return kind(name, "is a pipe")  # which would be waited for
+        if stat.S_ISDIR(mode):
+            return kind(name, "is a directory")  # Windows denies the permission to open it
         with open(name, "rb") as file:
             return describe(name, file)
     except _DamagedError as damage:
@@ -172,8 +175,13 @@ def defines(path: str | os.PathLike[str], names: Collection[str]) -> bool:
 
 
 def borrows(path: str | os.PathLike[str], names: Collection[str]) -> bool:
-    """Return True if an ELF file takes one of these functions from another file. False if that cannot be read."""
-    return _has_symbol(path, names, defined=False)
+    """Return True if a library takes one of these functions from another file. False if that cannot be read."""
+    if not _is_of_windows(path):
+        return _has_symbol(path, names, defined=False)
+    with suppress(*_UNREADABLE), open(path, "rb") as file:
+        image = _Dll(file)
+        return any(name in names for _, table in image.imports() for name in image.names_in(table))
+    return False
 
 
 def _has_symbol(path: str | os.PathLike[str], names: Collection[str], *, defined: bool) -> bool:

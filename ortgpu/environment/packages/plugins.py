@@ -163,7 +163,16 @@ def registered_library() -> str | None:
 
 def loaded_library() -> str | None:
     """Return the file of a CUDA plugin that this process has opened, which may list no GPU; None if there is none."""
-    mapped = read_file("/proc/self/maps") if "onnxruntime" in sys.modules else None
+    if "onnxruntime" not in sys.modules:
+        return None
+    if sys.platform == "win32":
+        import ctypes
+
+        kernel, path = ctypes.WinDLL("kernel32"), ctypes.create_unicode_buffer(1 << 15)
+        kernel.GetModuleHandleW.restype = ctypes.c_void_p
+        handle = kernel.GetModuleHandleW("onnxruntime_providers_cuda.dll")
+        return path.value if handle and kernel.GetModuleFileNameW(ctypes.c_void_p(handle), path, 1 << 15) else None
+    mapped = read_file("/proc/self/maps")
     found = _MAPPED.search(mapped or b"")
     return os.fsdecode(found[1]) if found is not None else None
 
