@@ -137,6 +137,8 @@ def python_command(code: str, *arguments: str) -> list[str]:
     """
     set_path = f"import sys; sys.path[:] = {search_path()!r}"
     isolation = [option for flag, option in _ISOLATION.items() if getattr(sys.flags, flag, False)]
+    if "-I" in isolation and "-s" not in isolation:  # by a ._pth file of Windows, which isolates the child as well
+        isolation.remove("-I")
     return [interpreter(), *isolation, "-c", f"{set_path}{_END_WITH_PARENT}{code}", *arguments]
 
 

@@ -181,6 +181,10 @@ CASES = [
         environment(system_libraries_missing=("MSVCP140_ATOMIC_WAIT.dll",)),
         observed(import_error="ImportError: DLL load failed while importing onnxruntime_pybind11_state: ?")),
          "LibraryNotFoundError", "Visual C++ Redistributable", details={"missing": ("MSVCP140_ATOMIC_WAIT.dll",)}),
+    Case("a library of Visual C++ that the provider links", all_of(
+        environment(system_libraries_missing=("MSVCP140_ATOMIC_WAIT.dll",)),
+        observed(provider_error="MSVCP140_ATOMIC_WAIT.dll, which it links, was not found (error 126)")),
+         "LibraryNotFoundError", "Visual C++ Redistributable", details={"missing": ("MSVCP140_ATOMIC_WAIT.dll",)}),
     Case("an ONNX Runtime of Windows' own", all_of(
         environment(mapped=(r"C:\Windows\System32\onnxruntime.dll",)),
         observed(import_error="ImportError: The requested API version [24] is not available, only [1, 17] are")),

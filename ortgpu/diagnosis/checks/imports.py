@@ -291,6 +291,8 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
     if (old := c_library_too_old(facts, text, "the CUDA provider cannot be loaded")) is not None:
         return old
     absent = loader_words.not_found_for(text)
+    if absent in facts.environment.system_libraries_missing:
+        return None  # visual_c_missing says it
     if absent is not None and not absent.startswith("libonnxruntime"):
         wheel = remedies.wheel_of(absent, report.provider.cuda_major) if report and report.provider else None
         missing = MissingLibrary(absent, True, wheel, ())

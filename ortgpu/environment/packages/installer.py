@@ -163,7 +163,10 @@ def _package_folders() -> tuple[str, ...]:
 
 def _folder_of(kind: str) -> str:
     with _of_sysconfig:
-        return sysconfig.get_path(kind)
+        try:
+            return sysconfig.get_path(kind)
+        except TypeError:  # on Windows, where a program has taken sys.executable away
+            return sysconfig.get_path(kind, expand=False).format(base=sys.prefix, installed_base=sys.base_prefix)
 
 
 def _hidden_by(folder: str) -> tuple[str, ...]:
