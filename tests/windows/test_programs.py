@@ -75,6 +75,7 @@ def test_exec_guards_a_program_and_what_it_starts(ordinary: Windows) -> None:
     assert last_line(ordinary.python("app.py")) == SILENT
 
 
+@pytest.mark.slow
 def test_exec_hands_on_the_exit_code(ordinary: Windows) -> None:
     assert ordinary.python(*EXEC, "python", "-c", f"import os; os._exit({CRASH})").returncode == CRASH & 0xFF
     assert ordinary.python(*EXEC, "cmd", "/c", "exit 3").returncode == 3
@@ -213,6 +214,14 @@ def test_a_command_that_needs_a_gpu_says_why_there_is_none(command: list[str], m
     assert document["error"]["type"] == {"preflight": "UnsupportedPlatformError", "bench": CAUSE}[command[0]]
 
 
+def test_tune_gives_the_advice_of_a_session(module_windows: Windows) -> None:
+    """Its child judges, which a portable Python starts with other options than its own."""
+    found = module_windows.python("-m", "ortgpu", "tune", MODEL)
+    assert found.returncode == 1, found.output
+    assert f"{CAUSE}: the CUDA provider needs" in found.stdout
+    assert f"{PYTHON} has no pip" in found.stdout
+
+
 def test_training_is_for_linux(module_windows: Windows) -> None:
     """Packages for it, and an environment of their own, would not be had."""
     found = module_windows.python("-m", "ortgpu", "doctor", "--profile", "training", "--json")
@@ -249,6 +258,7 @@ print(json.dumps([ended.returncode, ended.output.split(), time.monotonic() - sta
     assert run(module_windows, program) == [0, ["done"], True]
 
 
+@pytest.mark.slow
 def test_a_library_that_ends_the_process_is_blamed(windows: Windows, models: Models) -> None:
     windows.write(MODEL, models.relu.read_bytes())
     windows.write(f"C:\\{SITE_PACKAGES}\\onnxruntime\\__init__.py", f"import os; os._exit({CRASH})".encode())
@@ -291,9 +301,9 @@ def test_plain():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["test_session_pickling", "test_pool", "test_pool_map"])
+@pytest.mark.parametrize("name", ["test_session_pickling", "test_pool", "test_pool_map", "test_tuning"])
 def test_tests_that_need_no_gpu_pass_there(name: str, windows: Windows) -> None:
-    windows.install("pytest", "pluggy", "iniconfig")
+    windows.install("pytest", "pluggy", "iniconfig", "pytest-timeout")
     windows.write("C:\\pytest.ini", b"[pytest]\naddopts = --import-mode=importlib\n")
     # No process of Windows sends itself an interrupt.
     chosen = ["-m", "not lab and not ortgpu", "-k", "not interrupt", f"R:\\tests\\session\\{name}.py"]
@@ -303,6 +313,28 @@ def test_tests_that_need_no_gpu_pass_there(name: str, windows: Windows) -> None:
 
 
 # Wheels
+
+
+@pytest.mark.slow
+def test_a_package_that_requires_onnxruntime_does_not_bring_it_back(windows: Windows, models: Models) -> None:
+    """An empty package stands in for it, which is built and installed as it is printed."""
+    windows.write(MODEL, models.relu.read_bytes())
+    windows.install("pip")
+    windows.install("setuptools", site=install("windows-setuptools", [SETUPTOOLS]))
+    windows.install_cpu_package()
+    said = b"Metadata-Version: 2.1\nName: library\nVersion: 1\nRequires-Dist: onnxruntime>=1.18\n"
+    windows.write(f"{SITE_PACKAGES}\\library-1.dist-info\\METADATA", said)
+    found = json.loads(windows.python("-m", "ortgpu", "doctor", "--json").stdout)
+    now, later = (fix["text"] for fix in found["problems"][0]["fixes"])
+    assert "keep library from installing onnxruntime again" in later
+    commands = [now.splitlines()[0], *later.partition("place: ")[2].split(", then ")]
+    code = f"import subprocess\nfor line in {commands!r}: subprocess.run(line, shell=True, check=True)"
+    alone = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    windows.python("-c", code, variables=alone, deadline=400).ok()
+    again = windows.python("-m", "pip", "install", "--no-index", "onnxruntime>=1.18", deadline=200).ok()
+    assert "Requirement already satisfied: onnxruntime>=1.18" in again.stdout
+    assert "library 1 requires" not in windows.python("-m", "pip", "check", deadline=200).stdout
+    assert not (windows.site / "onnxruntime/__init__.py").exists()
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Sequence
 
 from ...environment.libraries.library_file import wrong_machine
@@ -286,18 +285,13 @@ def _keep_away(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
         return [*fixes, manual(advice)]
     removed = any(installer.uninstall in fix for fix in fixes)
     version = owners.get("onnxruntime")
-    if manager is not None or not removed or version is None or not requirers or environment.host.is_windows:
+    if manager is not None or not removed or version is None or not requirers:
         return [*fixes]
-    # pip cannot override what a package requires; an empty package of that name satisfies it, and `pip check`.
-    lines = ("[project]", 'name = "onnxruntime"', f'version = "{version}"', "[tool.setuptools]", "py-modules = []")
-    made = f"printf '%s\\n' {' '.join(map(shlex.quote, lines))} > \"$empty/pyproject.toml\""
-    return [
-        *fixes,
-        manual(
-            f"and keep {' and '.join(requirers)} from installing onnxruntime again: put an empty package in its place: "
-            f'empty=$(mktemp -d) && {made} && {installer.install} "$empty"'
-        ),
-    ]
+    advice = (
+        f"and keep {' and '.join(requirers)} from installing onnxruntime again: put an empty package in its place: "
+        + remedies.install_an_empty_package(environment, "onnxruntime", version)
+    )
+    return [*fixes, manual(advice)]
 
 
 def _first_install(facts: Facts) -> list[Fix]:

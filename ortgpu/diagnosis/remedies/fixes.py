@@ -385,6 +385,15 @@ def wheel_of(soname: str, cuda_major: int | None) -> str | None:
     return spec.wheels.get(cuda_major) if spec is not None and cuda_major is not None else None
 
 
+def install_an_empty_package(environment: Environment, name: str, version: str) -> str:
+    """Return the commands. pip cannot override what a package requires; this satisfies it, and `pip check`."""
+    windows = environment.host.is_windows
+    lines = rf"project.name='{name}'\nproject.version='{version}'\ntool.setuptools.py-modules=[]"
+    written = f"import io, os; os.mkdir('empty'); io.FileIO('empty/pyproject.toml','w').write(b'''{lines}''')"
+    made = f'{as_command(environment.host.executable or "python", windows=windows)} -c "{written}"'
+    return f"{made}{', then ' if windows else ' && '}{environment.installer.install} ./empty"
+
+
 # Outside the Python environment
 
 # Lowest driver per CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility". For Windows:
