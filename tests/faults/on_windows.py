@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ortgpu.environment.libraries.catalogue import LIBRARIES
 from ortgpu.environment.libraries.library_file import imported_names
@@ -55,7 +55,7 @@ class WindowsCase:
         driver: what the driver and NVML answer; None: there is no driver.
         options: those of Python, such as ``-s``.
         python: the program, if it is not ``C:\\Python\\python.exe``.
-        index: releases of onnxruntime-gpu that the advice installs, beside the installed one.
+        index: releases that the case or its advice installs, beside onnxruntime-gpu as it is installed.
         shown: it is among the few that show most.
     """
 
@@ -72,6 +72,7 @@ class WindowsCase:
     options: tuple[str, ...] = ()
     python: str = "C:\\Python\\python.exe"
     prelude: str = ""
+    ask: Literal["session", "probe", "guarded"] = "session"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     model: str = "relu"
     others: tuple[str, ...] = ()
@@ -149,7 +150,8 @@ class Wheels:
             for spec in LIBRARIES:
                 if 12 in spec.dlls and not spec.stem.endswith("_infer"):
                     requirement = spec.wheels[12].replace("~=", "==").replace("-", "_")
-                    folder = "nvidia/cudnn/bin" if spec.is_cudnn else f"nvidia/{requirement.partition('==')[0]}/bin"
+                    component = requirement.partition("==")[0].removeprefix("nvidia_").removesuffix("_cu12")
+                    folder = f"nvidia/{component}/bin"
                     libraries.setdefault(requirement, {})[spec.dlls[12]] = folder
             for requirement, folders in libraries.items():
                 stem = requirement.replace("==", "-")
@@ -171,7 +173,7 @@ class Wheels:
             if not list(self.folder.glob(f"{name.replace('-', '_')}-{version}-*")):
                 options = ("--only-binary=:all:", "--platform=win_amd64", "--python-version=3.11", "--no-deps", "-q")
                 call([sys.executable, "-m", "pip", "download", *options, "--dest", str(self.folder), requirement])
-                if version < "1.27":
+                if name == "onnxruntime-gpu" and version < "1.27":
                     (wheel,) = self.folder.glob(f"{name.replace('-', '_')}-{version}-*")
                     self._add_cuda_12(wheel)
 
@@ -223,9 +225,9 @@ def _readable(child: Child) -> Child:
 
 def opened(case: WindowsCase, machine: Windows) -> Outcome:
     """Open a session, and one that may be on the CPU after it, which is reported as "cpu"."""
-    model = f"C:\\{case.model}.onnx"
-    code = f"open_session({model!r}, {dict(case.arguments)!r})"
-    if case.cpu:
+    code = _question_of(case)
+    if case.cpu and case.ask == "session":
+        model = f"C:\\{case.model}.onnx"
         arguments = dict(case.arguments, allow_cpu=True)
         code += (
             f"\nimport ortgpu\nfound = ortgpu.GPUSession({model!r}, **{arguments!r}).get_providers()\n"
@@ -248,7 +250,7 @@ def opened_plainly(case: WindowsCase, machine: Windows) -> Outcome:
 def follow(case: WindowsCase, machine: Windows, fix: Mapping[str, Any]) -> Outcome:
     """Execute a fix as it was printed, each line by cmd.exe, and open a session."""
     if fix["kind"] == "python":
-        return run(replace(case, prelude=f"{case.prelude}\n{fix['text']}"), machine, _session_of(case))
+        return run(replace(case, prelude=f"{case.prelude}\n{fix['text']}"), machine, _question_of(case))
     code = (
         "import subprocess, sys\n"
         f"for line in {[_for_wine(line) for line in fix['text'].splitlines()]!r}:\n"
@@ -257,7 +259,7 @@ def follow(case: WindowsCase, machine: Windows, fix: Mapping[str, Any]) -> Outco
     )
     pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "W:\\", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COMPILE": "1"}
     child = machine.python("-c", code, variables=pip, deadline=400)
-    after = run(case, machine, _session_of(case))
+    after = run(case, machine, _question_of(case))
     if child.returncode == 0:
         return after
     return replace(after, error=None, providers=None, result=child)
@@ -271,8 +273,14 @@ def _for_wine(line: str) -> str:
     return f'"{program[0].replace(chr(34), "")}"{line[program.end() :]}'
 
 
-def _session_of(case: WindowsCase) -> str:
-    return f"open_session('C:\\\\{case.model}.onnx', {dict(case.arguments)!r})"
+def _question_of(case: WindowsCase) -> str:
+    if case.ask == "probe":
+        return "diagnose_here(True)"
+    model = f"C:\\{case.model}.onnx"
+    if case.ask == "guarded":
+        plain = {"providers": ["CUDAExecutionProvider"], "preload": False, **case.arguments}
+        return f"import ortgpu; ortgpu.install()\nopen_plain_session({model!r}, {plain!r})"
+    return f"open_session({model!r}, {dict(case.arguments)!r})"
 
 
 def play(
@@ -294,7 +302,7 @@ def play(
         words = "\n".join([error.text, *(other.text for other in error.others)])
         found += [f"a word of Linux: {match[0]}" for match in OF_LINUX.finditer(words)]
         found += [error.text, f"others: {error.other_types}"] if found else []
-        if case.cpu and outcome.result.reports.get("cpu") != ["CPUExecutionProvider"]:
+        if case.cpu and case.ask == "session" and outcome.result.reports.get("cpu") != ["CPUExecutionProvider"]:
             found.append(f"with allow_cpu: {outcome.result.output[-2000:]}")
         plain = outcome_words(opened_plainly(case, machine)) if plainly else case.plain
         if plain != case.plain:

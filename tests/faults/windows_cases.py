@@ -4,68 +4,37 @@ from __future__ import annotations
 
 import shutil
 import zipfile
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from tests.faults.case import MENDED
+from tests.faults.case import MENDED, Code
 from tests.faults.on_windows import A100, RTX_4090, SITE_PACKAGES, Break, WindowsCase
+from tests.faults.windows_breaks import (
+    CAPI,
+    CLEAR,
+    CUBLAS,
+    CUBLAS_LT,
+    CUDA,
+    CUDNN,
+    DRIVER,
+    INFO,
+    all_of,
+    deleting,
+    driver,
+    first_on_the_path,
+    making,
+    only_the_cpu_package,
+    removing,
+    truncating,
+    unpacking,
+    writing,
+)
+from tests.faults.windows_plugins import PLUGINS
 from tests.lab.stubs import NVML, Cuda
-from tests.lab.windows import SYSTEM32, TOOLKIT, TORCH, WHEELS, Windows
+from tests.lab.windows import SYSTEM32, TOOLKIT, TORCH, Windows
 from tests.support.made_dlls import ARM64
 
-CUDA, CUDNN = f"{SITE_PACKAGES}\\nvidia\\cu13\\bin\\x86_64", f"{SITE_PACKAGES}\\nvidia\\cudnn\\bin"
-CUBLAS_LT, CUBLAS = "cublasLt64_13.dll", "cublas64_13.dll"
-CAPI = f"{SITE_PACKAGES}\\onnxruntime\\capi"
-INFO = "onnxruntime_gpu-1.31.1.dist-info"
-DRIVER = (Cuda(devices=(RTX_4090,)), NVML(gpus=(RTX_4090,)))
-
-CLEAR = (
-    "nvidia", *(f"{wheel.replace('-', '_').replace('==', '-')}.dist-info" for wheel in WHEELS)
-)  # fmt: skip
-
-
-def removing(*names: str) -> Break:
-    """Remove files and folders of site-packages."""
-    return lambda machine: machine.remove(*names)
-
-
-def deleting(path: str) -> Break:
-    return lambda machine: machine.path(path).unlink()
-
-
-def truncating(path: str, size: int) -> Break:
-    return lambda machine: machine.write(path, machine.path(path).read_bytes()[:size])
-
-
-def writing(path: str, content: bytes = b"") -> Break:
-    return lambda machine: machine.write(path, content)
-
-
-def making(path: str, **properties: Any) -> Break:
-    return lambda machine: machine.make(path, **properties)
-
-
-def all_of(*breaks: Break) -> Break:
-    def change(machine: Windows) -> None:
-        for one in breaks:
-            one(machine)
-
-    return change
-
-
-def driver(cuda: Cuda, nvml: NVML | None = None, *, without: Iterable[str] = ()) -> dict[str, Any]:
-    """The driver of a case. Without files of it: System32 has the rest."""
-    breaks = all_of(*(deleting(f"{SYSTEM32}\\{name}") for name in without))
-    return {"driver": (cuda, nvml or NVML(gpus=cuda.devices)), "breaks": breaks}
-
-
 # A: packages and the import
-
-
-def only_the_cpu_package(machine: Windows) -> None:
-    machine.remove("onnxruntime", INFO)
-    machine.install_cpu_package()
 
 
 def removed_again(info: str) -> Break:
@@ -103,13 +72,13 @@ def cpu_package_in_a_folder_of_its_own(machine: Windows) -> None:
     for info in machine.site.glob("onnxruntime-*.dist-info"):
         shutil.move(info, home / info.name)
     shutil.move(aside, whole)
-    _first_on_the_path(machine, "C:\\tools")
+    first_on_the_path(machine, "C:\\tools")
 
 
-def _first_on_the_path(machine: Windows, *folders: str) -> None:
-    path = "Python\\python311._pth"
-    lines = machine.path(path).read_text(encoding="utf-8")
-    machine.write(path, "".join(f"{folder}\n" for folder in folders).encode() + lines.encode())
+def trimmed_copy(machine: Windows) -> None:
+    trimmed = shutil.ignore_patterns("onnxruntime_providers_cuda.dll", "onnxruntime_providers_tensorrt.dll")
+    shutil.copytree(machine.site / "onnxruntime", machine.path("C:\\copy\\onnxruntime"), ignore=trimmed)
+    first_on_the_path(machine, "C:\\copy")
 
 
 def older_metadata(machine: Windows) -> None:
@@ -130,7 +99,7 @@ def in_an_archive(machine: Windows) -> None:
     with zipfile.ZipFile(machine.path("C:\\packed.zip"), "w") as archive:
         for path in package.rglob("*.py"):
             archive.write(path, path.relative_to(machine.site))
-    _first_on_the_path(machine, "C:\\packed.zip")
+    first_on_the_path(machine, "C:\\packed.zip")
 
 
 def moved_to(folder: str) -> Break:
@@ -172,6 +141,16 @@ PACKAGES = [
         plain="warned",
         after=MENDED,
         shown=True,
+    ),
+    WindowsCase(
+        "directml-over-gpu-package",
+        "ConflictingPackagesError",
+        ("onnxruntime-directml 1.24.4", "onnxruntime-gpu 1.31.1", "uninstall"),
+        unpacking("onnxruntime_directml"),
+        rows=("A18",),
+        index=("onnxruntime-directml==1.24.4",),
+        plain="warned",
+        after=MENDED,
     ),
     WindowsCase(
         "gpu-package-over-cpu-package",
@@ -307,6 +286,30 @@ PACKAGES = [
         plain="logged",
     ),
     WindowsCase(
+        "shared-provider-file-truncated",
+        "BrokenPackageError",
+        ("onnxruntime_providers_shared.dll",),
+        truncating(f"{CAPI}\\onnxruntime_providers_shared.dll", 1000),
+        after=MENDED,
+        plain="logged",
+    ),
+    WindowsCase(
+        "provider-file-of-another-architecture",
+        "BrokenPackageError",
+        ("onnxruntime_providers_cuda.dll",),
+        making(f"{CAPI}\\onnxruntime_providers_cuda.dll", exports={"GetProvider": 0}, machine=ARM64),
+        after=MENDED,
+        plain="logged",
+    ),
+    WindowsCase(
+        "trimmed-copy-first-on-the-path",
+        "BrokenPackageError",
+        ("C:\\copy\\onnxruntime",),
+        trimmed_copy,
+        plain="printed logged",
+        needs=("a person",),
+    ),
+    WindowsCase(
         "extension-module-missing",
         "BrokenPackageError",
         ("missing: onnxruntime/capi/onnxruntime_pybind11_state.pyd",),
@@ -368,7 +371,7 @@ PACKAGES = [
         rows=("W01", "A17"),
         driver=DRIVER,
         variables={"WINEDLLOVERRIDES": "mscoree,mshtml=d;winedbg.exe=d;msvcp140_atomic_wait=d"},
-        silent_about=("pip",),
+        silent_about=("pip", "Also found"),
         plain="logged",
         needs=("root",),
         shown=True,
@@ -480,6 +483,31 @@ def cudnn_answers(path: str, cuda: int) -> Break:
     return making(path, exports={"call": 0, "cudnnGetCudartVersion": cuda, "cudnnGetVersion": 92801})
 
 
+def folder_in_its_place(machine: Windows) -> None:
+    deleting(f"{CUDA}\\{CUBLAS_LT}")(machine)
+    machine.path(f"{CUDA}\\{CUBLAS_LT}").mkdir()
+
+
+def nvidia_is_somebody_elses(machine: Windows) -> None:
+    machine.write("mine\\nvidia\\__init__.py")
+    first_on_the_path(machine, "C:\\mine")
+
+
+def torch_for_cuda_12(machine: Windows) -> None:
+    machine.install_torch("2.8.0", "12.8")
+    shutil.rmtree(machine.path(TORCH))
+    for name in ("cublas64_12.dll", "cublasLt64_12.dll", "cudart64_12.dll", "cufft64_11.dll"):
+        machine.make(f"{TORCH}\\{name}", exports={"call": 0})
+
+
+def real_wheels(machine: Windows) -> None:
+    machine.install_cuda(real=True)
+
+
+ENDING: dict[str, Any] = {
+    "needs": {"KERNEL32.dll": ["ExitProcess"]},
+    "on_load": "((void (*)(unsigned))ExitProcess)(0xC0000409);",
+}
 IN_A_FOLDER: Break = lambda machine: machine.place_cuda("libs")  # noqa: E731 - as the other breaks
 
 LIBRARIES = [
@@ -627,6 +655,105 @@ LIBRARIES = [
         "aarch64",
     ),
     unusable_library("refuses-to-start", making(f"{CUDA}\\{CUBLAS_LT}", exports={"call": 0}, fails=True), "1114"),
+    unusable_library("is-a-folder", folder_in_its_place, "is a directory"),
+    unusable_library(
+        "crashes-while-it-starts",
+        making(f"{CUDA}\\{CUBLAS_LT}", exports={"call": 0}, on_load="*(volatile int *)0 = 1;"),
+        "error 998",
+    ),
+    replace(
+        unusable_library("that-ends-the-process", making(f"{CUDA}\\{CUBLAS_LT}", exports={"call": 0}, **ENDING)),
+        error="BrokenPackageError",
+        says=("loading the CUDA libraries", "0xC0000409", CUBLAS_LT, "nvidia-cublas=="),
+        driver=DRIVER,
+        ask="probe",
+        plain="aborted",
+        after="DriverUnusableError",
+    ),
+    WindowsCase(
+        "nvidia-is-a-package-of-somebody-else",
+        MENDED,
+        ("nvcuda.dll",),
+        nvidia_is_somebody_elses,
+        silent_about=("cublas",),
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "wheels-of-nvidia",
+        MENDED,
+        ("nvcuda.dll",),
+        real_wheels,
+        cuda=False,
+        silent_about=("cublas", "cudnn", "library-"),
+        model="conv",
+        needs=("driver",),
+    ),
+    replace(
+        _MISSING,
+        name="wheels-of-nvidia-without-cublasLt",
+        says=(f"{CUBLAS_LT}: found nowhere", "nvidia-cublas==13.10.0.20"),
+        breaks=all_of(real_wheels, deleting(f"{CUDA}\\{CUBLAS_LT}")),
+        cuda=False,
+    ),
+    replace(
+        _MISSING,
+        name="wheels-of-nvidia-with-a-cublasLt-cut-short",
+        says=(CUBLAS_LT, "truncated", "nvidia-cublas==13.10.0.20"),
+        breaks=all_of(real_wheels, truncating(f"{CUDA}\\{CUBLAS_LT}", 1_000_000)),
+        cuda=False,
+        rows=("own",),
+    ),
+    WindowsCase(
+        "wheels-of-nvidia-without-a-part-of-cudnn-and-a-convolution",
+        "LibraryNotFoundError",
+        ("cudnn_graph64_9.dll", "nvidia-cudnn-cu13==9.28.1.4"),
+        all_of(real_wheels, deleting(f"{CUDNN}\\cudnn_graph64_9.dll")),
+        cuda=False,
+        rows=("W05",),
+        model="conv",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "torch-for-cuda-12",
+        MENDED,
+        ("nvcuda.dll",),
+        torch_for_cuda_12,
+        rows=("B18",),
+        silent_about=("torch", "_12.dll", "library-"),
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "only-the-libraries-of-a-torch-for-cuda-12",
+        "LibraryNotFoundError",
+        (CUBLAS, "built for CUDA 13"),
+        torch_for_cuda_12,
+        rows=("B18",),
+        cuda=False,
+        after=MENDED,
+        plain="printed logged",
+    ),
+    WindowsCase(
+        "cuda-12-wheels-and-driver-for-a-cuda-13-build",
+        "DriverTooOldError",
+        ("12.4", "CUDA 13", "onnxruntime-gpu>=1.20,<1.27", "This explains: library-version"),
+        a_library_of_cuda_12,
+        driver=(Cuda(version=12040, devices=(RTX_4090,)), NVML(gpus=(RTX_4090,), driver="551.61", cuda=12040)),
+        rows=("A07",),
+        silent_about=("Also found",),
+        plain="printed logged",
+        index=("onnxruntime-gpu==1.26.0",),
+        after="ProviderFallbackError",
+    ),
+    WindowsCase(
+        "cudnn-loaded-from-elsewhere",
+        MENDED,
+        ("nvcuda.dll",),
+        lambda machine: shutil.move(machine.path(CUDNN), machine.path("elsewhere")),
+        prelude="import ctypes; ctypes.WinDLL(r'C:\\elsewhere\\cudnn64_9.dll')",
+        model="conv",
+        silent_about=("cudnn",),
+        needs=("driver",),
+    ),
     WindowsCase(
         "library-links-what-is-not-there",
         "LibraryNotFoundError",
@@ -733,6 +860,13 @@ def by_nvml(name: str, code: int, *said: str) -> WindowsCase:
 
 
 THIRD = {"device": "cuda:3"}
+_TAKEN = replace(RTX_4090, compute_mode=3, processes=((1, 1 << 30),))
+_SECOND = replace(RTX_4090, uuid=RTX_4090.uuid.replace("1111", "2222"))
+TWO = (Cuda(devices=(RTX_4090, _SECOND)), NVML(gpus=(RTX_4090, _SECOND)))
+FORBIDDING_THE_CPU = (
+    "import onnxruntime; options = onnxruntime.SessionOptions()\n"
+    "options.add_session_config_entry('session.disable_cpu_ep_fallback', '1')"
+)
 
 DRIVERS = [
     WindowsCase(
@@ -799,6 +933,29 @@ DRIVERS = [
         needs=("a person",),
     ),
     WindowsCase(
+        "driver-too-old-and-no-nvml",
+        "DriverTooOldError",
+        ("supports CUDA up to 12.4", "onnxruntime-gpu>=1.20,<1.27"),
+        rows=("C01",),
+        plain="printed",
+        index=("onnxruntime-gpu==1.26.0",),
+        after="ProviderFallbackError",
+        **driver(Cuda(version=12040, devices=(RTX_4090,)), without=["nvml.dll"]),
+    ),
+    *(
+        WindowsCase(
+            f"{name}-that-ends-the-process-when-it-is-loaded",
+            "DriverUnusableError",
+            (doing, "0xC0000409"),
+            making(f"{SYSTEM32}\\{name}.dll", **ENDING),
+            driver=DRIVER,
+            ask="probe",
+            plain="printed" if name == "nvml" else "aborted",
+            needs=("reboot",),
+        )
+        for name, doing in (("nvcuda", "initialising the NVIDIA driver"), ("nvml", "asking NVML"))
+    ),
+    WindowsCase(
         "no-device",
         "NoDeviceError",
         ("cuInit returned 100", "NVML sees 0 GPU(s)", "use a machine with an NVIDIA GPU"),
@@ -842,6 +999,51 @@ DRIVERS = [
     hidden("the-word-all", "all"),
     hidden("an-ordinal-that-is-not-there", "7"),
     hidden("a-number-twice", "0,0"),
+    hidden("a-uuid-with-a-typing-error", RTX_4090.uuid.replace("4444", "4445")),
+    WindowsCase(
+        "ordinal-too-high-in-the-options",
+        "DeviceNotFoundError",
+        ("3", RTX_4090.uuid),
+        driver=DRIVER,
+        arguments={"providers": [("CUDAExecutionProvider", {"device_id": 3})]},
+        rows=("C03",),
+        plain="printed logged",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "ordinal-hidden",
+        "DeviceNotFoundError",
+        ("cuda:1", "CUDA_VISIBLE_DEVICES"),
+        driver=TWO,
+        variables={"CUDA_VISIBLE_DEVICES": "0"},
+        arguments={"device": "cuda:1"},
+        rows=("C03",),
+        plain="printed logged",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "shown-too-late",
+        "DeviceNotFoundError",
+        ("cuda:1", "CUDA_VISIBLE_DEVICES was '0' when this process initialised CUDA", "'0,1' now", "came too late"),
+        driver=TWO,
+        variables={"CUDA_VISIBLE_DEVICES": "0"},
+        arguments={"device": "cuda:1"},
+        prelude="import os; from ortgpu.environment.gpu.cuda import initialise\n"
+        "initialise(); os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'",
+        plain="printed logged",
+        needs=("a person", "host"),
+    ),
+    WindowsCase(
+        "ordinal-too-high-and-no-nvcuda",
+        "DeviceNotFoundError",
+        ("7", RTX_4090.uuid),
+        arguments={"device": 7},
+        rows=("C03",),
+        others=(MENDED,),
+        plain="printed logged",
+        needs=("a person",),
+        **driver(*DRIVER, without=["nvcuda.dll"]),
+    ),
     WindowsCase(
         "ordinal-too-high",
         "DeviceNotFoundError",
@@ -863,6 +1065,26 @@ DRIVERS = [
         needs=("a person",),
     ),
     generation((6, 1), "onnxruntime-gpu==1.26.0", "ProviderFallbackError", "onnxruntime-gpu>=1.24,<1.27"),
+    generation((12, 1), "onnxruntime-gpu==1.28.0", "DriverUnusableError"),
+    WindowsCase(
+        "taken-by-another-process",
+        "DeviceBusyError",
+        ("46", "process"),
+        driver=(
+            Cuda(init=46, devices=(RTX_4090,)),
+            NVML(gpus=(replace(RTX_4090, compute_mode=3, processes=((1, 1 << 30),)),)),
+        ),
+        plain="printed",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "nvml-answers-errors-to-everything",
+        "DriverUnusableError",
+        ("999", "CUDA_ERROR_UNKNOWN"),
+        driver=(Cuda(init=999), NVML(error=999)),
+        plain="printed",
+        needs=("reboot",),
+    ),
     generation((10, 0), "onnxruntime-gpu==1.28.0", "DriverUnusableError", "onnxruntime-gpu==1.28.0"),
     WindowsCase(
         "gpu-that-accepts-no-process",
@@ -900,15 +1122,47 @@ REQUESTS = [
           arguments={"providers": [("CUDAExecutionProvider", {"devise_id": 0})]}, rows=("D06",)),
     asked("option-value", "ProviderOptionError", "arena_extend_strategy",
           arguments={"providers": [("CUDAExecutionProvider", {"arena_extend_strategy": "often"})]}, rows=("D06",)),
+    asked("provider-a-number", "ProviderRequestError", "1", arguments={"providers": ["CUDAExecutionProvider", 1]}),
+    asked("provider-tuple-too-short", "ProviderRequestError", "CUDAExecutionProvider",
+          arguments={"providers": [("CUDAExecutionProvider",)]}),
+    asked("provider-options-a-list", "ProviderRequestError", "CUDAExecutionProvider",
+          arguments={"providers": [("CUDAExecutionProvider", ["device_id"])]}),
+    asked("options-too-many", "ProviderRequestError", "1 ", "2 ",
+          arguments={"providers": ["CUDAExecutionProvider"], "provider_options": [{}, {}]}),
+    asked("option-name-in-provider-options", "ProviderOptionError", "devise_id", "device_id", rows=("D06",),
+          arguments={"providers": ["CUDAExecutionProvider"], "provider_options": [{"devise_id": 0}]}),
+    asked("option-value-number", "ProviderOptionError", "gpu_mem_limit", "lots", rows=("D06",),
+          arguments={"providers": [("CUDAExecutionProvider", {"gpu_mem_limit": "lots"})]}),
+    asked("option-value-boolean", "ProviderOptionError", "use_tf32", "maybe", rows=("D06",),
+          arguments={"providers": [("CUDAExecutionProvider", {"use_tf32": "maybe"})]}),
+    asked("fallback-asked-for", "ProviderRequestError", "enable_fallback", arguments={"enable_fallback": 1}),
+    asked("cuda-is-called-available", MENDED, "nvcuda.dll", rows=("D02", "D03"), cpu=True, needs=("driver",),
+          prelude="import onnxruntime\nassert 'CUDAExecutionProvider' in onnxruntime.get_available_providers()\n"
+                  "assert onnxruntime.get_device() == 'GPU'"),
+    asked("fallback-forbidden-by-argument", MENDED, "nvcuda.dll", rows=("D08",), cpu=True, needs=("driver",),
+          arguments={"enable_fallback": 0}, plain="raised"),
+    asked("cpu-forbidden-and-listed", MENDED, "nvcuda.dll", rows=("D09",), prelude=FORBIDDING_THE_CPU,
+          arguments={"sess_options": Code("options"),
+                     "providers": ["CUDAExecutionProvider", "CPUExecutionProvider"]},
+          plain="raised printed logged", needs=("driver",)),
+    asked("cpu-forbidden", MENDED, "nvcuda.dll", rows=("D10",), prelude=FORBIDDING_THE_CPU,
+          arguments={"sess_options": Code("options"), "providers": ["CUDAExecutionProvider"]},
+          plain="raised printed logged", needs=("driver",)),
     asked("tensorrt-is-not-installed", "LibraryNotFoundError", "nvinfer_10.dll", "nvonnxparser_10.dll",
           arguments={"providers": ["TensorrtExecutionProvider"]}, driver=DRIVER, plain="printed logged"),
     asked("providers-not-named", MENDED, "nvcuda.dll", rows=("D01",), cpu=True, plain_arguments={}, plain="silent",
-          needs=("driver",), shown=True),
+          needs=("driver",)),
     asked("only-tensorrt-named", MENDED, "nvcuda.dll", arguments={"providers": ["TensorrtExecutionProvider"]},
           rows=("B27",), plain="printed logged", needs=("driver",)),
 ]  # fmt: skip
 
 # G: the process and what surrounds it
+
+FROZEN: tuple[tuple[str, str, Literal["session", "probe"]], ...] = (
+    ("frozen-program", "frozen = True", "session"),
+    ("frozen-program-that-probes", "frozen = True", "probe"),
+    ("interpreter-unknown", "executable = None", "probe"),
+)
 
 PROCESS = [
     WindowsCase("optimised-interpreter", MENDED, ("nvcuda.dll",), options=("-OO",), needs=("driver",)),
@@ -917,6 +1171,18 @@ PROCESS = [
         MENDED,
         ("nvcuda.dll",),
         prelude="import sys; sys.path[:0] = ['', 'C:\\\\not there', 'Q:\\\\x', '\\\\\\\\server\\\\share', 'a' * 300]",
+        needs=("driver",),
+    ),
+    *(
+        WindowsCase(name, MENDED, ("nvcuda.dll",), prelude=f"import sys; sys.{said}", ask=ask, needs=("driver",))
+        for name, said, ask in FROZEN
+    ),
+    WindowsCase(
+        "search-path-with-no-strings",
+        MENDED,
+        ("nvcuda.dll",),
+        prelude="import pathlib, sys; sys.path[:0] = [None, b'/x', pathlib.Path('/y'), 3]",
+        plain="raised",
         needs=("driver",),
     ),
     WindowsCase(
@@ -937,6 +1203,6 @@ PROCESS = [
 
 CASES: tuple[WindowsCase, ...] = tuple(
     replace(case, group=group)
-    for group, cases in {"A": PACKAGES, "B": LIBRARIES, "C": DRIVERS, "D": REQUESTS, "G": PROCESS}.items()
+    for group, cases in {"A": PACKAGES, "B": LIBRARIES, "C": DRIVERS, "D": REQUESTS, "G": PROCESS, "P": PLUGINS}.items()
     for case in cases
 )
