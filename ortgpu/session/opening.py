@@ -171,18 +171,24 @@ def _check_driver(context: OpeningContext, driver: Task[CudaState] | None) -> Cu
 
 
 def _check_context(context: OpeningContext, cuda: CudaState) -> None:
-    """Raise the sticky error of an earlier call, of whichever library: a plugin would end the process for it."""
+    """Make the context if there is none, and raise what its calls return: a plugin would end the process for it."""
     if not context.runtime.cuda_is_plugin:
         return
-    carried = context.plan.is_carried and context.plan.device is None  # which GPU it is, is not known yet
-    ordinals = [gpu.ordinal for gpu in cuda.devices or ()] if carried else [context.plan.gpu.ordinal]
+    is_known = not context.plan.is_carried or context.plan.device is not None
+    ordinals = [context.plan.gpu.ordinal] if is_known else [gpu.ordinal for gpu in cuda.devices or ()]
     for ordinal in ordinals:
-        code = context_error(ordinal)
-        if code not in (None, 0, lifetime.OUT_OF_MEMORY):
-            from ..diagnosis.execution import of_code
+        existed = context_is_active(ordinal)
+        code = context_error(ordinal, is_opening=is_known)
+        if code in (None, 0) or (code == lifetime.OUT_OF_MEMORY and not is_known):
+            continue
+        if existed is False or code == lifetime.OUT_OF_MEMORY:
+            raise context.diagnose(
+                RuntimeError(f"CUDA failure {code}: no CUDA context for a session on cuda:{ordinal}")
+            )
+        from ..diagnosis.execution import of_code
 
-            words = f"each call in this process's CUDA context on cuda:{ordinal} returns {code}"
-            raise lifetime.noted(of_code(code, words, None))
+        words = f"each call in this process's CUDA context on cuda:{ordinal} returns {code}"
+        raise lifetime.noted(of_code(code, words, None))
 
 
 def _surroundings(context: OpeningContext) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ import pytest
 
 from ortgpu.distributed.environment import read_training_packages
 from ortgpu.environment.packages.installed import locate_packages
+from tests.gpu.plugin import registered_only
 from tests.lab import launchers
 from tests.lab.fixtures import Lab
 from tests.support.children import Child, run_child
@@ -179,6 +180,7 @@ def test_ranks_end_with_the_cause_said_once(launcher: str) -> None:
 
 
 @pytest.mark.ortgpu
+@registered_only
 @pytest.mark.usefixtures("gpus")
 def test_guard_lists_both_sessions() -> None:
     result = run("guard.py")
@@ -190,7 +192,10 @@ def test_guard_lists_both_sessions() -> None:
 
 
 @pytest.mark.ortgpu
-@pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py", "pool.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["drop_in.py", "application.py", "allow_cpu.py", pytest.param("guard.py", marks=registered_only), "pool.py"],
+)
 @pytest.mark.usefixtures("gpus")
 def test_runs_on_the_gpu(name: str) -> None:
     result = run(name)

@@ -351,6 +351,19 @@ def test_what_would_end_the_process_is_refused_before(
     assert seen(packaged, code)["error"] == error
 
 
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(2, "InsufficientDeviceMemoryError"), (46, "DeviceBusyError"), (304, "DriverUnusableError")],
+)
+def test_a_context_that_cannot_be_made_is_refused_before(
+    packaged: Machine, module_lab: Lab, code: int, error: str
+) -> None:
+    """The plugin would make it, and end the process."""
+    outcome = packaged.but(env={**packaged.env, "STUB_CUDA_NO_CONTEXT": str(code)}).open_session(module_lab.models.relu)
+    assert outcome.error is not None
+    assert outcome.error.type == error, outcome.error.text
+
+
 #: Operators whose kernels end the process when the session is made, or at its first run, and others beside them.
 DEADLY = {
     "If": "(float[4] x, bool c) => (float[4] y) { y = If(c) <then_branch = t () => (float[4] a) { a = Relu(x) }, "

@@ -24,6 +24,15 @@ built_in_only = pytest.mark.skipif(
     not onnxruntime.get_device().startswith("GPU"), reason="CUDA is a plugin here, of an ONNX Runtime without CUDA"
 )
 
+#: Mark of a test of the guard, which registers no plugin: the program does.
+registered_only = pytest.mark.skipif(
+    not (
+        onnxruntime.get_device().startswith("GPU")
+        or any(device.ep_name == "CUDAExecutionProvider" for device in onnxruntime.get_ep_devices())
+    ),
+    reason="CUDA is a plugin that this program has not registered",
+)
+
 REGISTER = f"""
 import ortgpu, onnxruntime, {PLUGIN} as plugin
 ortgpu.preload()

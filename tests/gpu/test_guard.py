@@ -12,7 +12,9 @@ from tests.lab.models import Models
 from tests.support.children import child_environment, run_child
 from tests.support.guarded_libraries import LIBRARIES
 
-pytestmark = pytest.mark.ortgpu
+from .plugin import registered_only
+
+pytestmark = [pytest.mark.ortgpu, registered_only]
 
 TESTS = Path(__file__).resolve().parent.parent
 PROGRAMS = TESTS / "support" / "guarded_programs.py"

@@ -12,6 +12,7 @@ from ortgpu.provider.settings import THREADS
 from tests.support.this_machine import GPUs
 
 from .children import Report, run_program
+from .plugin import built_in_only
 from .throughput import REFILLED, REFILLED_SIZES
 
 pytestmark = pytest.mark.ortgpu
@@ -201,7 +202,7 @@ def uncapturable() -> Report:
 @pytest.mark.parametrize(
     ("model", "error", "text"),
     [
-        ("control flow", "ProviderRequestError", "it has control flow, If"),
+        pytest.param("control flow", "ProviderRequestError", "it has control flow, If", marks=built_in_only),
         ("input on the CPU", "ProviderRequestError", "its input 's' is read on the CPU"),
         ("input of no node", "ProviderRequestError", "its input 'u' is read on the CPU, or by no node"),
         ("output that is an input", "ProviderRequestError", "its output 'x' is its input"),

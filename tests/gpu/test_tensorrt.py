@@ -9,8 +9,9 @@ import pytest
 from tests.lab.stubs import Stubs
 
 from .children import Report, run_program
+from .plugin import built_in_only
 
-pytestmark = pytest.mark.ortgpu
+pytestmark = [pytest.mark.ortgpu, built_in_only]
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 

@@ -8,6 +8,7 @@
  *   STUB_CUDA_DEVICES  the GPUs, in PCI order: "GPU-uuid|name|9.0|memory in bytes" and ";" between them (default: none)
  *   STUB_CUDA_FILES    how many files cuInit keeps open, as the real one does; where it may not, it returns 304
  *   STUB_CUDA_CONTEXT  the number of the primary context that every GPU is said to have (default 0: none)
+ *   STUB_CUDA_NO_CONTEXT  there is no such context, and this is what making one returns (default 0: as above)
  *   STUB_CUDA_STICKY   what a call in that context returns, as after a sticky error (a CUresult; default 0)
  *   STUB_CUDA_TRACE    set: say on stderr which functions are looked up and called
  *
@@ -292,7 +293,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
     CALLED();
     Device found;
     int state = one(device, &found);
-    if (!state) *flags = 0, *active = number("STUB_CUDA_CONTEXT", 0) != 0;
+    if (!state) *flags = 0, *active = number("STUB_CUDA_CONTEXT", 0) && !number("STUB_CUDA_NO_CONTEXT", OK);
     return state;
 }
 
@@ -300,6 +301,7 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
     CALLED();
     Device found;
     int state = one(device, &found);
+    if (!state) state = number("STUB_CUDA_NO_CONTEXT", OK);
     *context = (void *)(intptr_t)number("STUB_CUDA_CONTEXT", 0);
     return state ? state : *context ? OK : NOT_SUPPORTED;
 }

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from ...process.background import Task, fork_safe_lock
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _COMPUTE_MODE, _MULTIPROCESSORS = 75, 76, 20, 16  # CUdevice_attribute, cuda.h
-_STREAM_NON_BLOCKING, _CAPTURE_MODE_RELAXED = 1, 2  # CUstream_flags, CUstreamCaptureMode
+_STREAM_NON_BLOCKING = 1  # CUstream_flags
+_CAPTURE_MODE_GLOBAL, _CAPTURE_MODE_RELAXED = 0, 2  # CUstreamCaptureMode
 
 # CUresult, cuda.h: the codes that cuInit and the first calls of a process are known to return.
 RESULT_NAMES = {
@@ -197,33 +198,41 @@ def context_id(ordinal: int) -> int | None:
     return number.value if known else None
 
 
-def context_error(ordinal: int) -> int | None:
+def context_error(ordinal: int, *, is_opening: bool = False) -> int | None:
     """Return what the driver answers to harmless calls in this process's primary context on a device.
 
     0: the context works. After a sticky error every call in it returns that error (driver_types.h). None: there is no
     context, or no driver to ask, or one without these functions. Nothing is waited for, and no capture of a CUDA graph
     is disturbed.
+
+    With ``is_opening`` the calls have the fate of those that open a session: the context is made if there is none, and
+    kept if it works; while another thread captures a CUDA graph they fail, and so does the capture.
     """
     context = _primary_context(ordinal)
-    if context is None or not context[1]:
+    if context is None or not (context[1] or is_opening):
         return None
-    driver, device, handle = _driver(), context[0], ctypes.c_void_p()
+    driver, (device, existed), handle, code = _driver(), context, ctypes.c_void_p(), None
     try:
         code = int(driver.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device))
         if code:
             return code
         try:
-            return int(driver.cuCtxPushCurrent_v2(handle)) or _error_in_current_context(driver)
+            code = int(driver.cuCtxPushCurrent_v2(handle)) or _error_in_current_context(
+                driver, is_relaxed=not is_opening
+            )
+            return code
         finally:
-            driver.cuDevicePrimaryCtxRelease_v2(device)
+            if existed or code:
+                driver.cuDevicePrimaryCtxRelease_v2(device)
     except AttributeError:
         return None
 
 
-def _error_in_current_context(driver: ctypes.CDLL) -> int:
+def _error_in_current_context(driver: ctypes.CDLL, *, is_relaxed: bool) -> int:
     """Return the first error of the calls, 0 for none, and take the context off the calling thread again."""
     free, total, stream = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
-    mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)  # else a new stream spoils the graph that another thread captures
+    # Unless it is relaxed, a new stream spoils the graph that another thread captures.
+    mode = ctypes.c_int(_CAPTURE_MODE_RELAXED if is_relaxed else _CAPTURE_MODE_GLOBAL)
     try:
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         try:
