@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 _FIRST = (1, 31)  # the first release of ONNX Runtime that takes weights so
 _VERIFIED = ((1, 31), (1, 32))  # to read nothing of them once a session is open: the memory of others is kept
-_FEWEST_BYTES = 8 << 20  # of a model; smaller ones gain little
+# Bytes of a model. On an H200 those of 85 MB and more opened in 0.87 to 1.06 of the time, and those of 9 to 32 MB in
+# 1.02 to 1.45, since Python reads each node and each name (benchmarks/results/zoo-h200-2026-11-23-4fba0b2.json).
+_FEWEST_BYTES = 64 << 20
 _LARGE = 64 << 10  # bytes of an initializer
 _READERS = 4  # threads
 _PIECE = 4 << 20  # bytes that a thread reads at a time

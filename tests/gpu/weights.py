@@ -24,6 +24,7 @@ def weights_in_place(model: str, folder: str) -> None:
     from ortgpu.provider.settings import THREADS
     from ortgpu.session import opening, weights
 
+    weights._FEWEST_BYTES = 8 << 20  # smaller networks show the same
     made: list[Any] = []
     plain = weights.weights_in_place
 

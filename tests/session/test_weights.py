@@ -25,7 +25,7 @@ from tests.lab.fixtures import Lab
 from tests.support.cpu_session import child
 from tests.support.networks import random_network
 
-SIDE = 1536  # of a matrix of 9 MiB
+SIDE = 2944  # of a matrix of 33 MiB, of which a model has two
 FEED = np.linspace(-1, 1, SIDE, dtype=np.float32)[None]
 
 pytestmark = pytest.mark.skipif(load_runtime().release < _FIRST, reason="of ONNX Runtime 1.31 and newer")
@@ -115,7 +115,7 @@ def test_bytes_live_as_long_as_the_session() -> None:
     session = opened(large_model().SerializeToString())
     gc.collect()
     [right] = session.run(None, {"x": FEED})
-    noise = [bytes([n]) * (10 << 20) for n in range(8)]  # in the memory that would be free
+    noise = [bytes([n]) * (36 << 20) for n in range(4)]  # in the memory that would be free
     assert np.array_equal(session.run(None, {"x": FEED})[0], right)
     del noise
 
@@ -184,7 +184,7 @@ for setting, path, feed in ((setting, *each) for setting in {["", *SETTINGS]!r} 
 report(found)
 """
     onnx.save(large_model(), tmp_path / "products")
-    (tmp_path / "gathered").write_bytes(gathering(np.arange(1, 3 << 20, dtype=np.float32)))
+    (tmp_path / "gathered").write_bytes(gathering(np.arange(1, 17 << 20, dtype=np.float32)))
     assert child(code) == {setting: [True, True] for setting in ("", *SETTINGS)}
 
 
@@ -242,8 +242,8 @@ UNFIT: dict[str, Callable[[Path], object]] = {
     "two weights of the same name": _twice,
     "ONNX Runtime's own format": _own_format,
     "small": lambda path: path.write_bytes(random_network(0)),
-    "no model": lambda path: path.write_bytes(b"\xff" * (9 << 20)),
-    "zeros": lambda path: path.write_bytes(bytes(9 << 20)),
+    "no model": lambda path: path.write_bytes(b"\xff" * (66 << 20)),
+    "zeros": lambda path: path.write_bytes(bytes(66 << 20)),
     "a model that ends early": lambda path: path.write_bytes(large_model().SerializeToString()[:-4]),
     "values that do not fill their shape": lambda path: path.write_bytes(too_short_for_its_shape()),
     "a weight that is an output": lambda path: path.write_bytes(with_output("n")),
@@ -355,12 +355,12 @@ def test_no_weights_are_read_out_of_the_middle_of_a_write(tmp_path: Path) -> Non
     during a write that took longer than is assumed does not count.
     """
     path = tmp_path / "m.onnx"
-    path.write_bytes(bytes(9 << 20))
+    path.write_bytes(bytes(66 << 20))
     found = child(
         """
         from onnxruntime.capi.onnxruntime_pybind11_state import InvalidProtobuf
         from ortgpu.session.weights import _content
-        path, contents = sys.argv[1], [bytes([number]) * (9 << 20) for number in (1, 2)]
+        path, contents = sys.argv[1], [bytes([number]) * (66 << 20) for number in (1, 2)]
         end, start = os.pipe()
         if not (writer := os.fork()):
             file, ended = os.open(path, os.O_WRONLY), time.monotonic() + 7
@@ -509,7 +509,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_of_all_types(kind: type) -> None:
-    values: Any = np.arange(9 << 20, dtype=np.uint8).view(kind)
+    values: Any = np.arange(66 << 20, dtype=np.uint8).view(kind)
     [result] = opened(gathering(values)).run(None, {"i": np.array([7, -1])})
     assert result.tobytes() == values[[7, -1]].tobytes()
 
