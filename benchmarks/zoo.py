@@ -250,7 +250,10 @@ def measure_tuned(kind: str, folder: str, device: str, seconds: float) -> None:
     plain = plain_session(model, device)
 
     def mapped(batch: int) -> dict[str, Callable[[], object]]:
-        ours = _ours(model, device, tuned=str(_record_of(folder, kind, batch)))
+        record = _record_of(folder, kind, batch)
+        ours = _ours(model, device, tuned=str(record))
+        if device == "cuda" and read_record(record).named.settings and str(record) not in str(ours.options_chosen):
+            raise RuntimeError("the session does not use the record")
         report(f"options chosen b{batch}", {name: list(chosen) for name, chosen in ours.options_chosen.items()})
         return _maps(ours, plain, _feeds(plain, batch))
 
@@ -362,6 +365,9 @@ def work(part: str, arguments: Mapping[str, Any]) -> None:
     import logging
     import warnings
 
+    import ortgpu
+
+    ortgpu.preload()  # else a plain session that comes first takes other libraries than a record was made with
     warnings.simplefilter("ignore")  # of nodes on the CPU
     logging.getLogger("ortgpu").addHandler(logging.NullHandler())
     parts: dict[str, Callable[..., None]] = {

@@ -86,7 +86,7 @@ def layout_of_doubles() -> None:
     network.conv()
     model: Any = network.model()
     feed = {"x": np.random.default_rng(0).standard_normal((2, CHANNELS, SIZE, SIZE))}
-    expected = plain_session(model, "cpu").run(None, feed)
+    expected = plain_session(model).run(None, feed)  # on the CPU there is no convolution of doubles
     with GPUSession(model, tuned=recorded(model)) as session:
         report("chosen", dict(session.options_chosen))
         report("error", relative_error(session.run(None, feed), expected))

@@ -33,6 +33,12 @@ registered_only = pytest.mark.skipif(
     reason="CUDA is a plugin that this program has not registered",
 )
 
+#: Mark of a test of a process that has not imported ONNX Runtime and used CUDA when it starts.
+not_at_start = pytest.mark.skipif(
+    "ortgpu" in getattr(sys.modules.get("sitecustomize"), "__dict__", {}),
+    reason="every process registers the plugin at its start here",
+)
+
 REGISTER = f"""
 import ortgpu, onnxruntime, {PLUGIN} as plugin
 ortgpu.preload()

@@ -11,6 +11,7 @@ from ortgpu.provider.runtime import load_runtime
 from ortgpu.provider.settings import FEW_THREADS
 
 from .children import Report, run_program
+from .plugin import not_at_start
 
 pytestmark = pytest.mark.ortgpu
 
@@ -90,6 +91,7 @@ def forks() -> Report:
     return run_program("forked")
 
 
+@not_at_start
 def test_a_child_forked_before_cuda_works(forks: Report) -> None:
     assert forks.returned("child before CUDA") == [-1, 2]
 
@@ -130,6 +132,7 @@ def test_a_child_whose_parent_initialised_cuda_by_itself_is_told() -> None:
     assert report.error("new session").type == "ForkedSessionError"
 
 
+@not_at_start
 def test_pickling_opens_and_verifies_again() -> None:
     report = run_program("pickled")
     uuid, _ = report["device"]
