@@ -42,6 +42,8 @@ class Effect:
 
 _AS_IT_IS = Effect()
 
+# cuDNN's DEFAULT is no candidate: on an H200 it took 2.8 to 69 times as long with each of five networks with
+# convolutions (benchmarks/results/tuning-h200-2026-11-23-4fba0b2.json has three), and most of the time of a search.
 # fuse_conv_bias never stands alone: ONNX Runtime 1.31 then clears a buffer of the convolution on another stream than
 # the one that fills it (conv.cc), and some results are wrong.
 SETTINGS: Mapping[str, Mapping[str, Effect]] = {
@@ -50,9 +52,7 @@ SETTINGS: Mapping[str, Mapping[str, Effect]] = {
         "channels-last": Effect({"prefer_nhwc": "1"}),
         "channels-last, biases fused": Effect({"prefer_nhwc": "1", "fuse_conv_bias": "1"}),
     },
-    "search": {
-        name.lower(): Effect({"cudnn_conv_algo_search": name}) for name in ("HEURISTIC", "EXHAUSTIVE", "DEFAULT")
-    },
+    "search": {name.lower(): Effect({"cudnn_conv_algo_search": name}) for name in ("HEURISTIC", "EXHAUSTIVE")},
     "workspace": {
         "largest": Effect({"cudnn_conv_use_max_workspace": "1"}),
         "small": Effect({"cudnn_conv_use_max_workspace": "0"}),

@@ -223,7 +223,7 @@ from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.records import Choice, Record, default_path, key_of
 gpu = initialise().devices[0]
 record = Record(key_of(GraphOutline(MODEL), gpu), Choice({{"layout": "channels-last"}}, 0.8),
-                Choice({{"search": "default"}}, 0.5))
+                Choice({{"search": "exhaustive"}}, 0.5))
 path = default_path(MODEL, gpu.name)
 record.write(path)
 found["tuned"] = options()
@@ -252,7 +252,7 @@ report(found)
     first, second = found["refused"]  # a record must not keep a session from opening
     assert (first, second) == (found["tuned"], {"cudnn_conv_algo_search": "HEURISTIC"})
     assert found["its own"] == {**untuned, "prefer_nhwc": "0"}
-    assert found["named"] == {**untuned, "cudnn_conv_algo_search": "DEFAULT"}
+    assert found["named"] == {**untuned, "cudnn_conv_algo_search": "EXHAUSTIVE"}
     assert found["declined"] == found["gone"] == found["void"] == untuned
     assert len(found["said"]) == 1
     assert "what this release does not know" in found["said"][0]

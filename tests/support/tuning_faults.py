@@ -65,9 +65,9 @@ def open_well(model: str | bytes, settings: Settings | None, place: Place, dimen
 
 
 def open_hopeless(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:
-    """Open a session that is ten times as slow with search default, and otherwise fast with workspace small."""
+    """Open a session that is ten times as slow with search exhaustive, and otherwise fast with workspace small."""
     session = open_well(model, settings, place, dimensions)
-    if settings is not None and settings.get("search") == "default":
+    if settings is not None and settings.get("search") == "exhaustive":
         session.seconds = 10 * _SLOW
     return session
 
@@ -82,7 +82,7 @@ def open_faulty(model: str | bytes, settings: Settings | None, place: Place, dim
         return _timed(session, _FAST, races=True)
     if settings.get("workspace") == "small":
         os.kill(os.getpid(), signal.SIGABRT)
-    if settings.get("search") == "default":
+    if settings.get("search") == "exhaustive":
         time.sleep(600)
     return _timed(session, _SLOW)
 
