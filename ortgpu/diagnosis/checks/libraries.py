@@ -303,11 +303,11 @@ def not_as_installed(facts: Facts) -> GPUError | None:
         if wheel.name in right
         # The same wheel for another CUDA writes the same files: cudnn_of_other_cuda judges which of them are there.
         and sum(name.split("-cu1")[0] == wheel.name.split("-cu1")[0] for name in names) == 1
-        and (files := tuple(name for name in wheel.altered_files if os.path.join(wheel.location, name) in used))
+        and (files := used.intersection(os.path.join(wheel.location, *name.split("/")) for name in wheel.altered_files))
     }
     if not altered:
         return None
-    paths = tuple(os.path.join(wheel.location, name) for wheel, files in altered.items() for name in files)
+    paths = tuple(path for files in altered.values() for path in sorted(files))
     return BrokenPackageError(
         f"libraries of {_enumerate([wheel.name for wheel in altered])} are not the files that were installed",
         evidence=[f"not as its package says: {path}" for path in paths],

@@ -169,6 +169,9 @@ def _report(entry: dict[str, Any]) -> None:
     os.write(sys.stdout.fileno(), ("\n" + MARK + json.dumps(entry) + "\n").encode())
 
 
+_ACCESS_VIOLATION = 0xC0000005 - (1 << 32)  # as the signed number that os._exit takes
+
+
 def _driver() -> _Outcome:
     from ...environment.gpu.cuda import initialise
 
@@ -179,6 +182,8 @@ def _driver() -> _Outcome:
     path, _, _ = load_libcuda()
     _report({"opening": path})
     state = initialise()
+    if state.has_crashed:
+        os._exit(_ACCESS_VIOLATION)  # as it ends a process in which the CUDA runtime initialises it
     devices = None if state.devices is None else [asdict(device) for device in state.devices]
     count = "unknown" if devices is None else str(len(devices))
     detail = "there is no driver" if state.code is None else f"cuInit {state.code}, devices: {count}"

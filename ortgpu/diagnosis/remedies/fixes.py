@@ -328,7 +328,8 @@ def unset(environment: Environment, names: Iterable[str]) -> Fix:
     in_cmd, in_powershell = (f"set {name}=" for name in wanted), (f"Remove-Item Env:{name}" for name in wanted)
     return manual(
         f"remove {' and '.join(wanted)} from the variables of this program: {' and '.join(in_cmd)} in cmd.exe, "
-        f"{' and '.join(in_powershell)} in PowerShell, or in the settings of Windows"
+        f"{' and '.join(in_powershell)} in PowerShell, or in the settings of Windows; if the program sets "
+        f"{'it' if len(wanted) == 1 else 'them'} itself, take that out of it"
     )
 
 

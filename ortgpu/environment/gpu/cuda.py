@@ -72,6 +72,7 @@ class CudaState:
     devices: tuple[CudaDevice, ...] | None
     pid: int
     hidden_by: str | None = None  # CUDA_VISIBLE_DEVICES when it was asked: what the variable is set to later is ignored
+    has_crashed: bool = False  # on Windows, where ctypes makes an exception of a crash, and nothing else does
 
     @classmethod
     def seen_by_child(cls, code: int | None, devices: tuple[CudaDevice, ...] | None) -> CudaState:
@@ -111,11 +112,12 @@ def initialised_in() -> int | None:
 
 def _ask() -> CudaState:
     pid, visible = os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    driver = None
     try:
         driver = _driver()
         code = int(driver.cuInit(0))
-    except (OSError, AttributeError):
-        return CudaState(None, None, pid)
+    except (OSError, AttributeError) as error:
+        return CudaState(None, None, pid, has_crashed=driver is not None and isinstance(error, OSError))
     count = ctypes.c_int()
     if code != 0 or not _call(driver, "cuDeviceGetCount", ctypes.byref(count)):
         return CudaState(code, None, pid)
