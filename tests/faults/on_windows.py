@@ -250,7 +250,7 @@ def opened_plainly(case: WindowsCase, machine: Windows) -> Outcome:
 def follow(case: WindowsCase, machine: Windows, fix: Mapping[str, Any]) -> Outcome:
     """Execute a fix as it was printed, each line by cmd.exe, and open a session."""
     if fix["kind"] == "python":
-        return run(replace(case, prelude=f"{case.prelude}\n{fix['text']}"), machine, _question_of(case))
+        return run(replace(case, prelude=f"{fix['text']}\n{case.prelude}"), machine, _question_of(case))
     code = (
         "import subprocess, sys\n"
         f"for line in {[_for_wine(line) for line in fix['text'].splitlines()]!r}:\n"

@@ -7,6 +7,7 @@ import zipfile
 from dataclasses import replace
 from typing import Any, Literal
 
+from ortgpu.environment.libraries.library_file import imported_names
 from tests.faults.case import MENDED, Code
 from tests.faults.on_windows import A100, RTX_4090, SITE_PACKAGES, Break, WindowsCase
 from tests.faults.windows_breaks import (
@@ -31,6 +32,7 @@ from tests.faults.windows_breaks import (
 )
 from tests.faults.windows_plugins import PLUGINS
 from tests.lab.stubs import NVML, Cuda
+from tests.lab.windows import CUDNN as CUDNN_PARTS
 from tests.lab.windows import SYSTEM32, TOOLKIT, TORCH, Windows
 from tests.support.made_dlls import ARM64
 
@@ -100,6 +102,37 @@ def in_an_archive(machine: Windows) -> None:
         for path in package.rglob("*.py"):
             archive.write(path, path.relative_to(machine.site))
     first_on_the_path(machine, "C:\\packed.zip")
+
+
+def cuda_build_of_another_name(machine: Windows) -> None:
+    """As distributions build it: with CUDA, and called onnxruntime."""
+    for name in ("METADATA", "RECORD"):
+        text = (machine.site / INFO / name).read_text(encoding="utf-8")
+        text = text.replace("Name: onnxruntime-gpu\n", "Name: onnxruntime\n").replace(
+            INFO, "onnxruntime-1.31.1.dist-info"
+        )
+        machine.write(f"{SITE_PACKAGES}\\onnxruntime-1.31.1.dist-info\\{name}", text.encode())
+    machine.remove(INFO, "onnxruntime/capi/onnxruntime_providers_cuda.dll")
+
+
+def numpy_for_newer_processors(machine: Windows) -> None:
+    """As NumPy 2.4 and newer end their import on a processor without SSE4.2, in their words."""
+    words = "NumPy was built with baseline optimizations: \\n(X86_V2) but your machine doesn't support:\\n(X86_V2)."
+    machine.write(f"{SITE_PACKAGES}\\numpy\\__init__.py", f'raise RuntimeError("{words}")\n'.encode())
+    old, new = "numpy-1.26.4.dist-info", "numpy-2.4.0.dist-info"
+    for name in ("METADATA", "RECORD"):
+        text = (machine.site / old / name).read_text(encoding="utf-8").replace("Version: 1.26.4", "Version: 2.4.0")
+        machine.write(f"{SITE_PACKAGES}\\{new}\\{name}", text.replace(old, new).encode())
+    machine.remove(old)
+
+
+def packages_in_another_folder(machine: Windows) -> None:
+    """Move what an environment shares with another to a folder that is not its own."""
+    folder = machine.path("C:\\shared")
+    folder.mkdir()
+    for path in machine.site.glob("onnxruntime*"):
+        shutil.move(path, folder / path.name)
+    first_on_the_path(machine, "C:\\shared")
 
 
 def moved_to(folder: str) -> Break:
@@ -407,6 +440,95 @@ PACKAGES = [
         needs=("driver",),
     ),
     WindowsCase(
+        "older-cpu-package-over-gpu-package",
+        "ConflictingPackagesError",
+        ("onnxruntime 1.30.0", "onnxruntime-gpu 1.31.1", "uninstall"),
+        unpacking("onnxruntime-1.30.0"),
+        rows=("A03",),
+        index=("onnxruntime==1.30.0",),
+        plain="warned",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "cpu-package-without-record-over-gpu-package",
+        "ConflictingPackagesError",
+        ("onnxruntime ", "onnxruntime-gpu"),
+        all_of(Windows.install_cpu_package, removing("onnxruntime-1.31.1.dist-info/RECORD")),
+        silent_about=("uninstall -y",),
+        plain="warned",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "cpu-package-of-conda",
+        "CPUOnlyPackageError",
+        ("onnxruntime", "without CUDA"),
+        all_of(
+            only_the_cpu_package,
+            writing(f"{SITE_PACKAGES}\\onnxruntime-1.31.1.dist-info\\INSTALLER", b"conda\n"),
+            writing("Python\\conda-meta\\history"),
+        ),
+        rows=("A16",),
+        plain="warned",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "extension-of-another-python",
+        "BrokenPackageError",
+        ("onnxruntime_pybind11_state.pyd", "python312.dll"),
+        making(
+            f"{CAPI}\\onnxruntime_pybind11_state.pyd",
+            exports={"PyInit_onnxruntime_pybind11_state": 0},
+            needs={"python312.dll": ["PyModule_Create2"]},
+        ),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "provider-file-missing-in-a-cuda-build-of-another-name",
+        "BrokenPackageError",
+        ("the installed onnxruntime is damaged", "onnxruntime_providers_cuda.dll", 'install "onnxruntime-gpu'),
+        cuda_build_of_another_name,
+        plain="logged",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "numpy-for-newer-processors",
+        "BrokenPackageError",
+        ("is built for newer processors", "X86_V2", '"numpy<2.4"'),
+        numpy_for_newer_processors,
+        silent_about=("uninstall", "install onnxruntime"),
+        cpu=None,
+        plain="raised",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "damaged-in-another-folder",
+        "BrokenPackageError",
+        ("onnxruntime_providers_cuda.dll", "--target", "C:\\shared"),
+        all_of(deleting(f"{CAPI}\\onnxruntime_providers_cuda.dll"), packages_in_another_folder),
+        plain="printed logged",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "conflict-in-another-folder",
+        "ConflictingPackagesError",
+        ("the GPU build lost", "--target", "C:\\shared"),
+        all_of(Windows.install_cpu_package, packages_in_another_folder),
+        silent_about=("uninstall -y",),
+        plain="warned",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "cpu-package-and-a-plugin",
+        "CPUOnlyPackageError",
+        ("built without CUDA", "onnxruntime-ep-webgpu 0.4.0 brings another provider", "onnxruntime-gpu"),
+        all_of(only_the_cpu_package, unpacking("onnxruntime_ep_webgpu")),
+        index=("onnxruntime-ep-webgpu==0.4.0",),
+        plain="warned",
+        after=MENDED,
+    ),
+    WindowsCase(
         "portable-python-without-pip",
         "LibraryNotFoundError",
         ("C:\\Python\\python.exe has no pip", "get-pip.py"),
@@ -459,6 +581,11 @@ PACKAGES = [
 
 # B: loading the CUDA libraries
 
+OLD_GPU = replace(RTX_4090, name="a GPU", capability=(6, 1))
+PROVIDER = "onnxruntime/capi/onnxruntime_providers_cuda.dll"
+
+ASKED: tuple[Literal["session", "probe"], ...] = ("session", "probe")
+
 _MISSING = WindowsCase("", "LibraryNotFoundError", (), rows=("B01", "W01"), plain="printed logged", after=MENDED)
 
 
@@ -491,6 +618,45 @@ def folder_in_its_place(machine: Windows) -> None:
 def nvidia_is_somebody_elses(machine: Windows) -> None:
     machine.write("mine\\nvidia\\__init__.py")
     first_on_the_path(machine, "C:\\mine")
+
+
+def provider_of_another_release(machine: Windows) -> None:
+    """Two installations written over each other: the provider file is of one, the rest of the other."""
+    (wheel,) = (machine.folder / "dosdevices/w:").glob("onnxruntime_gpu-1.27.0-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        machine.write(f"{CAPI}\\onnxruntime_providers_cuda.dll", archive.read(PROVIDER))
+
+
+def onnxruntime_for_cuda_14(machine: Windows) -> None:
+    """Give the installed one another version, and a provider that links the libraries of the next CUDA."""
+    provider = (machine.site / PROVIDER).read_bytes()
+    for stem in (b"cublasLt64_", b"cublas64_"):
+        provider = provider.replace(stem + b"13.dll\0", stem + b"14.dll\0")
+    machine.write(f"{CAPI}\\onnxruntime_providers_cuda.dll", provider)
+    build, newer = "onnxruntime/capi/build_and_package_info.py", "onnxruntime_gpu-1.99.0.dist-info"
+    text = (machine.site / build).read_text(encoding="utf-8").replace("1.31.1", "1.99.0")
+    machine.write(f"{CAPI}\\build_and_package_info.py", text.encode())
+    for name in ("METADATA", "RECORD"):
+        text = (machine.site / INFO / name).read_text(encoding="utf-8")
+        text = text.replace("Version: 1.31.1", "Version: 1.99.0").replace(INFO, newer)
+        lines = [f"{line.split(',')[0]},," if line.startswith((build, PROVIDER)) else line for line in text.split("\n")]
+        machine.write(f"{SITE_PACKAGES}\\{newer}\\{name}", "\n".join(lines).encode())
+    machine.remove(INFO)
+
+
+def with_cuda_14(machine: Windows) -> None:
+    onnxruntime_for_cuda_14(machine)
+    for name in ("cublasLt64_14.dll", "cublas64_14.dll"):
+        exports = dict.fromkeys(imported_names(machine.site / PROVIDER, name) or (), 0)
+        machine.make(f"{SITE_PACKAGES}\\nvidia\\cu14\\bin\\x86_64\\{name}", exports={"call": 0, **exports})
+
+
+def cudnn_of_the_system(machine: Windows) -> None:
+    """Leave a cuDNN for CUDA 12 in a folder of PATH, and none among the wheels."""
+    shutil.move(machine.path(CUDNN), machine.path("system"))
+    cudnn_answers("system\\cudnn64_9.dll", 12080)(machine)
+    for info in machine.site.glob("nvidia_cudnn*.dist-info"):
+        shutil.rmtree(info)
 
 
 def torch_for_cuda_12(machine: Windows) -> None:
@@ -688,6 +854,101 @@ LIBRARIES = [
         model="conv",
         needs=("driver",),
     ),
+    WindowsCase(
+        "a-session-before-the-wheels-were-loaded",
+        MENDED,
+        ("nvcuda.dll",),
+        rows=("B04",),
+        prelude="import onnxruntime\n"
+        "try:\n    onnxruntime.InferenceSession(b'', providers=['CUDAExecutionProvider'])\n"
+        "except Exception:\n    pass",
+        silent_about=("cublas",),
+        needs=("driver",),
+    ),
+    replace(
+        _MISSING,
+        name="nvidia-is-a-package-of-somebody-else-and-a-library-is-gone",
+        says=(CUBLAS_LT, "nvidia-cublas=="),
+        breaks=all_of(nvidia_is_somebody_elses, deleting(f"{CUDA}\\{CUBLAS_LT}")),
+        rows=("own",),
+    ),
+    WindowsCase(
+        "empty-libraries-on-path",
+        MENDED,
+        ("nvcuda.dll",),
+        all_of(*(writing(f"toolkit\\{name}") for name in (CUBLAS_LT, CUBLAS))),
+        variables={"WINEPATH": "C:\\toolkit"},
+        silent_about=("C:\\toolkit",),
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "half-upgraded",
+        "LibraryVersionError",
+        (CUBLAS_LT, "cublasLt64_12.dll", "nvidia-cublas"),
+        all_of(
+            deleting(f"{CUDA}\\{CUBLAS_LT}"),
+            making(f"{SITE_PACKAGES}\\nvidia\\cublas\\bin\\cublasLt64_12.dll", exports={"call": 0}),
+        ),
+        plain="printed logged",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "cuda-runtime-12-is-loaded",
+        MENDED,
+        ("nvcuda.dll",),
+        making("cuda12\\cudart64_12.dll", exports={"call": 0}),
+        rows=("B19",),
+        prelude="import ctypes; ctypes.WinDLL(r'C:\\cuda12\\cudart64_12.dll')",
+        silent_about=("cudart",),
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "part-of-cublas-loaded-from-elsewhere",
+        MENDED,
+        ("nvcuda.dll",),
+        lambda machine: shutil.move(machine.path(f"{CUDA}\\{CUBLAS_LT}"), machine.path(CUBLAS_LT)),
+        prelude=f"import ctypes; ctypes.WinDLL(r'C:\\{CUBLAS_LT}')",
+        silent_about=("cublas",),
+        needs=("driver",),
+    ),
+    *(
+        WindowsCase(
+            f"cudnn-for-cuda-12-of-the-system-in-a-{ask}",
+            MENDED,
+            ("library-conflict", "cudnn64_9.dll", "built for CUDA 12", "ONNX Runtime for CUDA 13"),
+            cudnn_of_the_system,
+            model="conv",
+            ask=ask,
+            variables={"WINEPATH": "C:\\system"},
+            others=("LibraryConflictError",),
+            advice_of="LibraryConflictError",
+            after=MENDED,
+        )
+        for ask in ASKED
+    ),
+    WindowsCase(
+        "part-of-another-cudnn",
+        MENDED,
+        ("broken-package", "not the files that were installed"),
+        making(f"{CUDNN}\\cudnn_ops64_9.dll", exports={f"of_another_{number}": 0 for number in range(99)}),
+        rows=("B12",),
+        ask="probe",
+        others=("BrokenPackageError",),
+        advice_of="BrokenPackageError",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "another-cudnn-first-on-path",
+        MENDED,
+        ("nvcuda.dll",),
+        lambda machine: machine.place_cuda("other", *CUDNN_PARTS),
+        rows=("B12",),
+        model="conv",
+        ask="probe",
+        variables={"WINEPATH": "C:\\other"},
+        silent_about=("different releases", "C:\\other"),
+        needs=("driver",),
+    ),
     replace(
         _MISSING,
         name="wheels-of-nvidia-without-cublasLt",
@@ -785,6 +1046,52 @@ LIBRARIES = [
         plain="printed logged",
     ),
     WindowsCase(
+        "last-release-of-cuda-12-among-cuda-13-wheels",
+        "LibraryVersionError",
+        (CUBLAS.replace("13", "12"), "built for CUDA 12"),
+        all_of(removing("onnxruntime", INFO), unpacking("onnxruntime_gpu-1.26.0")),
+        rows=("A10", "A12"),
+        index=("onnxruntime-gpu==1.26.0",),
+        plain="printed logged",
+        after="LibraryConflictError",
+    ),
+    WindowsCase(
+        "provider-file-of-another-release",
+        "BrokenPackageError",
+        ("onnxruntime_providers_cuda.dll", "not the file that was installed"),
+        provider_of_another_release,
+        index=("onnxruntime-gpu==1.27.0",),
+        plain="printed",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "cuda-14-is-not-installed",
+        "LibraryVersionError",
+        ("cublas64_14.dll", "install CUDA 14", '"onnxruntime-gpu>=1.28,<1.99.0"'),
+        onnxruntime_for_cuda_14,
+        plain="logged",
+        after=MENDED,
+    ),
+    WindowsCase(
+        "cuda-14-and-no-driver",
+        MENDED,
+        ("nvcuda.dll", "NVIDIA driver for CUDA 14"),
+        with_cuda_14,
+        silent_about=("library-not-found", "library-version"),
+        plain="logged",
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "first-release-of-cuda-13-without-cudnn",
+        "LibraryNotFoundError",
+        ("cudnn64_9.dll", "nvidia-cudnn-cu13"),
+        all_of(removing("onnxruntime", INFO, "nvidia/cudnn"), unpacking("onnxruntime_gpu-1.27.0")),
+        rows=("B08",),
+        index=("onnxruntime-gpu==1.27.0",),
+        plain="printed logged",
+        after=MENDED,
+    ),
+    WindowsCase(
         "cudnn-8-and-a-convolution",
         "LibraryVersionError",
         ("cudnn64_9.dll", "cudnn64_8.dll", "nvidia-cudnn-cu13"),
@@ -863,6 +1170,7 @@ THIRD = {"device": "cuda:3"}
 _TAKEN = replace(RTX_4090, compute_mode=3, processes=((1, 1 << 30),))
 _SECOND = replace(RTX_4090, uuid=RTX_4090.uuid.replace("1111", "2222"))
 TWO = (Cuda(devices=(RTX_4090, _SECOND)), NVML(gpus=(RTX_4090, _SECOND)))
+CRASHES, THIRTEEN = "*(volatile int *)0", "(*(int *)argument = 13000, 0)"  # what functions of a driver do
 FORBIDDING_THE_CPU = (
     "import onnxruntime; options = onnxruntime.SessionOptions()\n"
     "options.add_session_config_entry('session.disable_cpu_ep_fallback', '1')"
@@ -989,6 +1297,87 @@ DRIVERS = [
     cuinit(804, "the driver refuses to work", "restart Windows"),
     cuinit(123, "the driver refuses to work", "restart Windows"),
     cuinit(999, "the driver failed without a reason", "restart Windows", rows=("C10",), shown=True),
+    WindowsCase(
+        "mismatch-seen-by-nvml-too",
+        "DriverUnusableError",
+        ("cuInit returned 803", "restart Windows"),
+        rows=("C08",),
+        driver=(Cuda(init=803), NVML(init=18, gpus=())),
+        plain="printed",
+        needs=("reboot",),
+    ),
+    WindowsCase(
+        "gpu-lost-since-it-was-counted",
+        "DriverUnusableError",
+        ("cuInit returned 100", "a GPU is lost", "restart Windows"),
+        driver=(Cuda(init=100), NVML(error=15)),
+        plain="printed",
+        needs=("reboot",),
+    ),
+    WindowsCase(
+        "one-gpu-of-two-lost",
+        "DriverUnusableError",
+        ("cuInit returned 999", "a GPU is lost", "restart Windows"),
+        driver=(Cuda(init=999), NVML(gpus=(RTX_4090, replace(RTX_4090, uuid="", handle=15)))),
+        plain="printed",
+        needs=("reboot",),
+    ),
+    WindowsCase(
+        "host-memory-limited",
+        "DriverUnusableError",
+        ("cuInit returned 2", "too little host memory", "paging file"),
+        driver=(Cuda(init=2), NVML(gpus=(RTX_4090,))),
+        plain="printed",
+        needs=("host",),
+    ),
+    WindowsCase(
+        "driver-that-crashes",
+        "DriverUnusableError",
+        ("initialising the NVIDIA driver", "0xC0000005"),
+        making(f"{SYSTEM32}\\nvcuda.dll", exports={"cuInit": CRASHES, "cuDriverGetVersion": THIRTEEN}),
+        ask="probe",
+        plain="printed",
+        needs=("reboot",),
+    ),
+    WindowsCase(
+        "nvml-that-crashes",
+        "DriverUnusableError",
+        ("NVML: exception: access violation",),
+        making(f"{SYSTEM32}\\nvml.dll", exports={"nvmlInitWithFlags": CRASHES, "nvmlInit_v2": CRASHES}),
+        driver=DRIVER,
+        ask="probe",
+        plain="printed",
+        needs=("reboot",),
+    ),
+    WindowsCase(
+        "hidden-by-the-program-itself",
+        "NoDeviceError",
+        ("CUDA_VISIBLE_DEVICES='-1'", "if the program sets it itself"),
+        driver=DRIVER,
+        prelude="import os; os.environ['CUDA_VISIBLE_DEVICES'] = '-1'",
+        rows=("C02",),
+        plain="printed",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "machine-code-passed-over",
+        "UnsupportedDeviceError",
+        ("CUDA_FORCE_PTX_JIT", RTX_4090.name, "8.9"),
+        driver=DRIVER,
+        variables={"CUDA_FORCE_PTX_JIT": "1"},
+        silent_about=("pip install",),
+        plain="printed",
+        needs=("a person",),
+    ),
+    WindowsCase(
+        "generation-6.1-and-no-nvcuda",
+        "UnsupportedDeviceError",
+        ("a GPU", "6.1", "driver-not-found"),
+        others=(MENDED,),
+        index=("onnxruntime-gpu==1.26.0",),
+        after=MENDED,
+        **driver(Cuda(), NVML(gpus=(OLD_GPU,)), without=["nvcuda.dll"]),
+    ),
     by_nvml("driver-not-loaded", 9, "the NVIDIA driver is not loaded"),
     by_nvml("gpu-lost", 15, "a GPU is lost"),
     by_nvml("gpu-to-be-reset", 16, "has to be reset"),
@@ -1122,6 +1511,8 @@ REQUESTS = [
           arguments={"providers": [("CUDAExecutionProvider", {"devise_id": 0})]}, rows=("D06",)),
     asked("option-value", "ProviderOptionError", "arena_extend_strategy",
           arguments={"providers": [("CUDAExecutionProvider", {"arena_extend_strategy": "often"})]}, rows=("D06",)),
+    asked("option-value-enumerated", "ProviderOptionError", "arena_extend_strategy", "kNever", "kSameAsRequested",
+          arguments={"providers": [("CUDAExecutionProvider", {"arena_extend_strategy": "kNever"})]}, rows=("D06",)),
     asked("provider-a-number", "ProviderRequestError", "1", arguments={"providers": ["CUDAExecutionProvider", 1]}),
     asked("provider-tuple-too-short", "ProviderRequestError", "CUDAExecutionProvider",
           arguments={"providers": [("CUDAExecutionProvider",)]}),
@@ -1166,6 +1557,22 @@ FROZEN: tuple[tuple[str, str, Literal["session", "probe"]], ...] = (
 
 PROCESS = [
     WindowsCase("optimised-interpreter", MENDED, ("nvcuda.dll",), options=("-OO",), needs=("driver",)),
+    WindowsCase(
+        "program-without-standard-streams",  # as pythonw.exe starts one
+        MENDED,
+        ("nvcuda.dll",),
+        prelude="import os, sys; os.close(0); os.close(1); sys.stdin = sys.stdout = None",
+        plain="silent",
+        needs=("driver",),
+    ),
+    WindowsCase(
+        "locale-without-utf-8",
+        MENDED,
+        ("nvcuda.dll",),
+        prelude="import locale; assert locale.getpreferredencoding(False) == 'cp1252'",
+        variables={"LC_ALL": "POSIX", "PYTHONUTF8": "0"},
+        needs=("driver",),
+    ),
     WindowsCase(
         "search-path-with-nonsense",
         MENDED,

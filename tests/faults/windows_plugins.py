@@ -63,6 +63,18 @@ def plugin(name: str, error: str, *said: str, breaks: Break = lambda _machine: N
     return WindowsCase(f"plugin-{name}", error, said, all_of(add_plugin, only_the_cpu_package, breaks), **given)
 
 
+def bundle(machine: Windows) -> None:
+    """Make a build that bundles CUDA as a plugin: the CPU package, whose build information says so."""
+    provider = machine.path(f"{CAPI}\\{PROVIDER}").read_bytes()
+    only_the_cpu_package(machine)
+    machine.write(f"{CAPI}\\{PROVIDER}", provider)
+    extension = f"{CAPI}\\onnxruntime_pybind11_state.pyd"
+    content = machine.path(extension).read_bytes()
+    said, says = b", fp8-kv-cache=1, bu", b", cuda-plugin-ep=1, "  # "bu" of "build type=Release"
+    assert said in content
+    machine.write(extension, content.replace(said, says))
+
+
 PLUGINS = [
     plugin(
         "that-lists-no-device",
@@ -144,6 +156,17 @@ PLUGINS = [
         *(f"belongs to ONNX Runtime {VERSION}", f"onnxruntime {ANOTHER_RELEASE} is installed", "Provider_GetHost"),
         breaks=all_of(removing("onnxruntime", f"onnxruntime-{VERSION}.dist-info"), unpacking("onnxruntime-1.32.0")),
         index=(f"onnxruntime=={ANOTHER_RELEASE}", f"onnxruntime=={VERSION}"),
+        after=WHOLE,
+    ),
+    WindowsCase(
+        "bundled-plugin-that-only-warned",
+        "CPUOnlyPackageError",
+        (f"the CUDA plugin of onnxruntime {VERSION} was not registered when it was imported", "preload()"),
+        bundle,
+        driver=DRIVER,
+        prelude="import onnxruntime",
+        ask="guarded",
+        plain="warned logged",
         after=WHOLE,
     ),
 ]

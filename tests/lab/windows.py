@@ -82,6 +82,20 @@ _WINE, _SERVER = (
 )
 
 
+_STUBS = {"nvcuda.dll": "libcuda_stub.c", "nvml.dll": "libnvidia_ml_stub.c"}
+_VARIABLES_NOW = """
+#include <stdlib.h>
+__declspec(dllimport) unsigned long GetEnvironmentVariableA(const char *, char *, unsigned long);
+static char *getenv_now(const char *name) {
+    static char values[8][4096];
+    static unsigned next;
+    char *value = values[next++ % 8];
+    unsigned long length = GetEnvironmentVariableA(name, value, 4096);
+    return length && length < 4096 ? value : 0;
+}
+#define getenv getenv_now
+"""
+
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 # Of what is not NVIDIA's, the functions that do not answer 0.
@@ -166,21 +180,22 @@ class Windows:
 
     def install_driver(self, cuda: Cuda, nvml: NVML) -> None:
         """Put a driver into System32 that answers what it is told to."""
-        for name in ("nvcuda.dll", "nvml.dll"):
-            _link(_kept().parent / name, self.path(f"{SYSTEM32}\\{name}"))
+        for name, source in _STUBS.items():
+            self.write(f"{SYSTEM32}\\{name}", _stub(name, source))
         self.variables.update({**cuda.variables(), **nvml.variables()})
 
     def make(
         self,
         name: str,
         *,
-        exports: Mapping[str, int] = _NOTHING,
+        exports: Mapping[str, int | str] = _NOTHING,
         needs: Mapping[str, Sequence[str]] = _NOTHING,
         fails: bool = False,
         on_load: str = "",
         machine: int | None = None,
     ) -> None:
-        """Build a DLL. ``exports``: its functions, each with what it returns. ``needs``: the DLLs that it links, each
+        """Build a DLL. ``exports``: its functions, each with what it returns: a number, or an expression in C, in which
+        ``argument`` is a pointer that it was given. ``needs``: the DLLs that it links, each
         with the functions that it takes by name. ``fails``: its DllMain refuses. ``on_load``: a statement in C for it,
         whose ``answer`` the function ``on_load`` returns. ``machine``: what its header says."""
         links = tuple((library, tuple(functions)) for library, functions in needs.items())
@@ -306,7 +321,7 @@ class Windows:
 @functools.cache
 def _made(
     name: str,
-    exports: tuple[tuple[str, int], ...],
+    exports: tuple[tuple[str, int | str], ...],
     needs: tuple[tuple[str, tuple[str, ...]], ...],
     fails: bool = False,
     on_load: str = "",
@@ -314,12 +329,15 @@ def _made(
     """Build a DLL without any library of C in it."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        lines = [f"__declspec(dllexport) int {function}(void) {{ return {answer}; }}" for function, answer in exports]
+        lines = [
+            f"__declspec(dllexport) int {function}(void *argument) {{ return {answer}; }}"
+            for function, answer in exports
+        ]
         for library, functions in needs:
             (folder / library).write_bytes(_made(library, tuple(dict.fromkeys(functions, 0).items()), ()))
             for function in functions:
-                lines.append(f"__declspec(dllimport) int {function}(void);")
-                lines.append(f"int (*volatile taken_{function})(void) = {function};")
+                lines.append(f"__declspec(dllimport) int {function}(void *argument);")
+                lines.append(f"int (*volatile taken_{function})(void *) = {function};")
         lines.append("int answer; __declspec(dllexport) int on_load(void) { return answer; }" if on_load else "")
         lines.append(f"int DllMain(void *module, int why, void *reserved) {{ {on_load} return {int(not fails)}; }}")
         source, target = folder / "source.c", folder / "made" / name
@@ -328,6 +346,17 @@ def _made(
         options = ["-shared", "-nostdlib", "-e", "DllMain", "-w", "-fno-builtin"]
         linked = [str(folder / library) for library, _ in needs]
         call([_COMPILER or "", *options, "-o", str(target), str(source), *linked])
+        return target.read_bytes()
+
+
+@functools.cache
+def _stub(name: str, source: str) -> bytes:
+    """Build a DLL of the driver, which reads variables as they are now: its C library has those of the start."""
+    with tempfile.TemporaryDirectory() as folder:
+        header, target = Path(folder, "now.h"), Path(folder, name)
+        header.write_text(_VARIABLES_NOW, encoding="utf-8")
+        options = ["-shared", "-DO_CLOEXEC=0", "-static-libgcc", "-include", str(header)]
+        call([_COMPILER or "", *options, "-o", str(target), str(SOURCES / source)])
         return target.read_bytes()
 
 
@@ -400,9 +429,6 @@ def _make(interpreter: Path) -> None:
     subprocess.run([_WINE or "", PYTHON, *_COMPILED, "-c", _IMPORTS], env=_variables(prefix), cwd=python, input=b"",
                    capture_output=True, timeout=300, check=True)  # fmt: skip
     _download(root / "cpu", *_FOR_WINDOWS, _CPU)
-    for stub, name in (("libcuda_stub.c", "nvcuda.dll"), ("libnvidia_ml_stub.c", "nvml.dll")):
-        source, library = str(SOURCES / stub), str(root / name)
-        call([_COMPILER or "", "-shared", "-DO_CLOEXEC=0", "-static-libgcc", "-o", library, source])
 
 
 def _initialise(prefix: Path) -> None:

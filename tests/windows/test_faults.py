@@ -18,8 +18,9 @@ from ortgpu.diagnosis.facts import Facts
 from ortgpu.environment.gpu.driver import Driver
 from ortgpu.environment.packages.installer import as_command, quoted
 from ortgpu.errors import DeviceError, DriverError, GPUError
+from tests.faults import CASES as ON_LINUX
 from tests.faults.on_windows import Wheels, WindowsCase, play
-from tests.faults.report import OF_WINDOWS, recorded
+from tests.faults.report import BEGIN, OF_WINDOWS, recorded
 from tests.faults.windows_cases import CASES as ON_WINDOWS
 from tests.lab.models import Models
 from tests.lab.windows import why_not
@@ -60,6 +61,14 @@ def test_the_page_has_every_case() -> None:
         _, error, plain, fix = rows[case.name]
         assert (error, plain) == (case.error, case.plain)
         assert fix == ("executed, true" if case.after else "; ".join(case.needs))
+
+
+def test_a_case_of_linux_is_here_or_has_its_reason() -> None:
+    page, _, _ = OF_WINDOWS.read_text(encoding="utf-8").partition(BEGIN)
+    first_cells = re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE)
+    reasons = [name for cell in first_cells for name in re.findall("`(.*?)`", cell)]
+    here = {case.name for case in ON_WINDOWS}
+    assert sorted(reasons) == sorted(case.name for case in ON_LINUX if case.name not in here)
 
 
 def test_names_are_unique() -> None:
