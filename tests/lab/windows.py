@@ -336,8 +336,8 @@ def _made(
         for library, functions in needs:
             (folder / library).write_bytes(_made(library, tuple(dict.fromkeys(functions, 0).items()), ()))
             for function in functions:
-                lines.append(f"__declspec(dllimport) int {function}(void *argument);")
-                lines.append(f"int (*volatile taken_{function})(void *) = {function};")
+                lines.append(f"__declspec(dllimport) int {function}();")
+                lines.append(f"int (*volatile taken_{function})() = {function};")
         lines.append("int answer; __declspec(dllexport) int on_load(void) { return answer; }" if on_load else "")
         lines.append(f"int DllMain(void *module, int why, void *reserved) {{ {on_load} return {int(not fails)}; }}")
         source, target = folder / "source.c", folder / "made" / name
