@@ -177,11 +177,10 @@ def _check_context(context: OpeningContext, cuda: CudaState) -> None:
     is_known = not context.plan.is_carried or context.plan.device is not None
     ordinals = [context.plan.gpu.ordinal] if is_known else [gpu.ordinal for gpu in cuda.devices or ()]
     for ordinal in ordinals:
-        existed = context_is_active(ordinal)
         code = context_error(ordinal, is_opening=is_known)
         if code in (None, 0) or (code == lifetime.OUT_OF_MEMORY and not is_known):
             continue
-        if existed is False or code == lifetime.OUT_OF_MEMORY:
+        if code == lifetime.OUT_OF_MEMORY or context_is_active(ordinal) is False:
             raise context.diagnose(
                 RuntimeError(f"CUDA failure {code}: no CUDA context for a session on cuda:{ordinal}")
             )
