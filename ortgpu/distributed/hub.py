@@ -13,7 +13,7 @@ import socket
 import time
 from typing import Any
 
-from ..errors import CollectiveMismatchError, GPUError
+from ..errors import GPUError
 from . import verdicts
 from .verdicts import Known, Position
 from .wire import (
@@ -63,7 +63,6 @@ class Hub:
         self._selector = selector
         self._arrival, self._verdict, self._settling = arrival, verdict, settling
         self._settled_at: float | None = None
-        self._mismatch: CollectiveMismatchError | None = None
         self._guests: dict[Connection, tuple[float, str]] = {}  # deadline and challenge
         self._members: dict[int, Connection] = {}
         self._gathered: dict[str, dict[int, Any]] = {}
@@ -95,9 +94,9 @@ class Hub:
             if now >= self._arrival:
                 self._decide(verdicts.never_came(self.known, self._refused))
         elif self._settled_at is not None and (now >= self._settled_at or everyone_failed):
-            self._decide(self._mismatch or verdicts.cause(self.known))
+            self._decide(verdicts.cause(self.known))
         elif now >= self._verdict:
-            self._decide(self._mismatch or verdicts.out_of_time(self.known))
+            self._decide(verdicts.out_of_time(self.known))
 
     @property
     def is_done(self) -> bool:
@@ -224,13 +223,6 @@ class Hub:
             if type(number) is not int or not isinstance(step, str):
                 raise GarbledError("its position has the wrong type")
             self.known.positions[rank] = Position(number, step)
-            mismatch = verdicts.out_of_step(self.known)
-            if mismatch is not None:
-                self._mismatch = mismatch  # kept, because a rank may go on before it is judged
-                self._settle()  # ranks that have not come to this place show which one is odd
-                numbers = {self.known.position_of(each).number for each in range(self.known.world_size)}
-                if len(numbers) == 1:  # every rank has come to it
-                    self._decide(mismatch)
         elif "failed" in message:
             self._note(rank, error_from_message(message["failed"]))
         elif "post" in message:
@@ -246,9 +238,6 @@ class Hub:
 
     def _note(self, rank: int, error: GPUError) -> None:
         self.known.failures.setdefault(rank, error)
-        self._settle()
-
-    def _settle(self) -> None:
         if self._settled_at is None:
             self._settled_at = time.monotonic() + self._settling
 

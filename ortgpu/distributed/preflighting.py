@@ -34,7 +34,7 @@ from . import verdicts
 from .hub import FACTS, ID, LAST, Hub
 from .meeting import SECRET, Address, Meeting, meeting_of, resolve
 from .reports import OWN_VERSION, Collective, CollectiveResult, PreflightReport, default_calls, differences, named
-from .verdicts import RENDEZVOUS, RUN, Described
+from .verdicts import RENDEZVOUS, Described
 from .wire import (
     FROM_A_RANK,
     FROM_RANK_0,
@@ -56,6 +56,7 @@ _ASK_AGAIN = 1.0  # seconds between two questions to the resolver for one name
 _CONNECTION = 2.0  # seconds for an address to take a connection
 _ANSWER = 5.0  # seconds for the listener to prove that it is rank 0, which may be busy
 _GIVING_BACK = 5.0  # seconds for a child to give its communicator back
+_RUN = 100  # steps from this number on are the same on all ranks
 _WAITING = 8  # unread messages of rank 0 at most; it sends fewer in all
 
 # For tests only: a module whose main() replaces worker.main, for a child that misbehaves
@@ -94,7 +95,7 @@ def preflight(
         RendezvousError: ranks did not meet, or did not describe themselves, in time. ``ranks`` names them. Or the
             secret cannot be read, or is empty.
         RankDeviceError: a rank has no GPU, or the same one as another.
-        CollectiveMismatchError: the ranks' ``calls`` differ, or they called different operations.
+        CollectiveMismatchError: the ranks' ``calls`` differ.
         CollectiveTimeoutError: an operation did not end. ``ranks`` names who held it up, and ``phase`` where.
         NCCLError: NCCL failed, gave wrong values, or cannot be used. ``status`` is its ncclResult_t.
         GPUError: the reason why a rank has no usable GPU, as :func:`ortgpu.diagnose` gives it. ``evidence`` names the
@@ -367,7 +368,7 @@ class Participant:
         return str(self._from_all(ID)[0])
 
     def _run_collectives(self, unique_id: str) -> list[list[float]]:
-        self._number = RUN - 1
+        self._number = _RUN - 1
         seconds = self._schedule.child - time.monotonic()
         self._ask_child({"id": unique_id, "seconds": seconds})
         self._tell({"post": LAST, "value": self._from_own_child("results")["results"]})

@@ -28,7 +28,6 @@ BETWEEN_HOSTS = manual(
     "its ends, as `ping -M do -s 1472 HOST` shows for 1500"
 )
 _INVALID_USAGE, _REMOTE_ERROR = 5, 6  # ncclResult_t
-_SAME_CALLS = manual("make the same calls, in the same order, on every rank")
 NCCL_BETWEEN_HOSTS = manual(
     "if NCCL chose a network interface that other hosts do not reach, name the right one: NCCL_SOCKET_IFNAME. "
     "its choice is in what NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p has it write"
@@ -124,7 +123,7 @@ def _different_calls(roster: Sequence[Described]) -> CollectiveMismatchError | N
     return CollectiveMismatchError(
         f"the ranks plan different operations: call {place + 1} is another one on {named(odd)}",
         evidence=[f"call {place + 1} on {named(ranks)}: {call}" for call, ranks in by_call.items()],
-        fixes=[_SAME_CALLS],
+        fixes=[manual("make the same calls, in the same order, on every rank")],
         ranks=odd,
         phase=EXCHANGE,
     )
@@ -168,7 +167,6 @@ class Position:
 
 
 NOWHERE = Position(0, "starting")
-RUN = 100  # steps from this number on are the same on all ranks
 
 
 @dataclass(slots=True)
@@ -288,29 +286,6 @@ def _unfinished(
     if len(set(known.hosts.values())) > 1:
         fixes.append(BETWEEN_HOSTS)
     return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=phase)
-
-
-def out_of_step(known: Known) -> CollectiveMismatchError | None:
-    """Return the error if ranks began different operations in the same place."""
-    running = {rank: position for rank, position in known.positions.items() if position.number >= RUN}
-    for number in sorted({position.number for position in running.values()}):
-        # In the order of the ranks, so that the error does not depend on which of them was heard first
-        steps = grouped((running[rank].step, rank) for rank in sorted(running) if running[rank].number == number)
-        if len(steps) > 1:
-            most, *others = sorted(steps.values(), key=len, reverse=True)
-            ranks = tuple(sorted(rank for some in others for rank in some))
-            summary = f"{named(ranks)} called another operation than {named(most)} in the same place"
-            if len(most) == len(others[0]):  # no majority, so no rank is known to be wrong
-                ranks = tuple(sorted([*most, *ranks]))
-                summary = f"{named(ranks)} called different operations in the same place"
-            return CollectiveMismatchError(
-                summary,
-                evidence=[f"{named(some)}: {step}" for step, some in steps.items()],
-                fixes=[_SAME_CALLS],
-                ranks=ranks,
-                phase=max(steps, key=lambda step: len(steps[step])),
-            )
-    return None
 
 
 def cause(known: Known) -> GPUError:

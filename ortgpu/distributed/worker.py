@@ -47,7 +47,7 @@ from ..provider.rank_devices import own_device
 from ..running.cudart import CudaCallError, CudaRuntime
 from .environment import parse_version_number
 from .reports import Collective, RankFacts
-from .wire import FROM_A_RANK, Decoder, Message, encode, error_to_message
+from .wire import Connection, Message, error_to_message
 
 _RUNTIME = "libcudart"
 COMMUNICATOR = "setting up the communicator"
@@ -92,18 +92,13 @@ _FIXES = {
 Result = TypeVar("Result")
 
 
-class Channel:
+class Channel(Connection):
     """The connection to the parent. It blocks, because a child has nothing else to do."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._decoder = Decoder(FROM_A_RANK)
+        super().__init__(socket.socket(fileno=descriptor))
+        self.socket.setblocking(True)
         self._arrived: list[Message] = []
-
-    def send(self, message: Message) -> None:
-        data = encode(message)
-        while data:
-            data = data[os.write(self._descriptor, data) :]
 
     def begin(self, step: str) -> None:
         self.send({"begin": step})
@@ -111,13 +106,12 @@ class Channel:
     def fail(self, error: GPUError) -> None:
         self.send({"error": error_to_message(error)})
 
-    def receive(self) -> Message:
+    def wait(self) -> Message:
         """Return the next message. Ends the process if the parent is gone."""
         while not self._arrived:
-            data = os.read(self._descriptor, 1 << 16)
-            if not data:
+            self._arrived = self.receive()
+            if not self.is_open:
                 os._exit(1)
-            self._arrived += self._decoder.feed(data)
         return self._arrived.pop(0)
 
 
@@ -138,22 +132,22 @@ def main(descriptor: int, parent: int, run: Run | None = None) -> None:
     libc = ctypes.CDLL(None)
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, ctypes.c_size_t(0))
     channel = Channel(descriptor)
-    message = channel.receive()
+    message = channel.wait()
     task = Task(Rank(**message["rank"]), tuple(Collective(*call) for call in message["calls"]))
     try:
         channel.begin("looking at the GPU")
         device = _describe(channel, task.rank)
-        message = channel.receive()
+        message = channel.wait()
         if "make_id" in message:
             channel.begin("making NCCL's unique id")
             channel.send({"id": make_unique_id().hex()})
-            message = channel.receive()
+            message = channel.wait()
         assert device is not None  # else the ranks would have stopped before this
         until = time.monotonic() + message["seconds"]
         (run or run_collectives)(channel, task, device.ordinal, bytes.fromhex(message["id"]), until)
     except GPUError as error:
         channel.fail(error)
-        channel.receive()  # the others may still need what this process has in NCCL's bootstrap
+        channel.wait()  # the others may still need what this process has in NCCL's bootstrap
     except BaseException:  # noqa: BLE001 - the parent reads the traceback as evidence
         traceback.print_exc()
         sys.stderr.flush()
@@ -374,7 +368,7 @@ def run_collectives(channel: Channel, task: Task, ordinal: int, unique_id: bytes
                 seconds.append(_run(call, task.rank, gpu, stream, communicator, until))
         channel.send({"results": seconds})
         channel.begin("waiting for the other ranks")  # after the results: a rank that hangs before is behind the others
-        channel.receive()  # the end: no other rank needs this one any more
+        channel.wait()  # the end: no other rank needs this one any more
     except GPUError as error:
         channel.fail(error)  # before the next line, which may hang as well
     communicator.abort()

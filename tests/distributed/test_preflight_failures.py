@@ -135,14 +135,6 @@ def test_a_launcher_ends_the_job_of_a_rank_that_dies(machine: Machine) -> None:
     assert job.left == ()
 
 
-@pytest.mark.parametrize(("ranks", "named"), [(2, [0, 1]), (3, [1])])
-def test_another_order_than_planned(machine: Machine, ranks: int, named: list[int]) -> None:
-    """Of two, nobody can say which is wrong."""
-    job = run(machine, ranks=ranks, misbehaving={"1": "reordered"})
-    assert_all_raise(job, range(ranks), "CollectiveMismatchError", named=named, phase=FIRST)
-    assert "rank 1: reduce_scatter of 10 bfloat16" in job.error(0).evidence
-
-
 # What the ranks' descriptions show before NCCL is touched
 
 

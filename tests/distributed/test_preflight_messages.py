@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from ortgpu import __version__
 from ortgpu.distributed.hub import Hub
-from ortgpu.distributed.verdicts import RUN, Known
+from ortgpu.distributed.verdicts import Known
 from ortgpu.distributed.wire import (
     FROM_A_RANK,
     Decoder,
@@ -304,7 +304,7 @@ def test_the_door_is_closed_when_all_are_there(rank_0: Rank0) -> None:
     "nonsense",
     [
         {"at": "nowhere"},
-        {"at": [RUN, ["unhashable"]]},
+        {"at": [1, ["unhashable"]]},
         {"at": ["x", {}]},
         {"at": [float("nan"), "x"]},
         {"post": ["unhashable"], "value": 1},
@@ -319,7 +319,7 @@ def test_a_rank_that_talks_nonsense_is_gone(rank_0: Rank0, nonsense: dict[str, A
     rank_0.answer(first)
     rank_0.answer(second)
     first.sendall(encode(nonsense))
-    second.sendall(encode({"at": [RUN, "a step"]}))
+    second.sendall(encode({"at": [1, "a step"]}))
     verdict = rank_0.verdict(second)
     assert verdict["code"] == "rendezvous"
     assert verdict["details"]["ranks"] == [0]
@@ -378,27 +378,3 @@ def test_whoever_sends_without_a_pause_keeps_nobody_from_the_deadline(joins: boo
 
 
 # Who called another operation
-
-
-@pytest.mark.parametrize(
-    ("steps", "ranks"),
-    [
-        ([(0, RUN, "a"), (1, RUN, "b"), (2, RUN, "a")], [1]),
-        ([(2, RUN, "b"), (1, RUN, "a"), (0, RUN, "a")], [2]),
-        ([(0, RUN, "a"), (1, RUN, "b")], [0, 1]),  # the third never comes
-        ([(0, RUN, "a"), (1, RUN, "b"), (1, RUN + 1, "a"), (2, RUN - 1, "z")], [0, 1]),  # nothing held it up
-    ],
-)
-def test_another_operation(steps: list[tuple[int, int, str]], ranks: list[int]) -> None:
-    rank_0 = Rank0(3)
-    try:
-        members = [rank_0.connect(rank=number) for number in range(3)]
-        for member in members:
-            rank_0.answer(member)
-        for number, place, step in steps:
-            members[number].sendall(encode({"at": [place, step]}))
-            rank_0.serve()
-        verdict = rank_0.verdict(members[0])
-    finally:
-        rank_0.close()
-    assert (verdict["code"], verdict["details"]["ranks"]) == ("collective-mismatch", ranks)

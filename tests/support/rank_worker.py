@@ -7,7 +7,6 @@ RANK_MISBEHAVES says how.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import os
 import resource
 import signal
@@ -53,18 +52,13 @@ def idle(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: fl
     communicator = worker.Communicator(task.rank.rank, task.rank.world_size, unique_id)
     while not communicator.is_ready():
         time.sleep(0.01)
-    channel.receive()
+    channel.wait()
     del gpu
 
 
 def never_joins(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
     channel.begin("opening the GPU")
-    channel.receive()
-
-
-def reordered(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
-    """Plans what all plan, and calls it in the opposite order."""
-    worker.run_collectives(channel, dataclasses.replace(task, calls=task.calls[::-1]), ordinal, unique_id, until)
+    channel.wait()
 
 
 def asleep(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
@@ -110,7 +104,7 @@ def noisy(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: f
 RUNS = {
     run.__name__: run
     for run in (
-        *(killed, parent_killed, parent_stopped, idle, never_joins, reordered),
+        *(killed, parent_killed, parent_stopped, idle, never_joins),
         *(asleep, asleep_in_operation, killed_in_operation, asleep_with_results, deaf, noisy),
     )
 }
