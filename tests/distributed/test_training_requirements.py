@@ -11,7 +11,6 @@ from ortgpu.diagnosis.requirements import Requirement
 from ortgpu.distributed.diagnosis.requirements import check_training
 from ortgpu.distributed.environment import (
     BuildVariable,
-    Horovod,
     InfinibandPort,
     Interface,
     Mpi,
@@ -215,8 +214,8 @@ def test_torch(torch: Torch | None, expected: tuple[str, str]) -> None:
 
 def test_horovod_is_shown_and_never_asked_for() -> None:
     assert statuses()["Horovod"] == ("pass", "pass")
-    row = rows(horovod=Horovod("0.28.1", True, None))["Horovod"]
-    assert row.found == "0.28.1, built with NCCL, MPI not known"
+    row = rows(horovod=Distribution("horovod", "0.28.1", "site"))["Horovod"]
+    assert row.found == "0.28.1"
     assert "dropped it in 2020" in row.note
 
 

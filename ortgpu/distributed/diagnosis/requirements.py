@@ -12,8 +12,9 @@ from ...diagnosis.checks.surroundings import visible_gpus
 from ...diagnosis.requirements import Requirement, Status, at_least, dotted
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of
+from ...environment.packages.installed import Distribution
 from ...environment.packages.metadata import numbers_of
-from ..environment import BuildVariable, Horovod, Mpi, Nccl, Network, TrainingEnvironment
+from ..environment import BuildVariable, Mpi, Nccl, Network, TrainingEnvironment
 from .packages import LAST_RELEASE, NEWEST_ONNX
 
 _GB = 10**9
@@ -197,17 +198,9 @@ def _torch(environment: Environment) -> Requirement:
     return _row("torch", "any", "older than 2.9", found, (torch is not None, is_older), note)
 
 
-def _horovod(horovod: Horovod | None) -> Requirement:
+def _horovod(horovod: Distribution | None) -> Requirement:
     note = "published as an alternative; ONNX Runtime dropped it in 2020, and the newest, 0.28.1, is of 2023"
-    if horovod is None:
-        return _row("Horovod", "none", "none", "not installed", (True, True), note)
-    built = [
-        f"{'with' if there else 'without'} {name}" if there is not None else f"{name} not known"
-        for name, there in (("NCCL", horovod.nccl), ("MPI", horovod.mpi))
-    ]
-    found = f"{horovod.version or 'version not known'}, built {', '.join(built)}"
-    if horovod.error is not None:
-        note = f"{horovod.error.splitlines()[-1]}; {note}"
+    found = "not installed" if horovod is None else horovod.version or "version not known"
     return _row("Horovod", "none", "none", found, (True, True), note)
 
 
