@@ -1,19 +1,29 @@
-"""The choice of a rank's own GPU, and the locked files by which no two ranks of a job on this host get the same one.
+"""The choice of a rank's own GPU, and the locks by which no two ranks of a job on this host get the same one.
 
-A rank locks its own file first and looks at those of other ranks then, so of two at the same time at least one sees the
-other. The kernel releases a lock when the last process with the open file ends. The next claim removes its empty file.
+There is one empty file for each GPU. A rank locks a byte of it, whose offset tells the job and the rank, and asks then
+who has others of its job. So of two at the same time at least one sees the other. The kernel releases the locks of a
+process when it ends, and a forked child does not have them (fcntl(2)).
 """
 
 from __future__ import annotations
 
 import os
-import re
+import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..environment.gpu.cuda import CudaDevice, initialise
-from ..environment.ranks import FOLDER_NEEDED, Rank, current_rank, identity_of, runtime_folder, short_name, visibility
+from ..environment.ranks import (
+    FOLDER_NEEDED,
+    MOST_RANKS,
+    Rank,
+    current_rank,
+    identity_of,
+    runtime_folder,
+    short_name,
+    visibility,
+)
 from ..errors import RankDeviceError, manual
 from ..process.background import fork_safe_lock
 from . import lifetime
@@ -22,9 +32,10 @@ from .devices import describe
 if sys.platform != "win32":
     import fcntl
 
-_held: dict[Path, int] = {}  # by path, its descriptor: open for the life of this process
+_files: dict[Path, int] = {}  # descriptors, open for the life of this process: to close one gives up its locks
+_claimed: set[tuple[int, int, int]] = set()  # process, descriptor, offset
 _lock = fork_safe_lock()
-_NAME = re.compile(r"claim-(?P<job>\w+)-(?P<uuid>[\w-]+)-rank(?P<rank>\d+)")
+_FLOCK = "hhqqi4x"  # struct flock of Linux: type, whence, start, length, process
 
 
 def own_device(rank: Rank, devices: Sequence[CudaDevice], visible_devices: str | None) -> CudaDevice:
@@ -72,7 +83,7 @@ def claimed_ordinal() -> int:
     if not devices:
         return rank.local_rank
     device = own_device(rank, devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if device.uuid is not None and sys.platform != "win32":
+    if device.uuid is not None and sys.platform == "linux":
         claim(rank, device.uuid)
     return device.ordinal
 
@@ -88,17 +99,19 @@ def claim(rank: Rank, uuid: str) -> None:
     """
     if rank.world_size == 1:
         return
-    job = short_name(identity_of(rank))
+    first = int(short_name(identity_of(rank))[:10], 16) * MOST_RANKS
     try:
-        folder = runtime_folder()
+        path = runtime_folder() / f"claims-{uuid}"
         with _lock:
-            path = folder / f"claim-{job}-{uuid}-rank{rank.rank}"
-            is_new = path not in _held
-            if is_new:
-                _held[path] = _open_locked(path)
-            holders = _other_ranks(folder, job, uuid, rank.rank)
-            if holders and is_new:
-                os.close(_held.pop(path))
+            if path not in _files:
+                _files[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            own = os.getpid(), _files[path], first + rank.rank
+            fcntl.lockf(own[1], fcntl.LOCK_SH, 1, own[2])  # shared: processes that a rank starts can have it, too
+            holders = _other_ranks(own[1], first, rank.rank)
+            if not holders:
+                _claimed.add(own)
+            elif own not in _claimed:
+                fcntl.lockf(own[1], fcntl.LOCK_UN, 1, own[2])
     except OSError as error:
         raise RankDeviceError(
             "it cannot be made sure that every rank has a GPU of its own",
@@ -127,62 +140,18 @@ def claim(rank: Rank, uuid: str) -> None:
     )
 
 
-def _open_locked(path: Path) -> int:
-    """Return the file, open and locked: shared, so that processes which a rank starts can claim its GPU, too."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for another process to look, no longer
-            if _is_there(path, descriptor):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # removed between the two calls
-
-
-def _is_there(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _other_ranks(folder: Path, job: str, uuid: str, own: int) -> tuple[int, ...]:
-    """Return the other ranks of this job that have the GPU. Remove files of any job that nobody holds."""
+def _other_ranks(descriptor: int, first: int, own: int) -> list[int]:
+    """Return the other ranks of a job that have locked their byte. The byte of rank 0 is at ``first``."""
     found = []
-    for path in sorted(folder.glob("claim-*")):
-        match = _NAME.fullmatch(path.name)
-        is_other = match is not None and (match["job"], match["uuid"], int(match["rank"])) != (job, uuid, own)
-        if match is None or not is_other or path in _held:
+    left = [(first, first + own), (first + own + 1, first + MOST_RANKS)]
+    while left:
+        start, end = left.pop()
+        if start >= end:
             continue
-        if _is_held(path) and (match["job"], match["uuid"]) == (job, uuid):
-            found.append(int(match["rank"]))
-    return tuple(found)
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_there(path, descriptor):
-            path.unlink()
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _let_go_in_child() -> None:
-    """Close the descriptors in a forked child, which must not hold the GPU when the rank has ended."""
-    for descriptor in _held.values():
-        os.close(descriptor)
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_in_child)
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+        kind, _, at, *_ = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+        if kind != fcntl.F_UNLCK:
+            at = max(at, start)  # locks of one process on bytes side by side are one
+            found.append(at - first)
+            left += [(start, at), (at + 1, end)]
+    return found

@@ -167,7 +167,7 @@ class Starter:
 
     @property
     def files(self) -> set[str]:
-        return {path.name.rpartition("-")[2] for path in (self.folder / "ortgpu").iterdir()}
+        return {path.name for path in (self.folder / "ortgpu").iterdir()}
 
 
 def said(process: subprocess.Popen[str]) -> str:
@@ -182,7 +182,7 @@ def test_a_claim_lasts_as_long_as_the_process(start: Starter) -> None:
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert start.says(f"hold(take(1, {UUIDS[0]!r}))") == "claimed"
-    assert start.files == {"rank1"}, "what the killed process left behind goes with the next claim"
+    assert start.files == {f"claims-{UUIDS[0]}"}, "one file, however many claims there are"
 
 
 def test_same_rank_again_and_in_a_process_of_its_own(start: Starter) -> None:
