@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from .files import FileContent, ModelSource, open_model, stamp_of
-from .protobuf import Bytes, Extent, Reader, length_delimited, whole_number
+from .protobuf import Bytes, Extent, Reader, TooManyFieldsError, length_delimited, whole_number
 
 STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
 
@@ -176,10 +176,22 @@ class GraphOutline:
         self._stamp: tuple[int, ...] | None = None  # of the file
         self._found: Content | None = None
 
-    def read(self, content: Bytes) -> None:
-        """Read the outline from the content of the model, if the caller has read it anyway. It is not kept."""
+    def read(self, content: Bytes, most_of_graph: int = MOST_PARTS) -> None:
+        """Read the outline from the content of the model, if the caller has read it anyway. It is not kept.
+
+        Raises:
+            TooManyFieldsError: the main graph has more than ``most_of_graph`` nodes and initializers, for instance.
+        """
         self._stamp = stamp_of(self.model)
-        self._found = _read_content(content, self._most_parts)
+        self._found = _read_content(content, self._most_parts, most_of_graph)
+
+    def small_graph(self, most: int) -> Graph | None:
+        """Return the main graph, or None if it has more than ``most`` nodes and initializers, which are not read."""
+        try:
+            content = self._content(most)
+        except TooManyFieldsError:
+            return None
+        return content.graph if content.graph.size <= most else None
 
     @property
     def is_current(self) -> bool:
@@ -209,13 +221,16 @@ class GraphOutline:
 
     @property
     def content(self) -> Content:
+        return self._content()
+
+    def _content(self, most_of_graph: int = MOST_PARTS) -> Content:
         if self._found is None:
             if isinstance(self.model, bytes):
-                self.read(self.model)
+                self.read(self.model, most_of_graph)
             else:
                 stamp = stamp_of(self.model)  # first: a file that another replaces meanwhile is not current
                 with open_model(os.fspath(self.model)) as file:
-                    self.read(FileContent(file))
+                    self.read(FileContent(file), most_of_graph)
                 self._stamp = stamp
         assert self._found is not None
         return self._found
@@ -232,10 +247,11 @@ class Content(NamedTuple):
 
 
 _ASKED_FOR = frozenset((1, 5, 11, 12))  # of a graph
+_COUNTED = (1, 5)  # nodes and initializers
 _WITHOUT_VALUES = frozenset((1, 2, 8, 13, 14))  # of a tensor
 
 
-def _read_content(data: Bytes, most: int) -> Content:
+def _read_content(data: Bytes, most: int, most_of_graph: int) -> Content:
     reader = Reader(data, most)
     around: list[Extent] = []
     of_graph: list[tuple[int, int, Extent]] = []
@@ -266,6 +282,8 @@ def _read_content(data: Bytes, most: int) -> Content:
                     parts[5].append(keep(_without_values(reader, part)))
                 elif inner in _ASKED_FOR:
                     parts[inner].append(keep(data[part[0] : part[1]]))
+                if inner in _COUNTED and len(parts[1]) + len(parts[5]) > most_of_graph:
+                    raise TooManyFieldsError("more nodes and initializers than are to be read")
         elif number == 25:
             functions.append(keep(reader.text(content)))
         elif number == 8:

@@ -159,11 +159,14 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
         return UNKNOWN
     nodes = []
     for part in assigned:
+        provider = part.ep_name
         for node in part.get_nodes():
-            kind = kind_of(node.op_type, node.domain, part.ep_name)
-            nodes.append(PlacedNode(_name_of(node), node.op_type, node.domain, part.ep_name, kind))
+            op_type, domain = node.op_type, node.domain
+            nodes.append(PlacedNode(_name_of(node), op_type, domain, provider, kind_of(op_type, domain, provider)))
     on_cpu = [node for node in nodes if node.provider == CPU]
-    options = getattr(session, "_sess_options", None) if on_cpu and not without_options else None
+    if not on_cpu:
+        return Placement(tuple(nodes))
+    options = None if without_options else getattr(session, "_sess_options", None)
     divided_by = next((key for key in _DIVIDING_KEYS if options is not None and config_entry(options, key)), None)
     computing = {_key(node) for node in on_cpu if node.kind == "compute"}
     computing |= _computing_nodes(session, outline, nodes)

@@ -71,15 +71,18 @@ def choose(
     """
     if release < _RELEASE or not {CUDA, CPU}.issuperset(requested.names):
         return {}
-    chosen: dict[str, tuple[str, str]] = {}
     try:
-        if HANDLES not in requested.options_of(CUDA) and may_record(options) and has_only(outline, WITHOUT_CUDNN):
-            chosen |= NO_HANDLES  # only where ``unfit`` can tell
-        # ONNX Runtime counts physical cores, and ignores how many the process may use
-        if options is None and (os.cpu_count() or 1) > 2 * FEW_THREADS and has_only(outline, ON_GPU):
-            chosen |= _FEW_THREADS
+        operators = operators_of_small(outline)
     except UNREADABLE:
         return {}
+    if operators is None:
+        return {}
+    chosen: dict[str, tuple[str, str]] = {}
+    if HANDLES not in requested.options_of(CUDA) and may_record(options) and operators <= WITHOUT_CUDNN:
+        chosen |= NO_HANDLES  # only where ``unfit`` can tell
+    # ONNX Runtime counts physical cores, and ignores how many the process may use
+    if options is None and (os.cpu_count() or 1) > 2 * FEW_THREADS and operators <= ON_GPU:
+        chosen |= _FEW_THREADS
     return chosen
 
 
@@ -93,15 +96,15 @@ def unfit(chosen: Collection[str], placement: Placement) -> set[str]:
     return {name for name, fit in fits.items() if name in chosen and not fit}
 
 
-def has_only(outline: GraphOutline, operators: Collection[bytes]) -> bool:
-    """Return True if all nodes of a model are of these ``operators`` of ONNX's own domain.
+def operators_of_small(outline: GraphOutline) -> set[bytes] | None:
+    """Return the operators of a model whose nodes are all of ONNX's own domain, or None for another or a large one.
 
-    False for a model with functions, which may have the name of an operator, and for a large one.
+    None for a model with functions too, which may have the name of an operator.
     """
-    graph = outline.graph
-    if outline.functions or graph.size > _MOST_PARTS_OF_A_SMALL_MODEL:
-        return False
-    return all(node.operator in operators and node.domain in STANDARD for node in graph.nodes)
+    graph = outline.small_graph(_MOST_PARTS_OF_A_SMALL_MODEL)
+    if graph is None or outline.functions or any(node.domain not in STANDARD for node in graph.nodes):
+        return None
+    return {node.operator for node in graph.nodes}
 
 
 def with_a_handle(error: LibraryNotFoundError) -> ProviderOptionError:
