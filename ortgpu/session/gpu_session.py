@@ -72,10 +72,11 @@ class GPUSession(LastOfOurs):
     ``cuda_graph`` needs a model with all nodes on the GPU and without control flow, strings or sequences. The model
     must use all of its inputs and compute all of its outputs, and the shapes of the inputs must determine those of the
     outputs. Otherwise the constructor, or the first run, raises ProviderRequestError or PlacementError. The first run
-    of a shape is slow, and no other thread may use CUDA during it. The session keeps buffers for 16 shapes. It captures
-    at most 64 graphs, which ONNX Runtime keeps until ``close()``; further shapes run without a graph.
-    Only ``run`` and ``map`` work, one run at a time. Runs from threads other than the main thread share one thread.
-    Random numbers repeat. A run with the run option gpu_graph_id=-1 uses no graph.
+    of a shape is slow, and no other thread may use CUDA during it. The next 16 are timed with the graph and without it
+    in turns, and later runs go the faster way. The session keeps buffers for 16 shapes. It captures at most 64 graphs,
+    which ONNX Runtime keeps until ``close()``; further shapes run without a graph. Only ``run`` and ``map`` work, one
+    run at a time. Runs from threads other than the main thread share one thread. Random numbers may repeat. A run
+    with the run option gpu_graph_id=-1 uses no graph.
 
     An open session does not read its model file again, so you may change or remove the file. To replace a model while
     sessions open, write the new one to another file and rename it over the old one.
@@ -146,7 +147,7 @@ class GPUSession(LastOfOurs):
             device: ordinal, "cuda:1", UUID ("GPU-..."), ``session.device``, torch.device, or "auto" (most free memory).
             cpu_nodes: what to do if nodes compute on the CPU: "warn", "forbid" (raise PlacementError) or "allow".
             allow_cpu: True runs on the CPU if no GPU can be used, False never; None: as ORTGPU_ALLOW_CPU says.
-            cuda_graph: True captures a CUDA graph for each shape of the inputs, and replays it in later runs.
+            cuda_graph: True captures a CUDA graph for each shape of the inputs, and replays it where that is faster.
             pinned_memory_limit: bytes of host memory that may be pinned, 2 GiB by default; 0: ``run`` stages no copies.
             tuned: True uses the record that ortgpu.tune keeps, False none, a path that record; "now" measures first.
             kwargs: other arguments of InferenceSession, such as ``disabled_optimizers``.

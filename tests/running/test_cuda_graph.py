@@ -12,7 +12,7 @@ from tests.support.graph_sessions import with_graphs
 
 @pytest.fixture
 def with_stub(stubs: Stubs) -> Any:
-    return lambda code: with_graphs(stubs, code)
+    return lambda code, *arguments: with_graphs(stubs, code, *arguments)
 
 
 def test_results_are_those_of_run_and_each_shape_has_its_graph(with_stub: Any) -> None:
@@ -53,6 +53,34 @@ def test_every_type_that_can_be_captured(with_stub: Any) -> None:
     assert set(found[0].values()) == {True}
     assert len(found[0]) == 12
     assert found[1] == 24
+
+
+@pytest.mark.parametrize("slow", ["replay", "plain run"])
+def test_later_runs_go_the_way_that_was_faster(with_stub: Any, slow: str) -> None:
+    found = with_stub(
+        """
+        cuda_graph.TRIALS = 3
+        class Slow(Recorded):
+            def run(self, *arguments):
+                ways.append("plain run")
+                time.sleep(0.01 * (sys.argv[2] == "plain run"))
+                return self.inner.run(*arguments)
+            def run_with_iobinding(self, *arguments):
+                ways.append("replay")
+                time.sleep(0.01 * (sys.argv[2] == "replay"))
+                return super().run_with_iobinding(*arguments)
+        ways = []
+        session = capturing(NEG)
+        graphs = session._sess
+        graphs._inner = Slow(graphs._inner.inner, graphs._inner.stream)
+        right = [session.run(None, feed)[0].tolist() == [-number] * 4 for number, feed in enumerate(feeds(12))]
+        report([all(right), ways])
+    """,
+        slow,
+    )
+    ways = ["replay", "plain run"]
+    faster = ways[slow == "replay"]
+    assert found == [True, ["plain run", "replay", *ways * 3, *[faster] * 5]]
 
 
 def test_a_result_is_the_callers_own(with_stub: Any) -> None:

@@ -18,6 +18,8 @@ os.environ["STUB_CUDART_LATE"] = "1"
 from ortgpu.running.cuda_graph import MAX_CAPTURES, MAX_SHAPES, CapturedRunner, CapturingSession
 from ortgpu.running.cudart import Stream
 from ortgpu.running.pinned import PinnedMemory
+from ortgpu.running import cuda_graph
+cuda_graph.TRIALS = 0  # every run is a replay; tests of the choice set it
 runtime, stub = stub_runtime(sys.argv[1])
 bound = []  # numbers of the graphs, in the order of their runs
 waiting = []  # whether each of these runs waits for the GPU
