@@ -82,12 +82,12 @@ class GPUSession(LastOfOurs):
     sessions open, write the new one to another file and rename it over the old one.
 
     Many threads may share a session. In a forked child every method raises ForkedSessionError. Pickling keeps the
-    model, the arguments, and attributes that a subclass or user added. Unpickling opens and verifies the session again.
-    It does not call the constructor of a subclass, unless the subclass has its own ``__getstate__`` and
-    ``__setstate__``. It registers the CUDA plugin that the pickling program had registered, if that file is there and
-    CUDA does not arrive in another way. Of ``sess_options`` it keeps the properties and the configuration entries that
-    the installed release knows. Registered libraries of operators, initialisers and overrides of free dimensions are
-    lost, since they cannot be read back; copying a session keeps them.
+    model, the arguments, and attributes that a subclass or user added, but not those in slots. Unpickling opens and
+    verifies the session again. It does not call the constructor of a subclass, unless the subclass has its own
+    ``__getstate__`` and ``__setstate__``. It registers the CUDA plugin that the pickling program had registered, if
+    that file is there and CUDA does not arrive in another way. Of ``sess_options`` it keeps the properties and the
+    configuration entries that the installed release knows. Registered libraries of operators, initialisers and
+    overrides of free dimensions are lost, since they cannot be read back; copying a session keeps them.
 
     Not promised: bitwise equal results, either of two runs or with plain ONNX Runtime.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import fields
-from types import MemberDescriptorType
 from typing import Any, Protocol
 
 from ..environment.packages.plugins import tell
@@ -39,8 +38,7 @@ def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
     if carries_providers(session._request.sess_options):
         raise TypeError(f"cannot pickle {cls.__name__!r} object: its SessionOptions carry execution providers")
     state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
-    slots = _in_slots(session)
-    return _opened_again, (cls, *requested(session), plugin), (state, slots) if slots else state or None
+    return _opened_again, (cls, *requested(session), plugin), state or None
 
 
 def requested(session: Reopened) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -63,17 +61,6 @@ def _is_added(session: Reopened, name: str, value: Any) -> bool:
     if name in _FACTS:  # a subclass may use these names for other values
         return value is not getattr(session._verified, name)
     return name not in session._own_names
-
-
-def _in_slots(session: Reopened) -> dict[str, Any]:
-    """Return the values in the slots of its class and base classes, for instance of dataclasses with slots."""
-    found: dict[str, Any] = {}
-    for cls in type(session).__mro__:
-        for name, member in vars(cls).items():
-            if isinstance(member, MemberDescriptorType):
-                with contextlib.suppress(AttributeError):  # the slot is empty
-                    found.setdefault(name, member.__get__(session))
-    return found
 
 
 def has_own_state(cls: type[Any]) -> bool:

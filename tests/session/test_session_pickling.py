@@ -198,35 +198,3 @@ report(outcome(lambda: pickle.dumps(session)))
     )
     assert found["type"] == "TypeError"
     assert "lock" in found["text"]
-
-
-def test_attributes_in_slots_arrive_too() -> None:
-    found = child(
-        DETECTOR
-        + """
-import dataclasses
-
-@dataclasses.dataclass(slots=True)
-class Slotted(GPUSession):
-    path: bytes
-    threshold: float = 0.5
-    labels: list = None
-    def __post_init__(self):
-        GPUSession.__init__(self, self.path)
-
-class Named(Slotted):
-    __slots__ = ("__name", "never_set")
-    def __post_init__(self):
-        super().__post_init__()
-        self.__name, self.size = "a", 640
-    def known(self):
-        ran = self.run(None, feeds(2)[1])[0].tolist()
-        return [self.__name, self.size, self.threshold, hasattr(self, "never_set"), ran]
-
-session = Named(NEG, 0.7)
-session.labels = [session]
-again = [arrived(session), arrived(session, 0), copy.copy(session), copy.deepcopy(session)]
-report([[each.known() for each in again], [each.labels[0] is each for each in again]])
-"""
-    )
-    assert found == [[["a", 640, 0.7, False, [-1] * 4]] * 4, [True, True, False, True]]
