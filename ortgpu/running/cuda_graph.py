@@ -275,7 +275,7 @@ class CapturingSession:
 
     def _bind(self, kinds: tuple[Kind, ...], first: list[NDArray[Any]]) -> _Graph:
         while len(self._graphs) >= MAX_SHAPES:
-            self._give_up(self._graphs.popitem(last=False)[1])
+            self._graphs.popitem(last=False)
         values = dict(zip(self._output_names, first, strict=True))
         on_device = {name: (value.shape, value.dtype) for name, value in values.items() if name not in self._on_cpu}
         inputs, written = buffers(self._place, kinds, on_device)
@@ -289,12 +289,6 @@ class CapturingSession:
         for name, (shape, dtype) in on_device.items():
             graph.binding.bind_output(name, self._device, dtype.type, shape, written[name].address)
         return graph
-
-    def _give_up(self, graph: _Graph) -> None:
-        """Release the captured graph where ONNX Runtime can. Version 1.31 cannot release graphs of CUDA."""
-        release = getattr(self._inner, "release_captured_graph", None)
-        if release is not None:
-            release(graph.number)
 
     def _run_captured(self, graph: _Graph, values: list[Any], output_names: list[str]) -> list[Any]:
         # Set the device, which ONNX Runtime does not do for a replay, and the mode, since another session may capture.
