@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,6 @@ _FLOOR = 1e-5
 # float16 keep 10 bits, and the errors of layers add up: thirty layers stayed below this.
 TOLERANCE = 2e-2
 _TIMES_PLAIN = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """The largest and the typical (root mean square) difference, relative to the largest value."""
-
-    largest: float
-    typical: float
 
 
 class Reference:
@@ -82,24 +73,22 @@ def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) 
         return np.inf, "has infinities or NaN where that of plain ONNX Runtime has others, or none"
     floor = max(_FLOORS.get(plain.dtype.itemsize, _FLOOR), tolerance or 0)
     right, plain, found = (each[usual].astype(np.float64) for each in (right, plain, found))
-    theirs, ours = _distance(right, plain), _distance(right, found)
-    for kind, their, our in (
-        ("", theirs.largest, ours.largest),
-        (" typically", theirs.typical, ours.typical),
-    ):
+    theirs, ours = _distances(right, plain), _distances(right, found)
+    for kind, their, our in zip(("", " typically"), theirs, ours, strict=True):
         allowed = max(_TIMES_PLAIN * their, floor)
         if our > allowed:
-            return ours.largest, f"is{kind} {our:.2g} of its largest value off, and {allowed:.2g} is allowed"
-    return ours.largest, None
+            return ours[0], f"is{kind} {our:.2g} of its largest value off, and {allowed:.2g} is allowed"
+    return ours[0], None
 
 
 def _same(one: Any, other: Any) -> Any:
     return (one == other) | (np.isnan(one) & np.isnan(other))
 
 
-def _distance(right: Any, found: Any) -> Distance:
+def _distances(right: Any, found: Any) -> tuple[float, float]:
+    """Return the largest and the typical (root mean square) difference, relative to the largest value."""
     if not right.size:
-        return Distance(0.0, 0.0)
+        return 0.0, 0.0
     scale = float(np.abs(right).max()) or 1.0
     difference = np.abs(right - found)
-    return Distance(float(difference.max()) / scale, float(np.sqrt(np.mean(difference**2))) / scale)
+    return float(difference.max()) / scale, float(np.sqrt(np.mean(difference**2))) / scale
