@@ -7,7 +7,6 @@ by an object that raises the reason at every use, so that the next call of any m
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import weakref
 from dataclasses import dataclass
@@ -82,15 +81,13 @@ class Entry:
     """A living session. ``kind`` None: one of this library's own, which ``ortgpu.sessions()`` does not list."""
 
     session: weakref.ref[Opened]
-    number: int
     kind: SessionKind | None
     created_by: str | None
     pid: int
     context: tuple[int, int] | None  # ordinal, and number of the CUDA context that it was opened in
 
 
-table: dict[int, Entry] = {}  # by id(), since classes of others may compare and hash as they like
-_numbers = itertools.count()
+table: dict[int, Entry] = {}  # by id(), since classes of others may compare and hash as they like; oldest first
 
 
 def watch(session: Opened, kind: SessionKind | None = None, created_by: str | None = None) -> None:
@@ -109,7 +106,7 @@ def watch(session: Opened, kind: SessionKind | None = None, created_by: str | No
     def forget(_reference: object, table: dict[int, Entry] = table, key: int = key) -> None:
         table.pop(key, None)  # an argument, since a session may outlive modules, whose names are None at the end
 
-    table[key] = Entry(weakref.ref(session, forget), next(_numbers), kind, created_by, os.getpid(), context)
+    table[key] = Entry(weakref.ref(session, forget), kind, created_by, os.getpid(), context)
 
 
 def _watched() -> list[Opened]:

@@ -86,7 +86,7 @@ def sessions() -> tuple[SessionRecord, ...]:
     interpreter and takes as long as a garbage collection, so use it for diagnosis, not in a loop. It does not see
     sessions of other processes, or of other languages in this process.
     """
-    entries = sorted(lifetime.table.values(), key=lambda entry: entry.number)
+    entries = list(lifetime.table.values())
     known = [(session, entry.kind, entry) for entry in entries if (session := entry.session()) is not None]
     records = [_describe(session, kind, entry) for session, kind, entry in known if kind and _is_open(session)]
     seen = {id(session) for session, *_ in known}
