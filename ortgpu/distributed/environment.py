@@ -106,15 +106,11 @@ def parse_last_error(traceback: str) -> str | None:
 
 
 # NCCL. nccl4py and torch open the library of NVIDIA's wheel first, and a program that is linked against NCCL gets the
-# loader's: two parts of one job may use two copies. No GPU is needed to ask them.
+# loader's: two parts of one job may use two copies.
 
 _SONAME: Final = "libnccl.so.2"
-_ASK_VERSION: Final = """
-import ctypes
-number = ctypes.c_int()
-status = ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(number))
-print(number.value if status == 0 else f"ncclGetVersion: {status}")
-"""
+# "NCCL version 2.28.9+cuda13.0", which it prints when NCCL_DEBUG=VERSION: its release, and the CUDA that compiled it
+_OWN_WORDS: Final = re.compile(rb"NCCL version ([0-9]+)\.([0-9]+)\.([0-9]+)\+cuda([0-9]{1,3})\.([0-9]{1,3})\0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +119,11 @@ class NcclLibrary:
 
     path: str
     source: Source
-    version: tuple[int, int, int] | None  # ncclGetVersion
-    cuda_version: tuple[int, int] | None  # the CUDA that it was compiled with
-    error: str | None = None  # why it cannot be loaded
+    version: tuple[int, ...] | None
+    cuda_version: tuple[int, ...] | None  # the CUDA that it was compiled with
 
     def __str__(self) -> str:
-        version = ".".join(map(str, self.version)) if self.version else self.error or "of unknown version"
+        version = ".".join(map(str, self.version)) if self.version else "of unknown version"
         cuda = f", for CUDA {'.'.join(map(str, self.cuda_version))}" if self.cuda_version else ""
         return f"{version}{cuda}: {self.path} ({self.source})"
 
@@ -144,10 +139,10 @@ class Nccl:
         return self.libraries[0] if self.libraries else None
 
 
-def read_nccl(places: SearchPlaces | None = None, *, timeout: float = 20.0) -> Nccl:
-    """Find the copies of NCCL, and load each in a child process to ask for its version. Nothing raises."""
+def read_nccl(places: SearchPlaces | None = None) -> Nccl:
+    """Find the copies of NCCL, and what their files say of themselves. Nothing is loaded, and nothing raises."""
     found = find_nccl(places_of_this_process() if places is None else places)
-    return Nccl(tuple(_read_nccl_library(path, source, timeout) for source, path in found))
+    return Nccl(tuple(NcclLibrary(path, source, *_versions_in(path)) for source, path in found))
 
 
 def find_nccl(places: SearchPlaces) -> tuple[tuple[Source, str], ...]:
@@ -174,31 +169,11 @@ def _nccl_candidates(places: SearchPlaces) -> Iterator[tuple[Source, str]]:
         yield "system loader", str(places.filesystem / name / _SONAME)
 
 
-def parse_version_number(number: int) -> tuple[int, int, int]:
-    """Return 2.28.9 for 22809. Before 2.9 it had one digit less: 2708 is 2.7.8 (NCCL_VERSION in nccl.h)."""
-    major = 10_000 if number >= 10_000 else 1_000
-    return number // major, number % major // 100, number % 100
-
-
-def parse_compiled_cuda(data: bytes) -> tuple[int, int] | None:
-    """Return the CUDA in the text "NCCL version 2.28.9+cuda13.0", which NCCL prints when NCCL_DEBUG=VERSION."""
-    match = re.search(rb"NCCL version [0-9.]+\+cuda([0-9]{1,3})\.([0-9]{1,3})\0", data)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _read_nccl_library(path: str, source: Source, timeout: float) -> NcclLibrary:
-    ended = run_python(_ASK_VERSION, path, timeout=timeout)
-    said = ended.output.strip()
-    if ended.ok and said.isdigit():
-        return NcclLibrary(path, source, parse_version_number(int(said)), _read_compiled_cuda(path))
-    lines = [said, *ended.errors.strip().splitlines()[-1:], f"ended with {ended.returncode}"]
-    error = f"no answer within {timeout:g} s" if ended.timed_out else next(filter(None, lines))
-    return NcclLibrary(path, source, None, _read_compiled_cuda(path), error)
-
-
-def _read_compiled_cuda(path: str) -> tuple[int, int] | None:
-    content = read_section(path, ".rodata")  # a few MB of a file of hundreds
-    return parse_compiled_cuda(content) if content is not None else None
+def _versions_in(path: str) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Return the version of NCCL and that of CUDA, or None for both. It reads a few MB of a file of hundreds."""
+    match = _OWN_WORDS.search(read_section(path, ".rodata") or b"")
+    numbers = tuple(map(int, match.groups())) if match else ()
+    return numbers[:3] or None, numbers[3:] or None
 
 
 # The network of this machine. That between two machines is not known: a fast card may be plugged into a slow switch.
@@ -378,7 +353,7 @@ class TrainingEnvironment:
 
 
 def inspect_training(onnxruntime_folder: str | None) -> TrainingEnvironment:
-    """Read all facts. Child processes ask MPI and NCCL; nothing raises."""
+    """Read all facts. Child processes ask MPI; nothing raises."""
     packages = read_training_packages(onnxruntime_folder)
     return TrainingEnvironment(
         packages=packages,

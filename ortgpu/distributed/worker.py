@@ -45,7 +45,6 @@ from ..errors import (
 from ..provider.preloading import open_library, plan
 from ..provider.rank_devices import own_device
 from ..running.cudart import CudaCallError, CudaRuntime
-from .environment import parse_version_number
 from .reports import Collective, RankFacts
 from .wire import Connection, Message, error_to_message
 
@@ -281,6 +280,12 @@ def load_nccl() -> tuple[str, str]:
             missing=("libnccl.so.2",),
         ) from error
     return ".".join(map(str, parse_version_number(number))), path
+
+
+def parse_version_number(number: int) -> tuple[int, int, int]:
+    """Return 2.28.9 for 22809. Before 2.9 it had one digit less: 2708 is 2.7.8 (NCCL_VERSION in nccl.h)."""
+    major = 10_000 if number >= 10_000 else 1_000
+    return number // major, number % major // 100, number % 100
 
 
 def make_unique_id() -> bytes:

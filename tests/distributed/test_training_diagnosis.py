@@ -328,14 +328,14 @@ def test_settings_of_an_image_are_not_the_only_thing_that_may_be_wrong_with_mpi(
 def test_copies_of_nccl_are_a_warning() -> None:
     copies = (
         NcclLibrary("/site/nvidia/nccl/lib/libnccl.so.2", "nvidia wheels", (2, 28, 9), (13, 0)),
-        NcclLibrary("/usr/lib/libnccl.so.2", "system loader", None, None, "no answer"),
+        NcclLibrary("/usr/lib/libnccl.so.2", "system loader", None, None),
     )
     error = only(problems(training=training_facts(nccl=Nccl(copies))))
     assert (error.code, error.severity) == ("library-conflict", "warning")
     assert error.details()["libraries"] == tuple(one.path for one in copies)
     assert error.evidence == (
         "first: 2.28.9, for CUDA 13.0: /site/nvidia/nccl/lib/libnccl.so.2 (nvidia wheels)",
-        "no answer: /usr/lib/libnccl.so.2 (system loader)",
+        "of unknown version: /usr/lib/libnccl.so.2 (system loader)",
     )
 
 

@@ -98,7 +98,7 @@ def _nccl(nccl: Nccl) -> Requirement:
         "2.18",
         str(library) if library.version else None,
         _reaches(library.version, (2, 10), (2, 18)),
-        (f"{library.path}: {library.error}" if library.error else note) + (f"; {others} more copies" if others else ""),
+        note + (f"; {others} more copies" if others else ""),
     )
 
 
