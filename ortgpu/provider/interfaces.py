@@ -86,6 +86,9 @@ class VerifiedFacts(Protocol):
     device: Device
     placement: RecordedPlacement
 
+    @property
+    def options_chosen(self) -> Mapping[str, tuple[str, str]]: ...
+
 
 class VerifiedSession(Session, Protocol):
     """A GPUSession, or an InferenceSession that the guard made one."""

@@ -13,10 +13,15 @@ from dataclasses import dataclass, field
 THREADS = "intra_op_num_threads"  # the session option
 DIMENSIONS = "free_dimension_overrides"  # sizes by name, as JSON
 FLOAT16 = "float16"  # "1": the model is converted before it is opened
-OF_THE_SESSION = (THREADS, DIMENSIONS, FLOAT16)
+DEPTH = "map_depth"  # runs that map has at work at a time
+STAGING = "map_staging"  # "0": map runs with the arrays of the caller, not with copies in pinned memory
+OF_THE_SESSION = (THREADS, DIMENSIONS, FLOAT16, DEPTH, STAGING)
 CAPTURE = "enable_cuda_graph"  # the option of the provider
 
 FEW_THREADS = 4  # three concurrent runs of run_async, which keep a GPU busy
+
+# Two runs with pinned arrays reach what an H200 can do with batches of 8 and more; batches of 1 gain up to four.
+MAP_DEPTH = 4
 
 Settings = Mapping[str, str]  # values by the names of settings
 
@@ -31,6 +36,8 @@ class Effect:
         captures: a CUDA graph is captured for each shape of the inputs.
         fixes_shapes: the free dimensions of the inputs get the sizes that were measured.
         is_float16: the model computes in float16, with its inputs and outputs as they were.
+        depth: runs that ``map`` has at work at a time; None is its own choice.
+        is_staged: ``map`` copies feeds into pinned memory first.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -38,6 +45,8 @@ class Effect:
     captures: bool = False
     fixes_shapes: bool = False
     is_float16: bool = False
+    depth: int | None = None
+    is_staged: bool = True
 
 
 _AS_IT_IS = Effect()
@@ -62,11 +71,13 @@ SETTINGS: Mapping[str, Mapping[str, Effect]] = {
     "graph": {"none": _AS_IT_IS, "captured": Effect(captures=True)},
     "shapes": {"free": _AS_IT_IS, "fixed": Effect(fixes_shapes=True)},
     "precision": {"float32": _AS_IT_IS, "float16": Effect(is_float16=True)},
+    "depth": {"four": _AS_IT_IS, "two": Effect(depth=2), "eight": Effect(depth=8)},
+    "staging": {"pinned": _AS_IT_IS, "none": Effect(is_staged=False)},
 }
 
 # Settings that change neither inputs, outputs and errors nor the precision. A session applies them by itself; the
 # others need a record that its caller names.
-AUTOMATIC = ("layout", "search", "workspace", "cudnn", "threads")
+AUTOMATIC = ("layout", "search", "workspace", "cudnn", "threads", "depth", "staging")
 
 
 def effect_of(settings: Settings) -> Effect:
@@ -82,6 +93,8 @@ def effect_of(settings: Settings) -> Effect:
         any(effect.captures for effect in found),
         any(effect.fixes_shapes for effect in found),
         any(effect.is_float16 for effect in found),
+        next((effect.depth for effect in found if effect.depth is not None), None),
+        all(effect.is_staged for effect in found),
     )
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..process.background import is_of_a_handler
 from ..process.threads import Executor, Outcome
 from ..provider import lifetime
+from ..provider.settings import DEPTH, MAP_DEPTH, STAGING
 from .pinned import memory_of
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ Result = TypeVar("Result")
 
 # See FeedCopies.of
 Copy = Callable[[Feed, Iterable[Callable[[], object]]], tuple[Feed, bool]]
-
-# Two threads with pinned arrays reach what an H200 can do with batches of 8 and more; batches of 1 gain up to four.
-THREADS = 4
 
 _SHORT = 1e-3  # seconds for a feed, up to which runs in the iterating thread are tried
 _BLOCK = 4  # times the feeds in flight are timed together, since threads take feeds in bursts
@@ -51,14 +49,16 @@ def map_session(
     from .feed_copies import copies_for
 
     lifetime.refuse_if_unusable(session)
-    source, ahead = check_arguments(feeds, in_flight, 2 * THREADS)
+    chosen = session._verified.options_chosen
+    threads = int(chosen[DEPTH][0]) if DEPTH in chosen else MAP_DEPTH
+    source, ahead = check_arguments(feeds, in_flight, 2 * threads)
     output_names = for_many_runs(output_names)
 
     def convert(feed: Any) -> Any:
         return with_values(session, feed) or as_it_is_now(feed)
 
     copy = copies_for(session).of if may_be_written_to(feeds, ahead) else None
-    run = functools.partial(staged_run, session, output_names)
+    run = functools.partial(session.run if STAGING in chosen else functools.partial(staged_run, session), output_names)
 
     def in_threads(feeds: Iterator[Any]) -> Iterator[Any]:
         # Convert arrays of other libraries in this thread, since only the thread that made them knows their stream. Use
@@ -66,7 +66,7 @@ def map_session(
         converted = map(convert, feeds)
         if session._gpu_runner.is_captured:
             return _captured_in_order(session, run, converted, ahead, copy)
-        return in_order(run, converted, ahead, THREADS, copy)
+        return in_order(run, converted, ahead, threads, copy)
 
     def in_line(feed: Any) -> Any:
         return session.run(output_names, mapping(feed))
@@ -198,7 +198,7 @@ def _captured_in_order(
 
     Feeds that need no staging go directly to that thread, since passing two threads takes longer than many replays.
     """
-    with _threads(THREADS) as executor:
+    with _threads(MAP_DEPTH) as executor:
 
         def submit(feed: Any, outcome: Outcome[Result]) -> None:
             if memory_of(session).would_stage(feed):

@@ -28,7 +28,7 @@ from ..provider.requests import (
     cuda_first,
 )
 from ..provider.runtime import Runtime
-from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, OF_THE_SESSION, SETTINGS, THREADS
+from ..provider.settings import CAPTURE, DEPTH, DIMENSIONS, FLOAT16, OF_THE_SESSION, SETTINGS, STAGING, THREADS
 from .chosen import choose
 from .request import SessionRequest
 
@@ -181,6 +181,10 @@ def _recorded(record: Found, own: Collection[str]) -> dict[str, tuple[str, str]]
             chosen[DIMENSIONS] = (json.dumps(record.record.dimensions), why)
         if effect.is_float16:
             chosen[FLOAT16] = ("1", why)
+        if effect.depth is not None:
+            chosen[DEPTH] = (str(effect.depth), why)
+        if not effect.is_staged:
+            chosen[STAGING] = ("0", why)
     return chosen
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 
@@ -428,6 +429,31 @@ def test_only_as_many_run_at_a_time_as_there_are_threads() -> None:
 
     assert list(in_order(function, iter(range(9)), in_flight=7, threads=3)) == [-number for number in range(9)]
     assert most == 3
+
+
+@pytest.mark.parametrize(("chosen", "most", "staged"), [({}, 4, 24), ({"map_depth": "2", "map_staging": "0"}, 2, 0)])
+def test_a_record_sets_depth_and_staging(chosen: dict[str, str], most: int, staged: int) -> None:
+    found = child(
+        """
+        from ortgpu.running import pipeline
+        class Slow(GPUSession):
+            def run(self, *arguments):
+                at_work.append(1)
+                seen.append(len(at_work))
+                time.sleep(0.02)
+                at_work.pop()
+                return super().run(*arguments)
+        at_work, seen, staged = [], [], []
+        session = Slow(NEG)
+        session._verified.options_chosen.update({name: (value, "") for name, value in json.loads(sys.argv[1]).items()})
+        plain = pipeline.staged_run
+        pipeline.staged_run = lambda *arguments: staged.append(1) or plain(*arguments)
+        results = [int(y[0]) for y, in session.map(feeds(24))]
+        report([results, max(seen), len(staged)])
+    """,
+        json.dumps(chosen),
+    )
+    assert found == [[-number for number in range(24)], most, staged]
 
 
 def test_feeds_are_taken_in_the_thread_that_iterates() -> None:

@@ -63,6 +63,9 @@ def test_the_table_names_each_option_in_one_setting() -> None:
     assert set(AUTOMATIC) < set(SETTINGS)
     fused = effect_of({"layout": "channels-last, biases fused", "threads": "few"})
     assert (fused.options, fused.threads) == ({"prefer_nhwc": "1", "fuse_conv_bias": "1"}, 4)
+    assert (fused.depth, fused.is_staged) == (None, True)
+    mapped = effect_of({"depth": "two", "staging": "none"})
+    assert (mapped.options, mapped.depth, mapped.is_staged) == ({}, 2, False)
     # A fused bias without this layout gives wrong results.
     assert all(
         "fuse_conv_bias" not in each.options or each.options["prefer_nhwc"] == "1"
@@ -173,6 +176,12 @@ def test_a_plan_has_what_the_record_says(record: Path) -> None:
     assert dict(plan.as_arguments())[CUDA]["enable_cuda_graph"] == "1"
     assert "free_dimension_overrides" not in dict(plan.as_arguments())[CUDA]
     assert plan.dimensions == {"n": 2}
+    plan = planned(Found(record, made, Choice({"depth": "two", "staging": "none"}, 0.8)))
+    assert {name: plan.chosen[name][0] for name in ("map_depth", "map_staging")} == {
+        "map_depth": "2",
+        "map_staging": "0",
+    }
+    assert not {"map_depth", "map_staging"} & dict(plan.as_arguments())[CUDA].keys()
 
 
 def test_options_of_the_caller_win(record: Path) -> None:

@@ -89,6 +89,18 @@ def test_candidates_at_fault_are_rejected(network: Path, tmp_path: Path, monkeyp
     assert kept <= {("search", "heuristic")}
 
 
+def test_what_map_does_is_measured_for_throughput(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "depth", "staging")
+    wanted = Wanted(network, batches=(2,), budget=60, objective="throughput")
+    found = tune_at(CPU, wanted, tmp_path / "record.json")
+    tried = [each.settings for each in found.trials if each.ratio is not None]
+    assert {"search": "heuristic", "depth": "two"} in tried
+    assert {"search": "heuristic", "depth": "eight"} in tried
+    assert {"search": "heuristic", "staging": "none"} in tried
+
+
 def test_what_is_much_slower_alone_is_not_combined(
     network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

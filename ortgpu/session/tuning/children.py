@@ -81,7 +81,7 @@ class Work:
         right: the results of the CPU for each; None where it took too long.
         dimensions: the sizes of free dimensions, where there is one batch.
         tolerance: the distance that results may have, where that of plain ONNX Runtime is smaller.
-        threads: runs at the same time; 1 measures single runs, with their arrays on the device.
+        threads: runs at the same time, staged as in ``map``; 1 measures single runs, with their arrays on the device.
     """
 
     model: str

@@ -31,9 +31,12 @@ from ...provider.placement import cudnn_operators
 from ...provider.records import VoidRecordError, key_of
 from ...provider.requests import CPU, CUDA
 from ...provider.runtime import load_lazily_opened, open_provider
-from ...provider.settings import CAPTURE, Settings, effect_of
+from ...provider.settings import CAPTURE, Effect, Settings, effect_of
+from ...running.cudart import runtime_on
 from ...running.onnxruntimes import InferenceSession
+from ...running.pinned import PinnedMemory
 from ..gpu_session import GPUSession
+from ..request import PINNED_MEMORY_LIMIT
 from .children import ANSWER, REQUEST, Beginning, ChildFailedError, Measured, Place, Work
 from .comparing import Reference, compare
 from .feeds import batch_dimension, make_inputs
@@ -233,7 +236,7 @@ def _measured(
             checked.add_all(_at_once(found, feed))
         if checked.wrong is None:
             graph = number if effect.captures else None
-            ratio, taken = _timed(work, plain, found, feed, expected[number], checked, graph, seconds_of_each)
+            ratio, taken = _timed(work, effect, plain, found, feed, expected[number], checked, graph, seconds_of_each)
             ratios.append(ratio)
             seconds.append(taken)
         worst = max(worst, checked.error)
@@ -283,6 +286,7 @@ _MOST_AT_ONCE = 20  # runs of each thread
 
 def _timed(
     work: Work,
+    effect: Effect,
     plain: Any,
     found: Any,
     feed: Mapping[str, Any],
@@ -293,7 +297,12 @@ def _timed(
 ) -> tuple[float, float]:
     """Return the time of a run relative to plain ONNX Runtime's, and in seconds. Every result is checked."""
     if work.threads > 1:
-        ways: tuple[Any, Any] = (_Crowd(plain, feed, work.threads), _Crowd(found, feed, work.threads))
+        runtime = runtime_on(work.place.ordinal) if work.place.ordinal is not None else None
+        pinned = PinnedMemory(runtime, PINNED_MEMORY_LIMIT)
+        ways: tuple[Any, Any] = (
+            _Crowd(plain, feed, work.threads, pinned),
+            _Crowd(found, feed, effect.depth or work.threads, pinned if effect.is_staged else None),
+        )
     else:
         ways = (_Single(plain, feed, expected, work.place, None), _Single(found, feed, expected, work.place, graph))
     for way in ways:
@@ -377,10 +386,12 @@ def _spoilt(array: Any) -> Any:
 
 
 class _Crowd:
-    """Blocks of runs of a session in several threads, from arrays to arrays."""
+    """Blocks of runs of a session in several threads, from arrays to arrays, staged in ``pinned`` as ``map`` does."""
 
-    def __init__(self, session: InferenceSession, feed: Mapping[str, Any], threads: int) -> None:
-        self._session, self._feed, self._threads = session, dict(feed), threads
+    def __init__(
+        self, session: InferenceSession, feed: Mapping[str, Any], threads: int, pinned: PinnedMemory | None
+    ) -> None:
+        self._session, self._feed, self._threads, self._pinned = session, dict(feed), threads, pinned
         self._calls = 1
         self.results: list[Sequence[Any]] = []
         self._executor = ThreadPoolExecutor(threads)
@@ -389,7 +400,7 @@ class _Crowd:
         """Run a block, keep the results, and return the mean seconds of a run."""
 
         def several() -> list[Sequence[Any]]:
-            return [self._session.run(None, self._feed) for _ in range(self._calls)]
+            return [self._session.run(None, self._staged()) for _ in range(self._calls)]
 
         started = time.perf_counter()
         done = [self._executor.submit(several) for _ in range(self._threads)]
@@ -399,6 +410,9 @@ class _Crowd:
         if taken < _BLOCK / 2:
             self._calls = min(20, 1 + int(self._calls * _BLOCK / max(taken, 1e-6)))
         return mean
+
+    def _staged(self) -> dict[str, Any]:
+        return self._feed if self._pinned is None else self._pinned.staged(self._feed)
 
 
 # The first diverging tensor

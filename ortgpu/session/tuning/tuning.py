@@ -19,7 +19,7 @@ from ...model.files import ModelSource, write_temporary
 from ...provider.lifetime import device_of
 from ...provider.records import Choice, Record, default_path
 from ...provider.runtime import load_runtime
-from ...provider.settings import AUTOMATIC, FEW_THREADS, SETTINGS, Settings, described, effect_of
+from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described, effect_of
 from .children import Beginning, Child, ChildFailedError, Measured, Place, Work, only_tuner
 from .comparing import TOLERANCE, Reference
 
@@ -35,7 +35,7 @@ Precision = Literal["float32", "float16"]
 
 BUDGET = 60.0  # seconds
 _BATCHES: Mapping[Objective, tuple[int, ...]] = {"latency": (1,), "throughput": (32,)}
-_THREADS: Mapping[Objective, int] = {"latency": 1, "throughput": 3}  # runs at a time; map has as many
+_THREADS: Mapping[Objective, int] = {"latency": 1, "throughput": MAP_DEPTH}  # runs at a time
 _GAIN = 0.99  # of the time: less is noise, and is not worth another setting
 _SECONDS = 0.4  # to measure each batch of a candidate
 _HOPELESS = 1.5  # times as long as without a setting: it is not combined with others
@@ -351,6 +351,8 @@ class Search:
             "workspace": begun.convolves,
             "cudnn": not begun.needs_cudnn,
             "threads": (os.cpu_count() or 1) > 2 * FEW_THREADS,
+            "depth": not single,
+            "staging": not single,
         }
         return [(name, tuple(SETTINGS[name])) for name in matters if name in names and matters[name]]
 
