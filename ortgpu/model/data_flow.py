@@ -12,7 +12,7 @@ import functools
 import math
 import operator
 from collections import ChainMap, Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from graphlib import TopologicalSorter
 from typing import NamedTuple, TypeAlias
 
@@ -36,33 +36,12 @@ _DATA = 8
 
 _FEW = 100  # elements: kSmallInitializerThreshold, up to which ONNX Runtime takes a constant for a part of a shape
 
-# Numbers of types are those of TensorProto.DataType
-_FLOAT, _UINT8, _INT8, _UINT16, _INT16, _INT32, _INT64, _BOOL, _FLOAT16, _DOUBLE, _UINT32, _UINT64, _BFLOAT16 = (
-    *(1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16),
-)  # fmt: skip
-_FLOAT8E4M3FN, _FLOAT8E5M2, _FLOAT8E5M2FNUZ, _FLOAT4E2M1 = 17, 19, 20, 23
-_FLOATS = frozenset((_FLOAT, _FLOAT16, _DOUBLE, _BFLOAT16))
-_USUAL = _FLOATS | {_UINT8, _INT8, _UINT16, _INT16, _INT32, _INT64, _BOOL, _UINT32, _UINT64}
-_NARROW = frozenset((_UINT8, _INT8, _UINT16, _INT16))
-
-# Operators that lack CUDA kernels for some of the usual types in releases 1.28 to 1.31, and these types. Of the others
-# of placement.py that handle shapes, all usual types and all versions up to opset 25 have one
-# (tests/provider/test_kernels.py). It serves only to tell nodes that share a key from each other.
-LACKING: Mapping[bytes, frozenset[int]] = {
-    **dict.fromkeys((b"Equal", b"Greater", b"GreaterOrEqual", b"Less", b"LessOrEqual", b"Mod"), _NARROW),
-    **dict.fromkeys((b"Max", b"Min"), frozenset((_UINT8, _INT8))),
-    **dict.fromkeys((b"ReduceMax", b"ReduceMin"), frozenset((_BOOL,))),
-    b"Clip": frozenset((_INT32, _UINT32)),
-    b"ReduceProd": frozenset((_INT64,)),
-    b"Tile": _NARROW | {_BOOL, _UINT32, _UINT64},
-    b"Where": frozenset((_INT8, _UINT32)),
-}
-# and those of the other types for which some have one
-_RARE: Mapping[bytes, frozenset[int]] = {
-    **dict.fromkeys((b"Cast", b"CastLike"), frozenset((_FLOAT8E4M3FN, _FLOAT8E5M2, _FLOAT4E2M1))),
-    **dict.fromkeys((b"Identity", b"Reshape"), frozenset(range(_FLOAT8E4M3FN, _FLOAT8E5M2FNUZ + 1))),
-}
-
+# Operators that lack CUDA kernels for some of the usual types in releases 1.28 to 1.31. All others of placement.py that
+# handle shapes, in all versions up to opset 25, have one for each (tests/provider/test_kernels.py).
+LACKING = names(
+    "Clip Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod Tile Where",
+    "ReduceMax ReduceMin ReduceProd",
+)
 
 _OF_SHAPES = names("Shape Size SequenceLength")
 # What they take after the first input, their CUDA kernels take from the CPU: it moves none of them there.
@@ -73,11 +52,6 @@ _BY_FIRST_INPUT = names(
 # As many elements as this input says, and CUDA kernels that take it from the CPU: if it is a shape, no preference can
 # have put them onto the CPU, and what they give need not be small.
 _COUNT = {b"ConstantOfShape": 0, b"Range": 1, b"Expand": 1, b"Tile": 1}
-
-_GIVING_INT64 = _OF_SHAPES | names("NonZero ArgMax ArgMin")
-_GIVING_BOOL = names("Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNaN IsInf")
-_GIVING_ANY = names("Bernoulli DynamicQuantizeLinear EyeLike RandomNormalLike RandomUniformLike")
-_TYPED_BY = {b"CastLike": 1, b"Where": 1, b"DequantizeLinear": 1, b"QuantizeLinear": 2, b"OneHot": 2}
 
 
 def computing_nodes(outline: GraphOutline, inputs: Iterable[str], placed: Mapping[Key, Places]) -> frozenset[Key]:
@@ -92,23 +66,14 @@ def computing_nodes(outline: GraphOutline, inputs: Iterable[str], placed: Mappin
         return frozenset(key for key, places in placed.items() if places.doubtful)
 
 
-class _Value(NamedTuple):
-    sources: int = 0
-    type: int | None = None  # of its elements
-
-    def joined(self, other: _Value) -> _Value:
-        return _Value(self.sources | other.sources, self.type or other.type)
-
-
-_CONSTANT = _Value()
-_Scope: TypeAlias = MutableMapping[bytes, _Value]
+_Scope: TypeAlias = MutableMapping[bytes, int]  # where values come from, by their names
 
 
 class _Found(NamedTuple):
     """A node of a doubtful key."""
 
     computes: bool
-    can_be_on_cpu: bool = False  # what nothing tells of the others of its key
+    is_preferred: bool = False  # on the CPU, for a shape that it takes
 
 
 class _Flow:
@@ -120,7 +85,7 @@ class _Flow:
         self._nodes: dict[Graph, list[Node]] = {}  # of a graph, in order
         self._found: dict[tuple[bytes, bytes], dict[tuple[int, ...], _Found]] = defaultdict(dict)
         self._met: dict[bytes, set[tuple[int, ...]]] = defaultdict(set)  # the nodes of each operator
-        scope: _Scope = dict.fromkeys((name.encode() for name in inputs), _Value(_GIVEN))
+        scope: _Scope = dict.fromkeys((name.encode() for name in inputs), _GIVEN)
         scope.update((value.name, _given(value)) for value in outline.graph.inputs if value.name in scope)
         self._follow(outline.graph, scope, (), b"")
 
@@ -146,14 +111,14 @@ class _Flow:
                 if places.doubtful and key[0] in made and key[0] in LACKING and sum(places) > len(self._found[key]):
                     yield key
 
-    def _follow(self, graph: Graph, scope: _Scope, path: tuple[int, ...], prefix: bytes) -> list[_Value]:
+    def _follow(self, graph: Graph, scope: _Scope, path: tuple[int, ...], prefix: bytes) -> list[int]:
         """Return the outputs of a graph; its inputs are in ``scope``. ``path``: where it is; ``prefix``: of names."""
         for tensor in graph.initializers:
-            scope.setdefault(tensor.name, _value_of(tensor))
+            scope.setdefault(tensor.name, _source_of(tensor))
         if graph not in self._nodes:
             self._nodes[graph] = _in_order(graph.nodes)
         for index, node in enumerate(self._nodes[graph]):
-            values = [scope.get(name, _CONSTANT) for name in node.inputs]
+            values = [scope.get(name, 0) for name in node.inputs]
             here = *path, index
             if (body := self._functions.get((node.domain, node.operator, node.overload))) is not None:
                 inner = dict(zip(_names_of(body), values, strict=False))
@@ -163,43 +128,41 @@ class _Flow:
             else:
                 made = [self._made(node, values, here, prefix)] * len(node.outputs)
             scope.update(zip(node.outputs, made, strict=False))
-        return [scope.get(name, _CONSTANT) for name in graph.outputs]
+        return [scope.get(name, 0) for name in graph.outputs]
 
     def _through_graphs(
-        self, node: Node, values: list[_Value], scope: _Scope, path: tuple[int, ...], prefix: bytes
-    ) -> list[_Value]:
+        self, node: Node, values: list[int], scope: _Scope, path: tuple[int, ...], prefix: bytes
+    ) -> list[int]:
         """Return the outputs of an If, a Loop or a Scan. A value handed on between turns comes from all of them."""
-        first, given, handed_on = 0, list[_Value](), 0
+        first, given, handed_on = 0, list[int](), 0
         if node.operator == b"Loop":
-            first, given, handed_on = 1, [_Value(_SHAPE, _INT64), _Value(_SHAPE, _BOOL), *values[2:]], len(values) - 2
+            first, given, handed_on = 1, [_SHAPE, _SHAPE, *values[2:]], len(values) - 2
         elif node.operator != b"If":
             given = values[-len(node.graphs[0].inputs) :] if node.graphs[0].inputs else []
             handed_on = len(given) - (node.attribute(b"num_scan_inputs").integer or len(given))
         while True:
-            results = list[_Value]()
+            results = list[int]()
             for number, graph in enumerate(node.graphs):
                 # An input of a graph, which ONNX Runtime's preference does not ask where it is
-                bound = (_Value(each.sources & ~_DATA | _GIVEN, each.type) if each.sources & _DATA else each
-                         for each in given)  # fmt: skip
-                inner = ChainMap[bytes, _Value]({}, *(scope.maps if isinstance(scope, ChainMap) else (scope,)))
+                bound = (each & ~_DATA | _GIVEN if each & _DATA else each for each in given)
+                inner = ChainMap[bytes, int]({}, *(scope.maps if isinstance(scope, ChainMap) else (scope,)))
                 inner.maps[0].update(zip(_names_of(graph), bound, strict=False))
                 outputs = self._follow(graph, inner, (*path, number), prefix)
-                results = [a.joined(b) for a, b in zip(results, outputs, strict=False)] if results else outputs
+                results = [a | b for a, b in zip(results, outputs, strict=False)] if results else outputs
             before = list(given)
             offset = len(given) - handed_on if node.operator == b"Loop" else 0
             for number, result in enumerate(results[first : first + handed_on]):
-                given[offset + number] = given[offset + number].joined(result)
+                given[offset + number] |= result
             if given == before:
                 return results[first:]
 
-    def _made(self, node: Node, values: list[_Value], path: tuple[int, ...], prefix: bytes) -> _Value:
+    def _made(self, node: Node, values: list[int], path: tuple[int, ...], prefix: bytes) -> int:
         standard = node.domain in STANDARD
-        kind = _type_of(node, values)
         self._met[node.operator].add(path)
         if standard and node.operator in _OF_SHAPES:
-            return _Value(_SHAPE, _INT64)
+            return _SHAPE
         if node.operator == b"Constant" and standard:
-            return next(map(_value_of, node.attribute(b"value").tensors), _CONSTANT)
+            return next(map(_source_of, node.attribute(b"value").tensors), 0)
         name = _as_placed(node.name)
         key = node.operator, prefix + name if name else b""
         if key not in self._placed:
@@ -208,19 +171,18 @@ class _Flow:
             key, values = (b"Cast", b""), values[:1]
         places = self._placed.get(key, Places())
         if places.elsewhere and not places.doubtful:
-            return _Value(_DATA, kind)
-        taken = functools.reduce(operator.or_, (value.sources for value in values), 0)
-        if node.operator in _BY_FIRST_INPUT and values and values[0].sources:
-            taken = values[0].sources
+            return _DATA
+        taken = functools.reduce(operator.or_, values, 0)
+        if node.operator in _BY_FIRST_INPUT and values and values[0]:
+            taken = values[0]
         at = _COUNT.get(node.operator)
-        many = at is not None and len(values) > at and values[at].sources & _SHAPE
+        many = at is not None and len(values) > at and values[at] & _SHAPE
         computes = bool(taken & (_GIVEN | _DATA) or taken == _SMALL or many)
         if places.doubtful:
-            is_preferred = taken & _SHAPE and not taken & _DATA
-            self._found[key][path] = _Found(computes, bool(is_preferred or _lacks_kernel(node, values, kind)))
+            self._found[key][path] = _Found(computes, bool(taken & _SHAPE and not taken & _DATA))
         if computes:
-            return _Value(_DATA, kind)
-        return _Value(_SHAPE if places.doubtful and not places.elsewhere else taken, kind)
+            return _DATA
+        return _SHAPE if places.doubtful and not places.elsewhere else taken
 
 
 def _some_compute(places: Places, found: list[_Found]) -> bool:
@@ -231,7 +193,7 @@ def _some_compute(places: Places, found: list[_Found]) -> bool:
         return False
     if not places.elsewhere and not shapes:
         return True
-    if any(node.can_be_on_cpu for node in computing):
+    if any(node.is_preferred for node in computing):
         return True
     return places.doubtful > shapes and places.elsewhere < len(computing)
 
@@ -240,46 +202,13 @@ def _names_of(graph: Graph) -> list[bytes]:
     return [value.name for value in graph.inputs]
 
 
-def _type_of(node: Node, values: Sequence[_Value]) -> int | None:
-    """Return the type of the elements that a node gives, or None if it is not known."""
-    if node.operator in _GIVING_INT64:
-        return _INT64
-    if node.operator in _GIVING_BOOL:
-        return _BOOL
-    if node.operator in _GIVING_ANY:
-        return None
-    if node.operator == b"Cast":
-        return node.attribute(b"to").integer or None
-    if node.operator == b"ConstantOfShape":
-        return next((tensor.data_type for tensor in node.attribute(b"value").tensors), _FLOAT)
-    at = _TYPED_BY.get(node.operator, 0)
-    kind = values[at].type if len(values) > at else None
-    return kind if at or kind in _FLOATS or node.operator in _KEEPING_TYPE else None
+def _source_of(tensor: Tensor) -> int:
+    return _DATA if math.prod(tensor.shape) > _FEW else 0
 
 
-_KEEPING_TYPE = names(
-    "Identity Gather Unsqueeze Squeeze Concat Slice Reshape Range Flatten Expand Tile Split Transpose",
-    "Add Sub Mul Div Mod Neg Abs Min Max Pow Sign Sum Clip ReduceProd ReduceMax ReduceMin ReduceSum",
-    "ScatterND ScatterElements GatherND GatherElements Pad Dropout",
-)
-
-
-def _lacks_kernel(node: Node, values: Sequence[_Value], gives: int | None) -> bool:
-    at = 1 if node.operator == b"Where" else 0
-    kinds = {values[at].type if len(values) > at else None}
-    if node.operator in (b"Cast", b"CastLike"):
-        kinds.add(gives)
-    lacking, having = LACKING.get(node.operator, frozenset()), _USUAL | _RARE.get(node.operator, frozenset())
-    return any((kind in lacking or kind not in having) if kind is not None else bool(lacking) for kind in kinds)
-
-
-def _value_of(tensor: Tensor) -> _Value:
-    return _Value(_DATA if math.prod(tensor.shape) > _FEW else 0, tensor.data_type or None)
-
-
-def _given(value: Value) -> _Value:
+def _given(value: Value) -> int:
     sizes = None if value.shape is None else [_FEW + 1 if size is None else size for size in value.shape]
-    return _Value(_SMALL if sizes is not None and math.prod(sizes) <= _FEW else _GIVEN, value.data_type)
+    return _SMALL if sizes is not None and math.prod(sizes) <= _FEW else _GIVEN
 
 
 def _as_placed(name: bytes) -> bytes:

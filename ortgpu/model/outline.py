@@ -39,10 +39,9 @@ class Tensor(NamedTuple):
 
 
 class Value(NamedTuple):
-    """An input of a graph. Its type and shape are None if they are unknown or if it is no tensor."""
+    """An input of a graph. Its shape is None if it is unknown or if it is no tensor."""
 
     name: bytes
-    data_type: int | None = None
     shape: list[int | None] | None = None
 
 
@@ -376,18 +375,16 @@ _EXTERNAL = 1  # TensorProto.DataLocation
 
 
 def _read_value(reader: Reader, message: Extent) -> Value:
-    name, data_type, shape = b"", None, None
+    name, shape = b"", None
     for number, _, part in reader.fields(message):
         if number == 1:
             name = reader.text(part)
         elif number == 2:
             for tensor_type in (each for kind, _, each in reader.fields(part) if kind == 1):
-                for inner, value, each in reader.fields(tensor_type):
-                    if inner == 1:
-                        data_type = value
-                    elif inner == 2:
+                for inner, _, each in reader.fields(tensor_type):
+                    if inner == 2:
                         shape = [_size(reader, size) for at, _, size in reader.fields(each) if at == 1]
-    return Value(name, data_type, shape)
+    return Value(name, shape)
 
 
 def _size(reader: Reader, dimension: Extent) -> int | None:

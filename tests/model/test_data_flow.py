@@ -88,12 +88,6 @@ INDISTINCT = {
         { y = Less (x, t) s = Shape (v) z = Less (s, s) }""",
         {"Less"},
     ),
-    "a twin of two that ONNX Runtime makes one": (
-        """
-        g (uint8[n] x, uint8[n] t, float[k] v) => (bool[n] y, bool[1] z)
-        { y = Less (x, t) s = Shape (v) a = Less (s, s) b = Less (s, s) z = Or (a, b) }""",
-        {"Less"},
-    ),
     "a name that is not UTF-8": ("g (uint8[n] x, uint8[1] t) => (bool[n] y) { [LATIN] y = Less (x, t) }", {"Less"}),
     "a twin on the GPU": (
         """
@@ -355,41 +349,6 @@ def test_nodes_of_one_name_are_one() -> None:
     """Of which of them the placement speaks cannot be told: ONNX Runtime may have removed the other."""
     text = "g (int64[n] x) => (int64[n] y, int64[1] z) { s = Shape (x) y = Neg (x) z = Neg (s) }"
     assert computing_nodes(GraphOutline(made(text)), ["x"], {("Neg", ""): Places(1)}) == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("making", "lacks"),
-    [
-        ("t = Concat <axis = 0> (x, x)", True),
-        ("t = Where (c, x, x)", True),
-        ("t = CastLike (f, x)", True),
-        ("t = QuantizeLinear (f, scale)", True),
-        ("t = QuantizeLinear (f, scale, zero)", True),
-        ("t, a, b = DynamicQuantizeLinear (f)", True),
-        ("t = EyeLike <dtype = 2> (f)", True),
-        ("t = OneHot (i, depth, values)", True),
-        ("t = ConstantOfShape <value = uint8 {1}> (s)", True),
-        ("t = Cast <to = 2> (f)", True),
-        ("t = Unknown (i)", True),
-        ("t = Sigmoid (f)", False),
-        ("t = Where (c, f, f)", False),
-        ("t = CastLike (x, f)", False),
-        ("t = DequantizeLinear (x, scale)", False),
-        ("t = ConstantOfShape (s)", False),
-        ("t = Cast <to = 1> (x)", False),
-        ("t = ArgMax (x)", False),
-        ("t = Equal (x, x)", False),
-    ],
-)
-def test_twins_are_told_by_their_types(making: str, lacks: bool) -> None:
-    """One node of two that share a key is on the CPU: it can be the one with data only if CUDA has no kernel for it."""
-    text = f"""
-        g (uint8[n] x, float[n] f, bool[n] c, int64[n] i, float[k] v) => (bool[n] y, bool[1] z)
-        <float scale = {{1.0}}, uint8 zero = {{0}}, int64 depth = {{9}}, uint8[2] values = {{0, 1}}>
-        {{ s = Shape (v) z = Less (s, s) {making} y = Less (t, t) }}"""
-    assert computing_nodes(GraphOutline(made(text)), list("xfciv"), {("Less", ""): Places(1)}) == (
-        {("Less", "")} if lacks else set()
-    )
 
 
 @pytest.mark.parametrize("size", ["[k]", ""])
