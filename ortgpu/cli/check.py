@@ -32,12 +32,6 @@ CpuNodes = Literal["allow", "warn", "forbid"]
 @click.option("--runs", type=click.IntRange(min=0), default=10, show_default=True, help="Timed runs; 0: none at all.")
 @inputs_option
 @click.option("--placement", is_flag=True, help="Also why nodes are not on the GPU, and the copies; opens MODEL again.")
-@click.option(
-    "--html",
-    metavar="FILE",
-    type=output.FileToWrite(),
-    help="Write a page that shows the graph, its CPU islands and the copies; opens MODEL again.",
-)
 @click.option("--compare", type=click.Choice(["cpu"]), help="Compare the results with the CPU's in float32.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
 def check(
@@ -48,7 +42,6 @@ def check(
     runs: int,
     inputs: Path | None,
     placement: bool,
-    html: Path | None,
     compare: str | None,
     as_json: bool,
 ) -> int:
@@ -65,18 +58,17 @@ def check(
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
       "device", "providers", "provider_options", "placement",
       "gpu_memory" (bytes), "latency_ms", "latency_error", "tuned", "warnings",
-      "on_cpu_because" and, with --placement or --html, "placement_details",
+      "on_cpu_because" and, with --placement, "placement_details",
       with --compare "compared"
     null is unknown.
     """
     from ortgpu.cli import report
 
     name = str(model) if model else None
-    look_closer = placement or html is not None
     try:
         with report.quiet() as caught:
             found, compared = _open_and_run(model, device, cpu_nodes, allow_cpu, runs, inputs, compare is not None)
-            details = _look_closer(model, device, html) if look_closer and found.device.is_gpu else None
+            details = _look_closer(model, device) if placement and found.device.is_gpu else None
     except click.UsageError:
         raise
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
@@ -89,7 +81,7 @@ def check(
     failed = refused or wrong is not None
     if as_json:
         document = output.document(ok=not failed, model=name, **found.as_dict(), warnings=warned)
-        if look_closer:
+        if placement:
             document["placement_details"] = details.as_dict() if details else None
         if compare is not None:
             document["compared"] = {"error": compared.error, "wrong": wrong} if compared is not None else None
@@ -115,13 +107,11 @@ def check(
         output.line(console, text, style="bold green")
     if placement and not details:
         output.line(console, "--placement shows nothing more: nothing is on a GPU.", style="yellow")
-    elif details and placement:
+    elif details:
         output.line(console)
         output.line(console, str(details).partition("\n")[0])
         rows = [(node, node.kind, reason or "not known") for node, reason in details.off_gpu]
         output.table(console, ("on the CPU", "kind", "reason"), rows)
-    if html:
-        output.line(console, f"Written: {html}" if details else f"{html} is not written: nothing is on a GPU.")
     return int(failed)
 
 
@@ -156,13 +146,9 @@ def _open_and_run(
         return found, compare_with_cpu(session, source, feeds)
 
 
-def _look_closer(model: Path | None, device: str | None, page: Path | None) -> PlacementDetails:
-    from ortgpu.cli.placement_page import render
+def _look_closer(model: Path | None, device: str | None) -> PlacementDetails:
     from ortgpu.session.placement_details import explain_placement
 
     doing = "Opening the model once more, to see why its nodes are where they are"
     with output.progress(doing), signals.as_exceptions():
-        details = explain_placement(str(model) if model else example_model(), device=device)
-    if page is not None:
-        page.write_text(render(details), encoding="utf-8")
-    return details
+        return explain_placement(str(model) if model else example_model(), device=device)

@@ -86,6 +86,24 @@ def test_wrong_usage(model: Path, arguments: list[str]) -> None:
     assert ortgpu("tune", *names, *arguments, env=NO_GPU).returncode == 2
 
 
+@pytest.mark.parametrize(("name", "why"), [("absent/record", "No such file"), ("a" * 300, "File name too long")])
+def test_a_record_that_cannot_be_written_is_wrong_usage(model: Path, tmp_path: Path, name: str, why: str) -> None:
+    """Said before a model is opened, not afterwards."""
+    result = ortgpu("tune", str(model), "--record", str(tmp_path / name), env=NO_GPU)
+    assert result.returncode == 2, result
+    assert is_clean(result)
+    assert f"cannot be written: {why}" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_link_to_a_record_that_is_not_there_yet_stays(model: Path, tmp_path: Path) -> None:
+    link = tmp_path / "latest"
+    link.symlink_to("record")
+    assert ortgpu("tune", str(model), "--record", str(link), env=NO_GPU).returncode == 1
+    assert link.is_symlink()
+    assert not link.exists()
+
+
 def test_check_compares_with_the_cpu(model: Path) -> None:
     result = ortgpu("check", str(model), "--allow-cpu", "--compare", "cpu", "--json", env=NO_GPU)
     found = json.loads(result.stdout)
