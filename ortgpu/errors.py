@@ -447,6 +447,13 @@ class ProviderFailureError(ExecutionError):
     status: str | None
 
 
+class QueueFullError(ExecutionError):
+    """As many requests wait as a service of joined requests allows. ``limit`` is that number."""
+
+    code = "queue-full"
+    limit: int | None
+
+
 class DistributedError(GPUError):
     """Processes cannot work together. ``ranks`` lists the ranks concerned, ``phase`` says what they were doing."""
 

@@ -79,8 +79,8 @@ def with_values(session: VerifiedSession, feed: Any) -> dict[str, Any] | None:
     return values
 
 
-def refuse_on_gpu(feed: Any) -> None:
-    """Refuse arrays on a GPU, because a pool has not chosen the GPU yet.
+def refuse_on_gpu(feed: Any, why: str = "a pool chooses the GPU itself") -> None:
+    """Refuse arrays on a GPU, because a pool has not chosen the GPU yet, or because of ``why``.
 
     Raises:
         ProviderRequestError: an array is on a GPU.
@@ -93,7 +93,7 @@ def refuse_on_gpu(feed: Any) -> None:
             on_gpu = _is_foreign(value) and _device_of(value)[0] not in (_CPU, _CUDA_HOST)
         if on_gpu:
             raise ProviderRequestError(
-                f"input {name!r} is on a GPU, and a pool chooses the GPU itself",
+                f"input {name!r} is on a GPU, and {why}",
                 fixes=[manual("pass arrays on the CPU, or run a GPUSession on that GPU")],
             )
 

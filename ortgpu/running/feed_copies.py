@@ -119,11 +119,11 @@ class FeedCopies:
             copy = self._ordinary.empty(source.shape, source.dtype)
             self._fill(copy, source)
             return copy.transpose(np.argsort(order))
-        copy = self._empty(array.shape, array.dtype, waits)
+        copy = self.empty(array.shape, array.dtype, waits)
         self._fill(copy, array)
         return copy
 
-    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], waits: Waits) -> NDArray[Any]:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], waits: Waits = ()) -> NDArray[Any]:
         """Return an empty array in pinned memory, waiting for runs while that helps, or in ordinary memory."""
         waits, size = iter(waits), math.prod(shape) * dtype.itemsize
         while True:

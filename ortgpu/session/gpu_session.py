@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..provider.placement import Placement
     from ..running.pinned import PinnedMemory
     from .placement_details import PlacementDetails
+    from .pool.batching import Batched
     from .request import SessionRequest, Verified
 
 _HELD = ("_request", *lifetime.HELD_BY_ONNXRUNTIME)  # _request keeps the model's bytes alive
@@ -336,6 +337,28 @@ class GPUSession(LastOfOurs):
         from ..running.pipeline import map_session
 
         return map_session(self, feeds, in_flight, output_names)
+
+    def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Any) -> Batched:
+        """Return a service that joins concurrent requests of few items into runs of up to ``max_batch`` items.
+
+        It has ``run``, ``submit``, ``arun`` for an event loop, and ``close``, and is a context manager. Two threads
+        serve it. :class:`ortgpu.session.pool.batching.Batched` has the options and says what is raised.
+        """
+        from ..running.pinned import memory_of
+        from ..running.pipeline import staged_run
+        from .pool.batching import Batched
+
+        return Batched(
+            functools.partial(staged_run, self),
+            (self.get_inputs(), self.get_outputs()),
+            lambda: (memory_of(self),),
+            self._pinned_memory_limit,
+            sessions=1,
+            threads=2,
+            max_batch=max_batch,
+            max_wait=max_wait,
+            **options,
+        )
 
     def pinned_empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
         """Return an empty array of ``shape`` and ``dtype`` in pinned memory, from which copies to the GPU are fastest.

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ortgpu.distributed import Rank
 from ortgpu.environment.gpu.driver import GPU
-from ortgpu.errors import GPUOutOfMemoryError, PackageError, RankDeviceError
+from ortgpu.errors import PackageError, RankDeviceError
 from ortgpu.integrations.ray import assignment
-from ortgpu.integrations.ray.joining import answer
 from tests.support.children import run_python
 
 H200 = "NVIDIA H200"
@@ -195,93 +192,3 @@ def test_ranks_count_within_their_node() -> None:
 )
 def test_ranks_meet_at_rank_0(places: list[tuple[str, str, int]], address: str) -> None:
     assert assignment.address_of(places) == address
-
-
-# Requests that are run together
-
-Arrays = Mapping[str, Any]
-
-
-class Model:
-    """y = 2x of float32 rows of four; other shapes and types are refused as ONNX Runtime would, by an exception."""
-
-    def __init__(self, result: Callable[[Any], Any] = lambda x: 2 * x) -> None:
-        self.result = result
-        self.runs: list[int] = []
-
-    def __call__(self, inputs: Arrays) -> dict[str, Any]:
-        x = inputs["x"]
-        self.runs.append(len(x))
-        if x.dtype != np.float32 or x.shape[1:] != (4,) or np.isnan(x).any():
-            raise TypeError("not what this model takes")
-        return {"y": self.result(x)}
-
-
-def rows(count: int, value: float = 1, *, width: int = 4, dtype: Any = np.float32) -> dict[str, Any]:
-    return {"x": np.full((count, width), value, dtype)}
-
-
-def test_requests_are_joined_and_their_results_taken_apart() -> None:
-    model = Model()
-    requests = [rows(1, 1), rows(3, 2), rows(2, 3)]
-    results = answer(model, requests)
-    assert model.runs == [6]
-    for request, result in zip(requests, results, strict=True):
-        assert isinstance(result, dict)
-        np.testing.assert_array_equal(result["y"], 2 * request["x"])
-
-
-def test_one_request_is_handed_on_as_it_is() -> None:
-    given: list[Arrays] = []
-
-    def run(inputs: Arrays) -> dict[str, Any]:
-        given.append(inputs)
-        return {"y": np.float32(7)}  # what has no first axis could not be taken apart
-
-    request = {"x": np.float32(1)}
-    assert answer(run, [request]) == [{"y": 7}]
-    assert given[0] is request
-
-
-def test_only_what_is_alike_is_joined() -> None:
-    model = Model()
-    requests = [rows(1), rows(1, width=3), rows(2), rows(1, dtype=np.float64), rows(1)]
-    results = answer(model, requests)
-    assert sorted(model.runs) == [1, 1, 4]
-    assert [type(result) for result in results] == [dict, TypeError, dict, TypeError, dict]
-
-
-def test_inputs_without_one_first_axis_are_not_joined() -> None:
-    counts: list[int] = []
-
-    def run(inputs: Arrays) -> dict[str, Any]:
-        counts.append(len(inputs["a"]))
-        return {"y": inputs["a"]}
-
-    uneven = {"a": np.zeros((2, 2)), "b": np.zeros((3, 2))}
-    answer(run, [uneven, uneven])
-    answer(run, [{"a": np.zeros((2, 2)), "b": np.float32(1)}] * 2)
-    assert counts == [2, 2, 2, 2]
-
-
-def test_one_that_fails_by_its_values_fails_alone() -> None:
-    results = answer(Model(), [rows(1), rows(1, float("nan")), rows(1)])
-    assert [type(result) for result in results] == [dict, TypeError, dict]
-
-
-def test_what_is_about_the_gpu_is_told_to_all_of_them() -> None:
-    def run(inputs: Arrays) -> dict[str, Any]:
-        runs.append(len(inputs["x"]))
-        raise GPUOutOfMemoryError("full")
-
-    runs: list[int] = []
-    results = answer(run, [rows(1), rows(2)])
-    assert [type(result) for result in results] == [GPUOutOfMemoryError, GPUOutOfMemoryError]
-    assert runs == [3]
-
-
-@pytest.mark.parametrize("result", [lambda x: x.sum(axis=0), lambda x: x.sum(), lambda x: x[:1]])
-def test_results_that_cannot_be_taken_apart_are_refused(result: Callable[[Any], Any]) -> None:
-    for outcome in answer(Model(result), [rows(1), rows(2)]):
-        assert isinstance(outcome, ValueError)
-        assert "max_batch_size=1" in str(outcome)

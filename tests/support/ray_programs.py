@@ -212,14 +212,17 @@ class Counting(ServedGPUSession):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.runs: list[int] = []
+        run = self.session.run
+
+        def counted(names: Any, inputs: Any, options: Any = None) -> Any:
+            self.runs.append(len(inputs["x"]))
+            return run(names, inputs, options)
+
+        self.session.run = counted  # type: ignore[method-assign, assignment]  # on purpose
 
     async def __call__(self, inputs: Any) -> Any:
         gpu = f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {self.session.device.uuid or self.session.device}"
         return (await super().__call__(inputs))["y"], gpu, os.getpid()
-
-    def _run(self, inputs: Any) -> dict[str, Any]:
-        self.runs.append(len(inputs["x"]))
-        return super()._run(inputs)
 
     def runs_so_far(self) -> tuple[int, list[int]]:
         return os.getpid(), self.runs

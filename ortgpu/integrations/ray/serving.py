@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 from ray import serve
 
 from ...provider import lifetime
-from . import joining
 from .workers import open_session
 
 
@@ -20,9 +18,9 @@ class ServedGPUSession:
     Args:
         arguments, settings: as for :func:`~ortgpu.integrations.ray.open_session`. The replica opens a path on its own
             node. Serve's controller keeps bytes with the configuration, so pass a path for a large model.
-        max_batch_size: the most requests to join into one run. Use more than 1 only if the first axis of all inputs and
-            outputs counts independent items. The model itself does not say this.
-        batch_wait_timeout_s: the seconds that a request waits for others.
+        max_batch_size: the most items of a run, for which requests are joined as by GPUSession.batched. With 1 each
+            request runs alone, and the first axis may mean anything.
+        batch_wait_timeout_s: the seconds that a request waits for others while the GPU is idle.
 
     A replica that cannot open its session does not become ready. ``serve.run`` then raises RuntimeError, and
     ``serve.status()`` has the cause as text. Once the session is closed, or its CUDA context poisoned, each request
@@ -32,18 +30,16 @@ class ServedGPUSession:
 
     Raises:
         ValueError: ``max_batch_size`` is less than 1.
+        ProviderRequestError: ``max_batch_size`` is more than 1, and the items of the model depend on each other.
         GPUError, Exception: as :func:`~ortgpu.integrations.ray.open_session` raises.
     """
 
     def __init__(
         self, *arguments: Any, max_batch_size: int = 1, batch_wait_timeout_s: float = 0.002, **settings: Any
     ) -> None:
-        if max_batch_size < 1:
-            raise ValueError(f"max_batch_size={max_batch_size}: a run takes one request or more")
         self.session = open_session(*arguments, **settings)
         self._outputs = [entry.name for entry in self.session.get_outputs()]
-        self._answer.set_max_batch_size(max_batch_size)
-        self._answer.set_batch_wait_timeout_s(batch_wait_timeout_s)
+        self.batched = self.session.batched(max_batch_size, batch_wait_timeout_s)
 
     async def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model and return its outputs by name. ``inputs`` maps names to arrays, as for ``session.run``.
@@ -58,18 +54,8 @@ class ServedGPUSession:
         """
         if not isinstance(inputs, Mapping):
             raise TypeError(f"a request is a dict of arrays by input name, not {type(inputs).__name__}")
-        result = await self._answer({name: np.asarray(value) for name, value in inputs.items()})
-        if isinstance(result, Exception):
-            raise result
-        return dict(result)
-
-    @serve.batch  # type: ignore[untyped-decorator]  # Ray's annotations are not followed
-    async def _answer(self, requests: list[Any]) -> list[Any]:
-        # In a thread, so that the event loop of this replica takes requests and answers the health check meanwhile.
-        return await asyncio.to_thread(joining.answer, self._run, requests)
-
-    def _run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(zip(self._outputs, self.session.run(self._outputs, dict(inputs)), strict=True))
+        feed = {name: np.asarray(value) for name, value in inputs.items()}
+        return dict(zip(self._outputs, await self.batched.arun(self._outputs, feed), strict=True))
 
     def check_health(self) -> None:
         """Raise ExecutionError once the session cannot be used any more. Serve calls it; it does not run the model."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ...running.onnxruntimes import Results
     from ...running.pinned import PinnedMemory
     from ..gpu_session import GPUSession
+    from .batching import Batched
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
@@ -265,6 +266,26 @@ class GPUSessionPool:
         if may_be_written_to(feeds, ahead):
             return results_of(submit, source, ahead, self._copied)
         return results_of(submit, map(self._as_it_is_now, source), ahead, None)
+
+    def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Any) -> Batched:
+        """Return a service that joins concurrent requests of few items into runs, as GPUSession.batched does."""
+        from .batching import Batched
+
+        self._refuse_after_fork()
+        if self._is_over:
+            raise self._why_over()
+        session = self._serving[0].session
+        return Batched(
+            self.run,
+            (session.get_inputs(), session.get_outputs()),
+            self._memories,
+            session._pinned_memory_limit,
+            sessions=len(self),
+            threads=self._limit,
+            max_batch=max_batch,
+            max_wait=max_wait,
+            **options,
+        )
 
     def close(self) -> None:
         """Close the sessions and free their GPU memory. Closing twice is fine.

@@ -1,0 +1,158 @@
+"""What is found out before requests are joined: that their items are independent, and which sizes of runs are cheap."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import GPUError, ProviderRequestError, manual
+from ...running.pipeline import in_order
+from ..tuning.comparing import TOLERANCE, compare
+from ..tuning.feeds import make_inputs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ...provider.interfaces import Value
+
+    Arrays = Mapping[str, NDArray[Any]]
+    Run = Callable[[Arrays], Sequence[Any]]
+
+_ALONE = 4  # items that are compared with runs of one item each
+_DEAR = 2.0  # times the time of the largest run: from there on a new shape is not run for the sake of fewer items
+_WORTHWHILE = 0.9  # of the time of the next larger size
+
+_EXAMPLES = manual(
+    "pass inputs={name: array}, valid inputs of two items or more that differ, or max_batch=1, which joins none"
+)
+
+
+def example(inputs: Sequence[Value], given: Mapping[str, Any] | None, count: int) -> dict[str, NDArray[Any]]:
+    """Return a feed of ``count`` items: those of ``given`` in turn, or made-up ones.
+
+    Raises:
+        ProviderRequestError: an input has no free first axis, or nothing can be made up for it.
+    """
+    for each in inputs:
+        if each.shape and isinstance(each.shape[0], int) and each.shape[0] >= 0:
+            raise refused(f"input {each.name!r} has a first axis of {each.shape[0]}, which is not free", manual(_FREE))
+    if given is None:
+        try:
+            arrays = make_inputs(inputs, count)
+            for each in inputs:
+                if arrays[each.name].shape[:1] == (1,):  # its first axis has a name of its own
+                    arrays.update(make_inputs([each], count))
+        except ValueError as error:
+            raise refused(f"no inputs can be made up for this model: {error}") from error
+        for array in arrays.values():
+            if array.dtype.kind in "iu" and array.ndim and not array.any():
+                array[1::2] = 1  # so that items differ; 0 and 1 are valid indices in most models
+    else:
+        arrays = {name: np.asarray(array) for name, array in given.items()}
+        for name, array in arrays.items():
+            if array.ndim and len(array):
+                arrays[name] = array[np.arange(count) % len(array)]
+    for name, array in arrays.items():
+        if array.shape[:1] != (count,):
+            raise refused(f"input {name!r} has no first axis that counts items", manual(_FREE))
+    return arrays
+
+
+_FREE = "export the model with a free first axis of every input and output, or leave batched() out"
+
+
+def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> None:
+    """Refuse a model whose items depend on each other, by runs of ``feed``.
+
+    An item must come out as it does alone, and as it does with other items beside it. Runs of one item use other
+    algorithms, so they may be 2e-2 of the largest value off: TF32 keeps 10 bits, and the errors of layers add up. Two
+    runs of one size use the same: with other neighbours an item may be off by twice the difference of two equal runs,
+    or by the rounding of a sum in another order. All but floats must be equal.
+
+    Raises:
+        ProviderRequestError: the model's items depend on each other, or its outputs have no axis for them.
+        Exception: what ``run`` raises for inputs of the caller, or because of the GPU.
+    """
+    count = len(next(iter(feed.values())))
+    number = np.arange(count)
+    try:
+        whole, again = (_outputs(run, feed, names) for _ in range(2))
+        beside = _outputs(run, _items(feed, number // 2 * 2), names)  # odd items are replaced by those before them
+        few = sorted({*range(0, count, -(-count // _ALONE)), count - 1})
+        alone = [_outputs(run, _items(feed, [each]), names) for each in few]
+    except GPUError:
+        raise
+    except Exception as error:
+        if not made_up:
+            raise
+        raise refused(f"the model does not run on made-up inputs: {error}") from error
+    for position, name in enumerate(names):
+        same, repeated, changed = (each[position][::2] for each in (whole, again, beside))
+        wrong = compare(same, repeated, changed)[1]
+        if wrong is None:
+            right = np.concatenate([each[position] for each in alone])
+            wrong = compare(right, right, whole[position][few], TOLERANCE)[1]
+        if wrong is not None:
+            raise refused(
+                f"the items of this model depend on each other: output {name!r} of joined requests {wrong}",
+                manual("leave batched() out, or pass max_batch=1, which joins none"),
+            )
+    if all(len({_bits(row) for row in output[:8]}) == 1 for output in whole):
+        raise refused("every item gave the same outputs, which does not show that items are independent")
+
+
+def sizes_of(run: Run, feed: Arrays, at_once: int) -> tuple[int, ...]:
+    """Return the sizes of runs that joined requests are padded to, in ascending order. Empty: any size is run as it is.
+
+    ONNX Runtime plans each convolution anew when the shape of a run differs from that of the run before (since 1.20,
+    its issue 23006), so a smaller size may take ten times as long as the largest. What a change costs is measured here.
+    Runs every size ``at_once`` times at a time, so that the memory for it is there.
+    """
+    largest = len(next(iter(feed.values())))
+
+    def seconds(size: int) -> float:
+        part = _items(feed, slice(size))
+        start = time.perf_counter()
+        run(part)
+        return time.perf_counter() - start
+
+    usual = min(seconds(largest) for _ in range(3))
+    if largest == 1 or seconds(largest - 1) < _DEAR * usual:
+        found: tuple[int, ...] = ()
+    else:
+        found, size = (largest,), 1 << (largest - 1).bit_length() - 1
+        while size:
+            seconds(size)  # the first run of a shape takes longer
+            usual, previous = min((seconds(largest), seconds(size))[1] for _ in range(2)), usual
+            if usual > _WORTHWHILE * previous:
+                break
+            found, size = (size, *found), size // 2
+    for size in found or (largest,):
+        deque(in_order(run, iter([_items(feed, slice(size))] * at_once), at_once, at_once), 0)
+    return found
+
+
+def refused(what: str, fix: Any = _EXAMPLES) -> ProviderRequestError:
+    return ProviderRequestError(f"requests cannot be joined: {what}", fixes=[fix], requested="batched")
+
+
+def _items(feed: Arrays, which: Any) -> dict[str, NDArray[Any]]:
+    return {name: array[which] for name, array in feed.items()}
+
+
+def _outputs(run: Run, feed: Arrays, names: Sequence[str]) -> Sequence[Any]:
+    count, outputs = len(next(iter(feed.values()))), run(feed)
+    for name, output in zip(names, outputs, strict=True):
+        shape = getattr(output, "shape", None)
+        if shape is None or tuple(shape[:1]) != (count,):
+            what = f"the shape {tuple(shape)}" if shape is not None else f"the type {type(output).__name__}"
+            raise refused(f"output {name!r} of {count} items has {what}", manual(_FREE))
+    return outputs
+
+
+def _bits(row: NDArray[Any]) -> object:
+    return repr(row.tolist()) if row.dtype.hasobject else row.tobytes()
