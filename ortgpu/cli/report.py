@@ -88,14 +88,14 @@ class SessionReport:
             "tuned": self.tuned,
         }
 
-    def show(self, console: Console, *, options: bool = True) -> None:
+    def show(self, console: Console) -> None:
         output.facts(console, self._facts())
         output.heading(console, "Placement of the nodes")
         if self.placement.known:
             output.table(console, ("provider", "kind", "operator", "nodes"), self.placement.rows())
         else:
             output.line(console, f"  {self.placement}")
-        if options and self.options:
+        if self.options:
             output.heading(console, f"Options bound to {CUDA}")
             output.facts(console, dict(sorted(self.options.items())))
 

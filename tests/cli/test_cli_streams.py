@@ -67,9 +67,8 @@ def test_demo_without_a_folder_for_temporary_files(stubs: Stubs, tmp_path: Path)
         cwd=tmp_path,
         deadline=DEADLINE,
     )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr, done.stderr
-    assert "TMPDIR" in done.stderr
+    assert done.returncode == 0, done
+    assert "no exception says so" in done.stdout
 
 
 def test_errors_of_others_have_the_same_keys(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ from ortgpu.cli import demo
 from ortgpu.environment import child
 ended = child.run_python("print(*map(int, sys.flags), sys.path)", timeout=60)
 print(ended.output == " ".join(map(str, [*map(int, sys.flags), sys.path])) + "\\n", ended.errors)
-print(demo.observe(b"", 1, 1, timeout=60).ended)
+print(demo.observe(timeout=60).observed.get("process"))
 """
 
 
