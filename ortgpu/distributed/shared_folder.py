@@ -8,15 +8,13 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _FOLDER = ".ortgpu-shared-folder"
 _GONE = (errno.ENOENT, errno.ESTALE)  # ESTALE is NFS's, for a file that was replaced meanwhile
-_NO_FILE = (errno.ELOOP, errno.EISDIR)  # a link, or a folder
-_LONGEST = 1 << 26  # bytes of a file: a rank writes some 50 for each rank
 _PAUSE = 0.05  # seconds between looks: a network file system does not report changes
 
 
@@ -53,6 +51,8 @@ def meet_in_folder(folder: str | os.PathLike[str], rank: int, world_size: int, *
     try:
         with contextlib.suppress(FileExistsError):
             place.mkdir()
+        if place.is_symlink():  # which another user may have left there
+            raise OSError(f"{place} is a link")
         try:
             missing = _meet(place, rank, world_size, started + timeout)
         finally:
@@ -98,54 +98,34 @@ def _meet(place: Path, rank: int, world_size: int, deadline: float) -> tuple[int
         time.sleep(_PAUSE)
 
 
-@contextlib.contextmanager
-def _opened(place: Path) -> Iterator[tuple[int, Callable[[str, int], int]]]:
-    """Open the folder. Give its descriptor, and an opener for files in it.
-
-    Neither follows a link, which another user may have left there. The folder is opened for each look, because NFS then
-    asks its server for changes. Otherwise it relies for half a minute on what it knows (nfs(5)).
-    """
-    folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    flags_of_all = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # without O_NONBLOCK, a FIFO would block
-    try:
-        yield folder, lambda name, flags: os.open(name, flags | flags_of_all, 0o666, dir_fd=folder)
-    finally:
-        os.close(folder)
-
-
 def _write(place: Path, rank: int, state: Mapping[str, Any]) -> None:
-    with _opened(place) as (folder, opener):
-        name = f"{rank}.{os.urandom(8).hex()}.partial"  # nobody can create it before
-        with open(name, "x", encoding="utf-8", opener=opener) as file:
-            file.write(json.dumps(state))
-        os.replace(name, f"{rank}.json", src_dir_fd=folder, dst_dir_fd=folder)
+    partial = place / f"{rank}.{os.urandom(8).hex()}.partial"  # nobody can create it before
+    partial.write_text(json.dumps(state), encoding="utf-8")
+    partial.replace(place / f"{rank}.json")
 
 
 def _read(place: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Return the content of each of these ranks' files.
 
-    The folder is listed first, because NFS keeps taking a name for absent that was asked for before it was there.
+    The folder is listed for each look. NFS then asks its server for changes, and it keeps taking a name for absent that
+    was asked for before it was there (nfs(5)).
     """
     try:
-        with _opened(place) as (folder, opener):
-            names = frozenset(os.listdir(folder))
-            found = {rank: _parse(f"{rank}.json", opener) for rank in ranks if f"{rank}.json" in names}
-    except OSError as error:
-        if error.errno in _GONE:
-            return {}
-        raise
+        names = frozenset(os.listdir(place))
+    except FileNotFoundError:
+        return {}
+    found = {rank: _parse(place / f"{rank}.json") for rank in ranks if f"{rank}.json" in names}
     return {rank: content for rank, content in found.items() if content is not None}
 
 
-def _parse(name: str, opener: Callable[[str, int], int]) -> dict[str, Any] | None:
-    """Return the content of a file, or None if no rank has written it."""
+def _parse(path: Path) -> dict[str, Any] | None:
+    """Return the content of a file, or None if no rank has written it: another user may have left a link or a FIFO."""
     try:
-        with open(name, "rb", buffering=0, opener=opener) as file:
-            content = json.loads(file.read(_LONGEST) or b"") if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+        content = json.loads(path.read_bytes()) if stat.S_ISREG(path.lstat().st_mode) else None
     except (ValueError, RecursionError):
         return None
     except OSError as error:
-        if error.errno in (*_GONE, *_NO_FILE):
+        if error.errno in _GONE:
             return None
         raise
     if not isinstance(content, dict) or "done" not in content:
@@ -154,11 +134,10 @@ def _parse(name: str, opener: Callable[[str, int], int]) -> dict[str, Any] | Non
 
 
 def _remove(place: Path, ranks: Container[int]) -> None:
-    with contextlib.suppress(FileNotFoundError), _opened(place) as (folder, _):
-        for name in os.listdir(folder):
-            rank, _, ending = name.partition(".")
+    with contextlib.suppress(FileNotFoundError):
+        for path in place.iterdir():
+            rank, _, ending = path.name.partition(".")
             if rank.isdecimal() and int(rank) in ranks and (ending == "json" or ending.endswith("partial")):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=folder)
+                path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # other ranks are still there
         place.rmdir()
