@@ -13,7 +13,6 @@ import math
 import operator
 from collections import ChainMap, Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from graphlib import TopologicalSorter
 from typing import NamedTuple, TypeAlias
 
 from .outline import STANDARD, UNREADABLE, Graph, GraphOutline, Node, Tensor, Value, names
@@ -82,7 +81,6 @@ class _Flow:
     def __init__(self, outline: GraphOutline, inputs: Iterable[str], placed: Mapping[Key, Places]) -> None:
         self._placed = {(op_type.encode(), name.encode()): places for (op_type, name), places in placed.items()}
         self._functions = {(each.domain, each.operator, each.overload): each for each in outline.functions}
-        self._nodes: dict[Graph, list[Node]] = {}  # of a graph, in order
         self._found: dict[tuple[bytes, bytes], dict[tuple[int, ...], _Found]] = defaultdict(dict)
         self._met: dict[bytes, set[tuple[int, ...]]] = defaultdict(set)  # the nodes of each operator
         scope: _Scope = dict.fromkeys((name.encode() for name in inputs), _GIVEN)
@@ -115,9 +113,9 @@ class _Flow:
         """Return the outputs of a graph; its inputs are in ``scope``. ``path``: where it is; ``prefix``: of names."""
         for tensor in graph.initializers:
             scope.setdefault(tensor.name, _source_of(tensor))
-        if graph not in self._nodes:
-            self._nodes[graph] = _in_order(graph.nodes)
-        for index, node in enumerate(self._nodes[graph]):
+        for name in (name for node in graph.nodes for name in node.outputs if name):
+            scope.setdefault(name, _DATA)  # until its node has come: ONNX asks for that order, ONNX Runtime does not
+        for index, node in enumerate(graph.nodes):
             values = [scope.get(name, 0) for name in node.inputs]
             here = *path, index
             if (body := self._functions.get((node.domain, node.operator, node.overload))) is not None:
@@ -218,21 +216,3 @@ def _as_placed(name: bytes) -> bytes:
     except UnicodeDecodeError:
         return b""
     return name
-
-
-def _needs(node: Node) -> Iterator[bytes]:
-    """Yield the names that the node takes, and those that the nodes of its graphs take."""
-    yield from node.inputs
-    for graph in node.graphs:
-        for inner in graph.all_nodes():
-            yield from inner.inputs
-
-
-def _in_order(nodes: Iterable[Node]) -> list[Node]:
-    """Return each node after those whose results it takes: ONNX asks for that order, ONNX Runtime does not."""
-    nodes = list(nodes)
-    makers = {name: number for number, node in enumerate(nodes) for name in node.outputs if name}
-    needed = [{makers[name] for name in _needs(node) if name in makers} for node in nodes]
-    if all(maker < number for number, each in enumerate(needed) for maker in each):
-        return nodes
-    return [nodes[number] for number in TopologicalSorter(dict(enumerate(needed))).static_order()]

@@ -145,7 +145,7 @@ INDISTINCT = {
         """
         g (uint8[n] x, float[k] v) => (bool[n] y)
         { y = Less (x, d) d = Mod (e, e) s = Shape (v) e = Cast <to = 2> (s) }""",
-        {"Less"},
+        {"Less", "Mod"},  # which handles a shape that comes later
     ),
     "a large constant": (
         f"""
