@@ -53,6 +53,21 @@ def test_concurrency_names_the_best_number_of_threads(tmp_path: Path) -> None:
         assert rates[figure["notes"]["best"]] == max(rates[f"{count} threads"] for count in (1, 2, 3, 4, 6, 8))
 
 
+def test_joined_requests_are_measured_beside_the_best_number_of_threads(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.batched", "--cpu", "--seconds", "4", "--out", str(results)]
+    for more in ([], ["--pool", "--max-batch", "16"]):
+        env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
+        run_child([*command, *more], env=env, deadline=110).ok()
+        record = json.loads(results.read_text(encoding="utf-8"))
+        by_bar = [each["by bar"] for each in record["figures"]]
+        assert len(by_bar) == 4
+        assert by_bar == sorted(by_bar)
+        assert record["largest error"] < 1e-5
+        assert set(record["images a second"]) == {"plain", "tasks", "threads", "futures"}
+        assert all(rate > 0 for taken in record["images a second"].values() for rate in taken)
+
+
 def test_options_are_compared_with_none(tmp_path: Path) -> None:
     record, _ = record_of(tmp_path, "options", "--only", "heuristic")
     figure = record["figures"]["heuristic"]
