@@ -126,8 +126,57 @@ def pool_forked() -> None:
     pool.close()
 
 
+def batched(kind: str, model: str) -> None:
+    """A convolutional network whose requests are joined, beside separate runs."""
+    import asyncio
+
+    import numpy as np
+
+    import ortgpu
+
+    opened: Any = {"session": ortgpu.GPUSession, "pool": ortgpu.GPUSessionPool}[kind](model)
+    session = opened if kind == "session" else opened.sessions[0]
+    (taken,) = session.get_inputs()
+    shape = [each if isinstance(each, int) else 1 for each in taken.shape]
+    random = np.random.default_rng(0)
+    feeds = [{taken.name: random.random((1 + number % 3, *shape[1:]), np.float32)} for number in range(60)]
+    expected = [session.run(None, feed)[0] for feed in feeds]
+
+    def wrong(found: list[Any]) -> float:
+        return max(
+            float(abs(one[0] - right).max() / abs(right).max()) for one, right in zip(found, expected, strict=True)
+        )
+
+    with opened.batched(max_batch=16) as service:
+        report("sizes", service._sizes)
+
+        async def ask() -> list[Any]:
+            return await asyncio.gather(*[service.arun(None, feed) for feed in feeds])
+
+        attempt("tasks", lambda: wrong(asyncio.run(ask())))
+        attempt("futures", lambda: wrong([each.result() for each in [service.submit(None, feed) for feed in feeds]]))
+        free = free_memory(session.device.uuid)
+        for _ in range(5):
+            asyncio.run(ask())
+        report("free", [free, free_memory(session.device.uuid)])
+        attempt("wrong", lambda: service.run(None, {taken.name: np.zeros((1, 1), np.float32)}))
+    report("threads", [thread.name for thread in threading.enumerate() if "batched" in thread.name])
+    attempt("dependent", lambda: ortgpu.GPUSession(_normalised_over_items()).batched())
+    attempt("closed", lambda: service.run(None, feeds[0]))
+    opened.close()
+
+
+def _normalised_over_items() -> bytes:
+    import onnx.parser
+
+    text = '<ir_version: 8, opset_import: ["": 17]> m (float[n, 4] x) => (float[n, 4] y) { y = Softmax<axis=0>(x) }'
+    model: bytes = onnx.parser.parse_model(text).SerializeToString()
+    return model
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     "pooled": pooled,
+    "batched": batched,
     "pool_refused": pool_refused,
     "pool_out_of_memory": pool_out_of_memory,
     "pool_poisoned": pool_poisoned,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,3 +123,20 @@ def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
     assert report["status"] == 0
     assert report.returned("before") == report.returned("after") == [-n for n in range(20)]
     assert report.child.returncode == 0, report.child.output
+
+
+@pytest.mark.parametrize("kind", ["session", "pool"])
+def test_joined_requests_give_what_separate_ones_do(resnet50: Path, kind: str) -> None:
+    report = run_program("batched", {"kind": kind, "model": str(resnet50)}, deadline=150)
+    assert report.returned("tasks") < 2e-2
+    assert report.returned("futures") < 2e-2
+    assert report["sizes"] == [] or report["sizes"][-1] == 16
+    before, after = report["free"]
+    assert before is None or before - after < 64 << 20
+    assert report["threads"] == []
+    assert report.error("wrong").type == "InvalidArgument"
+    assert report.error("dependent").type == "ProviderRequestError"
+    assert "depend on each other" in report.error("dependent").text
+    assert report.error("closed").type == "ExecutionError"
+    assert report.child.returncode == 0, report.child.output
+    assert report.complaints() == []
