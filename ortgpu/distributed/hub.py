@@ -14,21 +14,8 @@ import time
 from typing import Any
 
 from ..errors import GPUError
-from . import verdicts
+from . import verdicts, wire
 from .verdicts import Known, Position
-from .wire import (
-    FROM_A_RANK,
-    FROM_A_STRANGER,
-    Connection,
-    GarbledError,
-    Message,
-    challenge,
-    error_from_message,
-    error_to_message,
-    is_proof,
-    proof,
-    readable,
-)
 
 logger = logging.getLogger("ortgpu")
 
@@ -63,8 +50,8 @@ class Hub:
         self._selector = selector
         self._arrival, self._verdict, self._settling = arrival, verdict, settling
         self._settled_at: float | None = None
-        self._guests: dict[Connection, tuple[float, str]] = {}  # deadline and challenge
-        self._members: dict[int, Connection] = {}
+        self._guests: dict[wire.Connection, tuple[float, str]] = {}  # deadline and challenge
+        self._members: dict[int, wire.Connection] = {}
         self._gathered: dict[str, dict[int, Any]] = {}
         self._refused: dict[str, None] = {}  # reasons, each once
         self._is_over = False
@@ -119,39 +106,39 @@ class Hub:
             return
         if len(self._guests) >= _GUESTS + self.known.world_size:  # the oldest is no rank, which would have answered
             self._refuse(next(iter(self._guests)), "it did not say who it is")
-        connection, number = Connection(connected, FROM_A_STRANGER), challenge()
+        connection, number = wire.Connection(connected, wire.FROM_A_STRANGER), wire.challenge()
         self._guests[connection] = (time.monotonic() + _SILENT, number)
         self._selector.register(connection, selectors.EVENT_READ, lambda _: self._read_guest(connection))
         connection.send({"challenge": number})
 
-    def _read_guest(self, connection: Connection) -> None:
+    def _read_guest(self, connection: wire.Connection) -> None:
         try:
             messages = connection.receive()
             if messages:
                 return self._let_in(connection, messages[0])
-        except (GarbledError, LookupError, TypeError, ValueError, OverflowError) as error:
+        except (wire.GarbledError, LookupError, TypeError, ValueError, OverflowError) as error:
             return self._refuse(connection, f"it is no rank: {error}")
         if not connection.is_open:
             self._drop(connection)
         return None
 
-    def _let_in(self, connection: Connection, hello: Message) -> None:
+    def _let_in(self, connection: wire.Connection, hello: wire.Message) -> None:
         rank, host = hello.get("rank"), hello.get("host")
         number = self._guests[connection][1]
-        if not is_proof(hello.pop("proof", None), self._key, "rank", number, hello):
+        if not wire.is_proof(hello.pop("proof", None), self._key, "rank", number, hello):
             return self._refuse(connection, f"it belongs to another job, or has another secret: rank {rank} on {host}")
         if type(rank) is not int:
             return self._refuse(connection, f"it has no rank: {rank!r} on {host}")
-        own = proof(self._key, "rank 0", hello.get("challenge"))
+        own = wire.proof(self._key, "rank 0", hello.get("challenge"))
         unfit = verdicts.unfit(self.known, rank, str(host), hello.get("ortgpu"), hello.get("world_size"))
         if unfit is not None and not self.known.awaits(rank):
             if rank in self._members:
                 self._note(rank, unfit)
-            connection.send({"verdict": error_to_message(unfit), "proof": own})
+            connection.send({"verdict": wire.error_to_message(unfit), "proof": own})
             return self._refuse(connection, unfit.summary)
         arrival, verdict = map(float, hello["seconds"])
         if not (math.isfinite(arrival) and math.isfinite(verdict)):
-            raise GarbledError("its deadline is no time")
+            raise wire.GarbledError("its deadline is no time")
         now = time.monotonic()
         del self._guests[connection]
         self._members[rank] = connection
@@ -159,7 +146,7 @@ class Hub:
         self._arrival = min(self._arrival, now + arrival)
         self._verdict = min(self._verdict, now + verdict)
         self._selector.modify(connection, selectors.EVENT_READ, lambda events: self._serve(rank, events))
-        connection.trust(FROM_A_RANK)
+        connection.trust(wire.FROM_A_RANK)
         connection.send({"in": True, "proof": own})
         if unfit is not None:  # still admitted: all ranks get the verdict when all have come
             self._note(rank, unfit)
@@ -168,8 +155,8 @@ class Hub:
             self._tell({"welcome": max(0.0, self._verdict - now)})
         return None
 
-    def _refuse(self, connection: Connection, reason: str) -> None:
-        reason = readable(reason)
+    def _refuse(self, connection: wire.Connection, reason: str) -> None:
+        reason = wire.readable(reason)
         self._remember(reason)
         connection.send({"refused": reason})
         self._drop(connection)
@@ -187,7 +174,7 @@ class Hub:
         for connection in list(self._guests):
             self._drop(connection)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: wire.Connection) -> None:
         self._guests.pop(connection, None)
         if connection.fileno() >= 0:
             self._selector.unregister(connection)
@@ -201,7 +188,7 @@ class Hub:
             try:
                 for message in member.receive():
                     self._handle(rank, message)
-            except (GarbledError, LookupError, TypeError, ValueError) as error:
+            except (wire.GarbledError, LookupError, TypeError, ValueError) as error:
                 logger.debug("preflight: rank %d: %s", rank, error)
                 member.is_open = False
         if not member.is_open:
@@ -211,23 +198,23 @@ class Hub:
         elif member.has_unsent != bool(self._selector.get_key(member).events & selectors.EVENT_WRITE):
             self._watch(member)
 
-    def _watch(self, member: Connection) -> None:
+    def _watch(self, member: wire.Connection) -> None:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.has_unsent else 0)
         self._selector.modify(member, wanted, self._selector.get_key(member).data)
 
-    def _handle(self, rank: int, message: Message) -> None:
+    def _handle(self, rank: int, message: wire.Message) -> None:
         if self._is_over or rank in self.known.failures:
             return
         if "at" in message:
             number, step = message["at"]
             if type(number) is not int or not isinstance(step, str):
-                raise GarbledError("its position has the wrong type")
+                raise wire.GarbledError("its position has the wrong type")
             self.known.positions[rank] = Position(number, step)
         elif "failed" in message:
-            self._note(rank, error_from_message(message["failed"]))
+            self._note(rank, wire.error_from_message(message["failed"]))
         elif "post" in message:
             if message["post"] not in (FACTS, ID, LAST):
-                raise GarbledError("an unknown post")
+                raise wire.GarbledError("an unknown post")
             gathered = self._gathered.setdefault(message["post"], {})
             gathered[rank] = message["value"]
             if len(gathered) == self.known.world_size:
@@ -244,9 +231,9 @@ class Hub:
     def _decide(self, error: GPUError) -> None:
         self._is_over = True
         self._stop_listening()
-        self._tell({"verdict": error_to_message(error)})
+        self._tell({"verdict": wire.error_to_message(error)})
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: wire.Message) -> None:
         for member in self._members.values():
             if member.is_open:
                 member.send(message)

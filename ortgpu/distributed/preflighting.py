@@ -30,24 +30,11 @@ from ..errors import (
     UnsupportedPlatformError,
     manual,
 )
-from . import verdicts
+from . import verdicts, wire
 from .hub import FACTS, ID, LAST, Hub
 from .meeting import SECRET, Address, Meeting, meeting_of, resolve
 from .reports import OWN_VERSION, Collective, CollectiveResult, PreflightReport, default_calls, differences, named
 from .verdicts import RENDEZVOUS, Described
-from .wire import (
-    FROM_A_RANK,
-    FROM_RANK_0,
-    Connection,
-    GarbledError,
-    Message,
-    challenge,
-    error_from_message,
-    error_to_message,
-    is_proof,
-    proof,
-    readable,
-)
 
 _LONGEST = 1_000_000.0  # seconds: poll(2) takes milliseconds in 31 bits
 MOST_CALLS = 10_000  # they fit into one message between ranks
@@ -158,10 +145,10 @@ class Participant:
         self._rank, self._calls, self._meeting, self._schedule = rank, calls, meeting, schedule
         self._selector = selectors.DefaultSelector()
         self._hub: Hub | None = None
-        self._link: Connection | None = None  # to rank 0; its own as well
+        self._link: wire.Connection | None = None  # to rank 0; its own as well
         self._child: Child | None = None
-        self._from_hub: list[Message] = []
-        self._from_child: list[Message] = []
+        self._from_hub: list[wire.Message] = []
+        self._from_child: list[wire.Message] = []
         self._resolved: dict[str, list[str]] = {}  # numeric addresses by host
         self._unresolved: dict[str, tuple[OSError, float]] = {}  # the error, and when to ask again
         self._failure: GPUError | None = None
@@ -174,7 +161,7 @@ class Participant:
     def run(self) -> PreflightReport:
         try:
             return self._run()
-        except GarbledError as error:  # of somebody who knows the key and is no rank
+        except wire.GarbledError as error:  # of somebody who knows the key and is no rank
             raise RendezvousError(
                 "what arrived by rank 0 is not what the ranks of a preflight say",
                 evidence=[str(error)],
@@ -250,7 +237,7 @@ class Participant:
                     raise self._rank_0_not_found(refusals)
         rest = self._await("welcome")["welcome"]
         if not (isinstance(rest, float) and math.isfinite(rest)):
-            raise GarbledError(f"a deadline in {rest!r:.99} seconds")
+            raise wire.GarbledError(f"a deadline in {rest!r:.99} seconds")
         self._meeting.close()  # all are here
         verdict = min(self._schedule.verdict, time.monotonic() + rest)
         settling = self._schedule.settling
@@ -284,10 +271,10 @@ class Participant:
             return error.strerror or str(error)
         now = time.monotonic()
         until = min(now + _ANSWER, self._schedule.arrival)
-        link = Connection(connected, FROM_A_RANK)
+        link = wire.Connection(connected, wire.FROM_A_RANK)
         self._selector.register(link, selectors.EVENT_READ, lambda _: self._hear_hub(link))
         self._link = link
-        own = challenge()
+        own = wire.challenge()
         number = self._answer(link, until).get("challenge")
         if number is not None:
             hello = {
@@ -298,13 +285,13 @@ class Participant:
                 "host": socket.gethostname(),
                 "seconds": [self._schedule.arrival - now, self._schedule.verdict - now],
             }
-            link.send({**hello, "proof": proof(address.key, "rank", number, hello)})
+            link.send({**hello, "proof": wire.proof(address.key, "rank", number, hello)})
         answer = self._answer(link, until) if number is not None else {}
-        is_rank_0 = is_proof(answer.get("proof"), address.key, "rank 0", own)
+        is_rank_0 = wire.is_proof(answer.get("proof"), address.key, "rank 0", own)
         if is_rank_0 and "verdict" in answer:
-            raise error_from_message(answer["verdict"])
+            raise wire.error_from_message(answer["verdict"])
         if is_rank_0 and "in" in answer:
-            link.trust(FROM_RANK_0)
+            link.trust(wire.FROM_RANK_0)
             self._has_joined = True
             self._tell({"at": [self._number, self._step]})
             if self._failure is not None:
@@ -314,9 +301,9 @@ class Participant:
         self._from_hub.clear()
         self._forget(link)
         link.close()
-        return readable(answer.get("refused", "what listens there does not answer as rank 0 does"))
+        return wire.readable(answer.get("refused", "what listens there does not answer as rank 0 does"))
 
-    def _answer(self, link: Connection, until: float) -> Message:
+    def _answer(self, link: wire.Connection, until: float) -> wire.Message:
         self._pump(lambda: bool(self._from_hub) or not link.is_open, until)
         return self._from_hub.pop(0) if self._from_hub else {}
 
@@ -352,7 +339,7 @@ class Participant:
         self._at("waiting for the facts of the others")
         roster = [Described.parse(message) for message in self._from_all(FACTS)]
         if [each.facts.rank for each in roster] != list(range(self._rank.world_size)):
-            raise GarbledError("ranks with the numbers of others")
+            raise wire.GarbledError("ranks with the numbers of others")
         self._has_exchanged = True
         return roster
 
@@ -375,13 +362,13 @@ class Participant:
         results = self._from_all(LAST)
         for found in results:
             if not isinstance(found, list) or [type(each) for each in found] != [float] * len(self._calls):
-                raise GarbledError("results that are none")
+                raise wire.GarbledError("results that are none")
         self._child_may_end = True  # it gives its communicator back; it is killed afterwards in any case
         channel = self._ask_child({"end": True})
         self._pump(lambda: not channel.is_open, min(self._schedule.alone, time.monotonic() + _GIVING_BACK))
         return results
 
-    def _await(self, kind: str, name: object = None) -> Message:
+    def _await(self, kind: str, name: object = None) -> wire.Message:
         """Return the message of rank 0 that has the key ``kind``, with ``name`` as its value."""
         return self._next(self._from_hub, lambda message: kind in message and name in (None, message[kind]))
 
@@ -389,13 +376,13 @@ class Participant:
         """Return the value that each rank posted under that name, in the order of the ranks."""
         values = self._await("all", name).get("values")
         if not isinstance(values, list) or len(values) != self._rank.world_size:
-            raise GarbledError(f"not from every rank: {name}")
+            raise wire.GarbledError(f"not from every rank: {name}")
         return values
 
-    def _from_own_child(self, kind: str) -> Message:
+    def _from_own_child(self, kind: str) -> wire.Message:
         return self._next(self._from_child, lambda message: kind in message)
 
-    def _next(self, messages: list[Message], is_wanted: Callable[[Message], bool]) -> Message:
+    def _next(self, messages: list[wire.Message], is_wanted: Callable[[wire.Message], bool]) -> wire.Message:
         """Wait for the first message that is wanted, and return it. A verdict of rank 0 is raised meanwhile."""
         link = self._link
         assert link is not None
@@ -423,15 +410,15 @@ class Participant:
             if self._hub is not None:
                 self._hub.on_time()
 
-    def _hear_hub(self, link: Connection) -> None:
+    def _hear_hub(self, link: wire.Connection) -> None:
         try:
             for message in link.receive():
                 if "verdict" in message and self._has_joined:
-                    raise error_from_message(message["verdict"])
+                    raise wire.error_from_message(message["verdict"])
                 self._from_hub.append(message)
             if len(self._from_hub) > _WAITING:
-                raise GarbledError("it sends more messages than rank 0")
-        except GarbledError:  # not rank 0
+                raise wire.GarbledError("it sends more messages than rank 0")
+        except wire.GarbledError:  # not rank 0
             link.is_open = False
         if not link.is_open:
             self._forget(link)
@@ -441,7 +428,7 @@ class Participant:
             if "begin" in message:
                 self._at(str(message["begin"]))
             elif "error" in message:
-                error = error_from_message(message["error"])
+                error = wire.error_from_message(message["error"])
                 error.evidence = (*error.evidence, *(line for line in child.lines() if "NCCL WARN" in line))
                 self._fail(error)
             else:
@@ -456,7 +443,7 @@ class Participant:
         if not child.read_output():
             self._forget(child.output)
 
-    def _forget(self, source: Connection | IO[bytes]) -> None:
+    def _forget(self, source: wire.Connection | IO[bytes]) -> None:
         """Stop watching it. Call this before it is closed, since its descriptor may be reused."""
         if source in self._selector.get_map():
             self._selector.unregister(source)
@@ -468,13 +455,13 @@ class Participant:
     def _fail(self, error: GPUError) -> None:
         """Report that this rank cannot go on. Rank 0 decides what that means for all."""
         self._failure = error
-        self._tell({"failed": error_to_message(error)})
+        self._tell({"failed": wire.error_to_message(error)})
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, message: wire.Message) -> None:
         if self._link is not None and self._has_joined:
             self._link.send(message)
 
-    def _ask_child(self, message: Message) -> Connection:
+    def _ask_child(self, message: wire.Message) -> wire.Connection:
         assert self._child is not None
         self._child.channel.send(message)
         return self._child.channel
@@ -543,7 +530,7 @@ class Child:
         self.output = self._process.stdout
         os.set_blocking(self.output.fileno(), False)
         self._text = b""
-        self.channel = Connection(ours)
+        self.channel = wire.Connection(ours)
         self.channel.send({"rank": asdict(rank), "calls": [[c.operation, c.dtype, c.count] for c in calls]})
 
     def read_output(self) -> bool:
