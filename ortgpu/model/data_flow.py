@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections import ChainMap, Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections import ChainMap, defaultdict
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import NamedTuple, TypeAlias
 
 from .outline import STANDARD, UNREADABLE, Graph, GraphOutline, Node, Tensor, Value, names
@@ -35,13 +35,6 @@ _DATA = 8
 
 _FEW = 100  # elements: kSmallInitializerThreshold, up to which ONNX Runtime takes a constant for a part of a shape
 
-# Operators that lack CUDA kernels for some of the usual types in releases 1.28 to 1.31. All others of placement.py that
-# handle shapes, in all versions up to opset 25, have one for each (tests/provider/test_kernels.py).
-LACKING = names(
-    "Clip Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod Tile Where",
-    "ReduceMax ReduceMin ReduceProd",
-)
-
 _OF_SHAPES = names("Shape Size SequenceLength")
 # What they take after the first input, their CUDA kernels take from the CPU: it moves none of them there.
 _BY_FIRST_INPUT = names(
@@ -56,8 +49,8 @@ _COUNT = {b"ConstantOfShape": 0, b"Range": 1, b"Expand": 1, b"Tile": 1}
 def computing_nodes(outline: GraphOutline, inputs: Iterable[str], placed: Mapping[Key, Places]) -> frozenset[Key]:
     """Return the keys of the doubtful nodes that take data. ``inputs``: names of what a run is given.
 
-    A node that ONNX Runtime made is not in the file: it counts where it is of the function that defines an operator,
-    and CUDA lacks kernels for it. If the model cannot be read, all doubtful keys are returned.
+    A node that ONNX Runtime made is not in the file, and not seen. If the model cannot be read, all doubtful keys are
+    returned.
     """
     try:
         return _Flow(outline, inputs, placed).computing()
@@ -82,7 +75,6 @@ class _Flow:
         self._placed = {(op_type.encode(), name.encode()): places for (op_type, name), places in placed.items()}
         self._functions = {(each.domain, each.operator, each.overload): each for each in outline.functions}
         self._found: dict[tuple[bytes, bytes], dict[tuple[int, ...], _Found]] = defaultdict(dict)
-        self._met: dict[bytes, set[tuple[int, ...]]] = defaultdict(set)  # the nodes of each operator
         scope: _Scope = dict.fromkeys((name.encode() for name in inputs), _GIVEN)
         scope.update((value.name, _given(value)) for value in outline.graph.inputs if value.name in scope)
         self._follow(outline.graph, scope, (), b"")
@@ -92,22 +84,7 @@ class _Flow:
             (op_type.decode(), name.decode())
             for (op_type, name), nodes in self._found.items()
             if _some_compute(self._placed[op_type, name], list(nodes.values()))
-        ) | frozenset((op_type.decode(), name.decode()) for op_type, name in self._unknown())
-
-    def _unknown(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys of nodes on the CPU that the file does not have, and whose operator lacks kernels.
-
-        They are of the function that defines another operator, such as PRelu. If that takes shapes, nothing is known
-        of them.
-        """
-        placed: Counter[bytes] = Counter()
-        for (kind, _), places in self._placed.items():
-            placed[kind] += sum(places)
-        made = {kind for kind, count in placed.items() if count > len(self._met[kind])}
-        if made.isdisjoint(_OF_SHAPES):
-            for key, places in self._placed.items():
-                if places.doubtful and key[0] in made and key[0] in LACKING and sum(places) > len(self._found[key]):
-                    yield key
+        )
 
     def _follow(self, graph: Graph, scope: _Scope, path: tuple[int, ...], prefix: bytes) -> list[int]:
         """Return the outputs of a graph; its inputs are in ``scope``. ``path``: where it is; ``prefix``: of names."""
@@ -156,7 +133,6 @@ class _Flow:
 
     def _made(self, node: Node, values: list[int], path: tuple[int, ...], prefix: bytes) -> int:
         standard = node.domain in STANDARD
-        self._met[node.operator].add(path)
         if standard and node.operator in _OF_SHAPES:
             return _SHAPE
         if node.operator == b"Constant" and standard:

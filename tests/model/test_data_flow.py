@@ -125,11 +125,6 @@ INDISTINCT = {
         g (float[n] x, float8e4m3fnuz[1] t) => (float8e4m3fnuz[n] y) { y = CastLike (x, t) }""",
         {"Cast"},
     ),
-    "nodes of the function of an operator": (
-        """
-        g (uint32[n] x, uint32[n] slope) => (uint32[n] y) { y = PRelu (x, slope) }""",
-        {"Where"},
-    ),
     "shapes in the function of an operator": (
         """
         g (float[n, 4, k] x, float[4] a, float[4] b) => (float[n, 4, k] y)

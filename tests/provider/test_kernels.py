@@ -1,4 +1,4 @@
-"""Which operators of those that handle shapes lack CUDA kernels, asked of the installed provider.
+"""The operators that handle shapes, as the installed provider places them.
 
 It places each on what is no shape, in every version and on every type, over libraries of CUDA that compute nothing.
 """
@@ -9,10 +9,8 @@ import textwrap
 import zipfile
 from pathlib import Path
 
-from ortgpu.model import data_flow
 from ortgpu.provider import placement
 from tests.lab.fixtures import Lab
-from tests.lab.installed import VERSION
 from tests.support.shape_operators import NOT_TRIED, misjudged, models, models_beside_shapes
 
 PLACE = """
@@ -24,7 +22,7 @@ from ortgpu.provider.placement import read_placement
 from ortgpu.provider.options import recording_options
 preload()
 onnxruntime.set_default_logger_severity(4)
-on_gpu, on_cpu = [], []
+on_gpu = []
 for path in Path(sys.argv[1]).iterdir():
     try:
         providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -33,21 +31,18 @@ for path in Path(sys.argv[1]).iterdir():
         continue  # a type that the operator does not take, or that no provider has a kernel for
     assert session.get_providers() == providers
     nodes = read_placement(session).nodes
-    (on_gpu if all(node.provider == providers[0] for node in nodes) else on_cpu).append(path.stem)
-report([sorted(on_gpu), sorted(on_cpu)])
+    if all(node.provider == providers[0] for node in nodes):
+        on_gpu.append(path.stem)
+report(on_gpu)
 """
 
 
-def test_which_operators_lack_kernels(lab: Lab, provider_library: str, tmp_path: Path) -> None:
+def test_all_operators_of_shapes_have_kernels(lab: Lab, provider_library: str, tmp_path: Path) -> None:
     for name, content in models():
         (tmp_path / f"{name}.onnx").write_bytes(content)
     machine = lab.machine_that_places(provider_library)
-    on_gpu, on_cpu = machine.run(PLACE, argv=[str(tmp_path)], timeout=100).ok().json
+    on_gpu = machine.run(PLACE, argv=[str(tmp_path)], timeout=100).ok().json
     assert {name.partition(" ")[0] for name in on_gpu} == placement._SHAPE_OPERATORS - NOT_TRIED
-    lacking = {name.partition(" ")[0] for name in on_cpu}
-    known = {operator.decode() for operator in data_flow.LACKING}
-    if (1, 28) <= tuple(map(int, str(VERSION).split(".")[:2])) <= (1, 31):
-        assert lacking == known
 
 
 def test_every_type_of_every_operator_beside_shapes(lab: Lab, provider_library: str, tmp_path: Path) -> None:
