@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .session.guard.guard import uninstall as uninstall
     from .session.pool.pool import GPUSessionPool as GPUSessionPool
     from .session.pool.pool import LostDevice as LostDevice
+    from .session.pool.pool import WorkerHealth as WorkerHealth
     from .session.tuning.tuning import Tuning as Tuning
     from .session.tuning.tuning import tune as tune
 
@@ -51,6 +52,7 @@ _HOMES = {
     "Placement": "provider.placement",
     "GPUSessionPool": "session.pool.pool",
     "LostDevice": "session.pool.pool",
+    "WorkerHealth": "session.pool.pool",
     "PreloadReport": "provider.preloading",
     "preload": "provider.preloading",
     "CPUNodesWarning": "provider.placement",

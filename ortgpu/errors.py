@@ -454,6 +454,19 @@ class QueueFullError(ExecutionError):
     limit: int | None
 
 
+class WorkerLostError(ExecutionError):
+    """A worker process of a pool died or exceeded the deadline, and so did the one that ran the request again.
+
+    ``worker`` is its index in ``pool.health()``, ``device`` its device as text, and ``cause`` the name of the signal
+    that ended it, its exit status, the error that it raised last, or the deadline.
+    """
+
+    code = "worker-lost"
+    worker: int | None
+    device: str | None
+    cause: str | None
+
+
 class DistributedError(GPUError):
     """Processes cannot work together. ``ranks`` lists the ranks concerned, ``phase`` says what they were doing."""
 

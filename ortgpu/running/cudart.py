@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _Library = TypeVar("_Library", bound=ctypes.CDLL)
 
-_HOST_ALLOC_PORTABLE = 1  # pinned for every device of the process
+_HOST_ALLOC_PORTABLE = 1  # pinned for every device of the process; so is cudaHostRegisterPortable
 _MEMORY_TYPE_HOST = 1
 _MEMORY_TYPE_DEVICE = 2
 _MEMCPY_DEFAULT = 4  # the addresses tell the direction
@@ -83,6 +83,15 @@ class CudaRuntime:
     def free_pinned(self, address: int) -> None:
         with self._device_guard(self._library):
             self._call(self._library.cudaFreeHost, address)
+
+    def pin(self, address: int, size: int) -> None:
+        """Pin host memory that something else has allocated. It takes as long as a copy of that size."""
+        with self._device_guard(self._library):
+            self._call(self._library.cudaHostRegister, address, size, _HOST_ALLOC_PORTABLE)
+
+    def unpin(self, address: int) -> None:
+        with self._device_guard(self._library):
+            self._call(self._library.cudaHostUnregister, address)
 
     def is_pinned(self, address: int) -> bool:
         """Return True if this is page-locked host memory."""
@@ -293,7 +302,8 @@ def _declared(library: _Library) -> _Library:
     library.cudaGetErrorString.restype = ctypes.c_char_p
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     library.cudaHostAlloc.argtypes = (ctypes.POINTER(pointer), size, ctypes.c_uint)
-    library.cudaFreeHost.argtypes = (pointer,)
+    library.cudaFreeHost.argtypes = library.cudaHostUnregister.argtypes = (pointer,)
+    library.cudaHostRegister.argtypes = (pointer, size, ctypes.c_uint)
     library.cudaMalloc.argtypes = (ctypes.POINTER(pointer), size)
     library.cudaFree.argtypes = (pointer,)
     library.cudaMemcpyAsync.argtypes = (pointer, pointer, size, ctypes.c_int, pointer)

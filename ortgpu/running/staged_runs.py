@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
+Place = Callable[[tuple[int, ...], np.dtype[Any]], "NDArray[Any] | None"]
+
 _KINDS = frozenset(DTYPES.values())
 
 # The number of runs that compute at a time, while others copy. More runs would share the GPU, end together and leave it
@@ -40,12 +42,13 @@ _AT_A_TIME = 2
 
 
 class StagedRuns:
-    """The staged runs of one session. Threads may share it."""
+    """The staged runs of one session. Threads may share it. ``place`` may return the array for a result."""
 
     def __init__(
         self, session: PinningSession, runtime: CudaRuntime, staged_from: int, threads: int | None, piece: int | None
     ) -> None:
         inner, device = session._sess, device_of(session)
+        self.place: Place | None = None
         self._staged_from = min(staged_from, IN_THREADS_FROM)
         self._inputs = _on_device(inner.inputs_meta, inner.input_meminfos, device.kind)
         self._outputs = _on_device(inner.outputs_meta, inner.output_meminfos, device.kind)
@@ -137,8 +140,9 @@ class StagedRuns:
             return result, Transfer(value.data_ptr(), result, None, value, is_pinned=False) if size else None
         # Not in pinned memory, which would save a copy. A forked child shares pinned memory with its parent, so its
         # results would change when the parent reuses the memory.
-        result = self._ordinary.empty(shape, dtype)
-        return result, Transfer.of(result, memory.try_empty(shape, dtype), value.data_ptr(), value)
+        placed = self.place(shape, dtype) if self.place is not None else None
+        result = self._ordinary.empty(shape, dtype) if placed is None else placed
+        return result, Transfer.of(result, memory.beside(result), value.data_ptr(), value)
 
 
 def _on_device(values: Iterable[Any], memories: Iterable[Any], kind: str) -> dict[str, bool]:

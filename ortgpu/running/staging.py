@@ -20,7 +20,7 @@ from .plain_runs import PlainRunner
 if TYPE_CHECKING:
     from ..provider.interfaces import VerifiedSession
     from .plain_runs import RunningSession
-    from .staged_runs import StagedRuns
+    from .staged_runs import Place, StagedRuns
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
@@ -64,6 +64,7 @@ class StagedRunner(PlainRunner):
         declared = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
         self._staged_from = 0 if declared else staged_from
         self._runs: StagedRuns | None = None
+        self.place: Place | None = None  # returns the array for a large result, or None; set before the first run
 
     def stages(self, feed: Any, limit: int) -> bool:
         return _largest(feed) >= limit
@@ -119,6 +120,7 @@ class StagedRunner(PlainRunner):
                 runtime = runtime_of(device_of(session))
                 if runtime is not None:
                     self._runs = StagedRuns(session, runtime, self._large, self._threads, self._piece)
+                    self._runs.place = self.place
             return self._runs
 
 

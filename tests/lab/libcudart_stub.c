@@ -15,7 +15,7 @@
  *
  * What a test asks:
  *
- *   stub_pinned_bytes, stub_device_bytes   of what was allocated and not freed
+ *   stub_pinned_bytes, stub_device_bytes   of what was allocated or registered, and not freed
  *   stub_allocations                       calls of cudaHostAlloc that succeeded
  *   stub_streams, stub_events              that were created and not destroyed
  *   stub_late_copies                       that are still to be made
@@ -36,7 +36,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_ALLOCATIONS = 4096, HOST = 1, DEVICE = 2 };
+enum { MAX_ALLOCATIONS = 4096, HOST = 1, DEVICE = 2, REGISTERED = 3 };
 
 typedef struct {
     char *address;
@@ -175,6 +175,31 @@ int cudaFreeHost(void *address) {
     FAIL_IF_TOLD();
     return release(address, HOST);
 }
+int cudaHostRegister(void *address, size_t size, unsigned flags) {
+    FAIL_IF_TOLD();
+    if (flags != 1) return result(1);
+    int code = 2;
+    pthread_mutex_lock(&lock);
+    for (int at = 0; at < MAX_ALLOCATIONS && code; at++) {
+        if (allocations[at].address) continue;
+        allocations[at] = (Allocation){address, size, REGISTERED};
+        code = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return result(code);
+}
+int cudaHostUnregister(void *address) {
+    FAIL_IF_TOLD();
+    int code = 713; /* cudaErrorHostMemoryNotRegistered */
+    pthread_mutex_lock(&lock);
+    for (int at = 0; at < MAX_ALLOCATIONS; at++) {
+        if (allocations[at].address != address || allocations[at].type != REGISTERED) continue;
+        allocations[at].address = NULL;
+        code = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return result(code);
+}
 int cudaMalloc(void **address, size_t size) {
     FAIL_IF_TOLD();
     return allocate(address, size, DEVICE);
@@ -196,7 +221,7 @@ static int type_of(const void *address) {
     for (int at = 0; at < MAX_ALLOCATIONS; at++) {
         char *from = allocations[at].address;
         if (from && from <= (const char *)address && (const char *)address < from + allocations[at].size)
-            type = allocations[at].type;
+            type = allocations[at].type == REGISTERED ? HOST : allocations[at].type;
     }
     pthread_mutex_unlock(&lock);
     return type;
@@ -377,7 +402,7 @@ int cudaEventElapsedTime(float *milliseconds, void *start, void *end) {
     return 0;
 }
 
-size_t stub_pinned_bytes(void) { return bytes_of(HOST); }
+size_t stub_pinned_bytes(void) { return bytes_of(HOST) + bytes_of(REGISTERED); }
 size_t stub_device_bytes(void) { return bytes_of(DEVICE); }
 int stub_allocations(void) { return allocated; }
 void stub_fail(int code) {

@@ -75,13 +75,13 @@ def test_an_interrupt_at_any_line_leaves_no_thread_and_no_session() -> None:
     found = child("""
         import linecache
         from ortgpu.session import opening
-        from ortgpu.session.pool import pool as pool_module
+        from ortgpu.session.pool import workers
         from ortgpu.environment.gpu.cuda import CudaState
 
         def no_gpu(*_):  # known beforehand: what takes long is finding out
             raise ortgpu.DriverNotFoundError("no driver")
 
-        opening.open_on_gpu, pool_module.initialise = no_gpu, lambda: CudaState(None, None, None)
+        opening.open_on_gpu, workers.initialise = no_gpu, lambda: CudaState(None, None, None)
 
         def is_with(frame):
             return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
@@ -91,7 +91,7 @@ def test_an_interrupt_at_any_line_leaves_no_thread_and_no_session() -> None:
             # those with `with`: Python traces them once more before it leaves the block, where no signal comes.
             lines = itertools.count(1)
             def trace(frame, event, _argument):
-                if not frame.f_code.co_filename.endswith("session/pool/pool.py"):
+                if not frame.f_code.co_filename.endswith(("session/pool/pool.py", "session/pool/workers.py")):
                     return None
                 if event == "line" and not is_with(frame) and next(lines) == number:
                     raise KeyboardInterrupt

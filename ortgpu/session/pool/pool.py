@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import operator
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,31 +19,35 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ...environment.gpu.cuda import initialise
 from ...errors import (
     ExecutionError,
     GPUError,
     PoisonedContextError,
     ProviderFailureError,
-    ProviderRequestError,
+    WorkerLostError,
     manual,
 )
 from ...model.files import ModelSource
 from ...process.background import Task, is_of_a_handler, uninterrupted
-from ...process.threads import FutureOutcome, Outcome, Threads
+from ...process.threads import FutureOutcome, Outcome
 from ...provider import lifetime, living
-from ...provider.devices import Device, DeviceRequest, as_request, check_form, choose_visible, ordinal_of
+from ...provider.devices import Device, DeviceRequest
 from ..lazily import gpu_session_class
-from ..request import NAMES, refuse_misspelt
+from ..request import NAMES, PINNED_MEMORY_LIMIT, refuse_misspelt
+from .workers import NotBegunError, Worker, check, choose_devices, is_lost, named, one_of, options_of_others, stop
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
 
+    from ...provider.interfaces import Value
     from ...running.feed_copies import FeedCopies
     from ...running.onnxruntimes import Results
     from ...running.pinned import PinnedMemory
     from ..gpu_session import GPUSession
     from .batching import Batched
+    from .isolated import HostCopies, ProcessWorker
+
+_LOOK = 0.01  # seconds between two looks at the requests that are left
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
@@ -60,15 +66,38 @@ class LostDevice:
     error: GPUError
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """The state of one worker of a pool: a session, and the threads or the process that serve it.
+
+    Attributes:
+        device: the device of its session.
+        state: "ready"; "replacing" while a process that died has no successor yet; "lost" if there is none; "closed".
+        pid: the process that the session is in; None while there is none.
+        restarts: the number of processes that were started in the place of one that died.
+        last_error: the error that says why the last one died, or why its GPU is lost; None if that never happened.
+        in_flight: the number of requests that it runs.
+    """
+
+    device: Device
+    state: str
+    pid: int | None
+    restarts: int
+    last_error: GPUError | None
+    in_flight: int
+
+
 @dataclass(slots=True)
 class _Request:
     output_names: Sequence[str] | None
     feed: Any  # None once it has run
     outcome: Outcome[Any]
+    has_begun: bool = False
+    lost_in: GPUError | None = None  # how the first worker process died that ran it
 
 
 class GPUSessionPool:
-    """A pool of sessions on several GPUs in one process, behind one ``run``.
+    """A pool of sessions on several GPUs, behind one ``run``: in this process, or each in a process of its own.
 
     Each request goes to the session with the fewest requests. Three threads or more serve each GPU. While the GPU
     computes one request, the inputs and outputs of others are copied through pinned memory, as in GPUSession.map.
@@ -77,6 +106,9 @@ class GPUSessionPool:
         model: path or bytes, as for GPUSession.
         devices: "all" GPUs that CUDA shows this process, or a sequence of ordinals, "cuda:1" or UUIDs.
         sessions_per_device: number of sessions on each GPU; each holds its own copy of the weights in GPU memory.
+        isolate: True opens each session in a worker process, which is replaced when it dies; see below.
+        deadline: seconds for a run with ``isolate``; a worker that takes longer is replaced. The first run of a shape
+            in a process may take two minutes, and opening a session ten.
         options: other arguments of GPUSession, by name, for every session; not ``device`` or ``cuda_graph``. With
             ``allow_cpu`` the sessions open on the CPU if no GPU can be used.
 
@@ -84,7 +116,8 @@ class GPUSessionPool:
         GPUError: a session could not be opened. The others are closed.
         DeviceNotFoundError: ``devices`` names a GPU that is not there.
         ProviderRequestError: ``devices`` names a GPU twice or none at all, or ``cuda_graph`` is set, which a pool
-            cannot use.
+            cannot use; or ``isolate`` is, and this is not Linux.
+        WorkerLostError: a worker process died while it opened its session.
         TypeError, ValueError: an argument is invalid, or its name looks misspelt.
         Exception: ONNX Runtime's own, if the GPU is not the cause.
 
@@ -98,9 +131,18 @@ class GPUSessionPool:
     pinned memory, which counts toward the ``pinned_memory_limit`` of a session. A pool does not pickle. In a forked
     child it raises ForkedSessionError.
 
-    Not promised: a pool does not survive a sticky CUDA error, such as an illegal memory access. CUDA requires a restart
-    of the process, whichever GPU caused the error. From then on every session and the pool raise PoisonedContextError.
-    To survive it, run a process for each GPU. Requests run in no fixed order; only the results of :meth:`map` have one.
+    With ``isolate=True`` a pool survives a sticky CUDA error, such as an illegal memory access, a crash, the OOM killer
+    and a run that hangs. A worker process that dies, or takes longer than ``deadline``, is replaced, and :meth:`health`
+    says so. A request that it was running runs once more on another one. If that one dies too, the request raises
+    WorkerLostError. A worker whose session cannot be opened again in half a minute is given up, and its GPU is lost
+    when none is left on it. The calling process then does not use CUDA, and does not import ONNX Runtime. Feeds hold
+    NumPy arrays of numbers, or arrays of other libraries on the CPU. They are copied once, and so are results, through
+    memory that both processes share. A worker that replaces another one opens the file of the model again.
+
+    Not promised: without ``isolate``, a pool does not survive a sticky CUDA error. CUDA requires a restart of the
+    process, whichever GPU caused the error. From then on every session and the pool raise PoisonedContextError. With
+    ``isolate``, requests that run in one worker at the same time share its fate, so that one may fail because of two
+    others. Requests run in no fixed order; only the results of :meth:`map` have one.
     """
 
     def __init__(
@@ -108,6 +150,9 @@ class GPUSessionPool:
         model: str | bytes | os.PathLike[str],
         devices: str | Iterable[Device | DeviceRequest] = "all",
         sessions_per_device: int = 1,
+        *,
+        isolate: bool = False,
+        deadline: float | None = None,
         **options: Any,
     ) -> None:
         self._pid = os.getpid()
@@ -117,18 +162,30 @@ class GPUSessionPool:
         self._waiting: deque[_Request] = deque()
         self._serving: tuple[Worker, ...] = ()
         self._lost: tuple[LostDevice, ...] = ()
+        self._in_hand = 0  # requests that threads have taken and not answered yet
         self._closed = False
         self._closed_itself = False
+        self._is_draining = False
         if "device" in options:
             raise TypeError("a pool has devices=, a sequence, and no device=")
-        refuse_misspelt("GPUSessionPool", options.keys() - set(NAMES), ("sessions_per_device",))
-        self._copies: FeedCopies | None = None
+        refuse_misspelt("GPUSessionPool", options.keys() - set(NAMES), ("sessions_per_device", "isolate", "deadline"))
+        if deadline is not None and not (isolate and 0 < deadline < math.inf):
+            raise ValueError(f"deadline must be a number of seconds, with isolate=True, not {deadline!r}")
+        self._is_isolated = isolate
+        self._pinned_memory_limit = options.get("pinned_memory_limit", PINNED_MEMORY_LIMIT)
+        self._copies: FeedCopies | HostCopies | None = None
         self._workers: list[Worker] = []
         # Close too if the pool is dropped without close(), or the interpreter ends.
         self._stop = weakref.finalize(self, _end, weakref.ref(self), self._workers, self._pid)
         try:
             number = operator.index(sessions_per_device)
-            open_workers(self._workers, model, devices, number, options, gpu_session_class)
+            if isolate:
+                from .isolated import open_processes  # not above: it imports numpy, and a session diagnoses its absence
+
+                tell = functools.partial(_notice, weakref.ref(self))
+                open_processes(self._workers, model, devices, number, options, deadline, tell)
+            else:
+                open_workers(self._workers, model, devices, number, options, gpu_session_class)
         except BaseException:
             self.close()
             raise
@@ -140,13 +197,13 @@ class GPUSessionPool:
 
     @property
     def sessions(self) -> tuple[GPUSession, ...]:
-        """The open GPUSessions that serve requests."""
-        return tuple(worker.session for worker in self._serving)
+        """The open GPUSessions that serve requests; none with ``isolate``, whose sessions are in other processes."""
+        return tuple(worker.session for worker in self._serving if isinstance(worker, SessionWorker))
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The GPUs that serve requests, each once, in the order of ``devices``."""
-        by_place = {worker.place: worker.session.device for worker in self._serving}
+        by_place = {worker.place: worker.device for worker in self._serving}
         return tuple(by_place[place] for place in sorted(by_place))
 
     @property
@@ -154,9 +211,54 @@ class GPUSessionPool:
         """The GPUs that were removed, in the order of their removal."""
         return self._lost
 
+    @property
+    def queued(self) -> int:
+        """The number of requests that wait for a session."""
+        with self._lock:
+            return len(self._waiting) + sum(len(worker.assigned) for worker in self._serving)
+
     def __len__(self) -> int:
         """Return the number of sessions that serve requests."""
         return len(self._serving)
+
+    def health(self) -> tuple[WorkerHealth, ...]:
+        """Return the state of each worker, in the order in which they were opened. A death shows within a second.
+
+        Raises ForkedSessionError in a forked child.
+        """
+        self._refuse_after_fork()
+        return tuple(self._health_of(worker) for worker in self._workers)
+
+    def _health_of(self, worker: Worker) -> WorkerHealth:
+        state, error = worker.state, worker.last_error
+        if self._closed:
+            state = "closed"
+        elif worker not in self._serving:
+            state = "lost"
+            error = next((lost.error for lost in self._lost if lost.device == worker.device), error)
+        return WorkerHealth(worker.device, state, worker.pid, worker.restarts, error, worker.busy)
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Refuse new requests, and wait until those that wait or run have ended. The sessions stay open.
+
+        Call :meth:`close` after it. New requests raise ExecutionError. Not to be called in a callback of a future.
+
+        Raises:
+            TimeoutError: after ``timeout`` seconds some still wait or run. The pool goes on refusing new ones.
+            ForkedSessionError: the pool was opened in a parent process.
+        """
+        self._refuse_after_fork()
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        self._is_draining = True
+        self._make_room()  # for whoever waits for a place, and is refused
+        while True:
+            with self._lock:
+                running, waiting = self._in_hand, self.queued
+            if not running and not waiting:
+                return
+            if time.monotonic() >= until:
+                raise TimeoutError(f"after {timeout} s, {running} requests still run and {waiting} wait")
+            time.sleep(_LOOK)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Results:
         """Run the model on the least busy session, as InferenceSession.run does; the class says what is raised."""
@@ -207,16 +309,21 @@ class GPUSessionPool:
 
     def _copied(self, feed: Any, waits: Iterable[Callable[[], object]]) -> tuple[Any, bool]:
         """Copy a feed, as :meth:`ortgpu.running.feed_copies.FeedCopies.of` does."""
+        if self._is_isolated:
+            from .isolated import HostCopies, host_arrays
+
+            self._copies = self._copies or HostCopies(self._pinned_memory_limit)
+            return self._copies.of(host_arrays(feed), waits)
         from ...running.device_arrays import refuse_on_gpu, with_values
         from ...running.feed_copies import FeedCopies
 
         refuse_on_gpu(feed)
         if self._copies is None:
-            session = self._workers[0].session
+            session = self._sessions_of(self._workers)[0].session
             # Use copying threads of our own, since those of a session are busy with its runs.
             ordinal = -1 if lifetime.device_of(session).is_gpu else None
             self._copies = FeedCopies(self._memories, session._pinned_memory_limit, ordinal)
-        serving = self._serving
+        serving = self._sessions_of(self._serving)
         try:
             feed = (with_values(serving[0].session, feed) if serving else None) or feed
         except Exception as error:
@@ -226,17 +333,21 @@ class GPUSessionPool:
         return self._copies.of(feed, waits)
 
     def _as_it_is_now(self, feed: Any) -> Any:
+        self._refuse_after_fork()
+        if self._is_isolated:
+            from .isolated import host_arrays
+
+            return host_arrays(feed)
         from ...running.device_arrays import refuse_on_gpu
         from ...running.pipeline import as_it_is_now
 
-        self._refuse_after_fork()
         refuse_on_gpu(feed)
         return as_it_is_now(feed)
 
     def _memories(self) -> list[PinnedMemory]:
         from ...running.pinned import memory_of
 
-        return [memory_of(worker.session) for worker in self._serving if lifetime.error_of(worker.session) is None]
+        return [memory_of(session) for session in self.sessions if lifetime.error_of(session) is None]
 
     def map(
         self,
@@ -274,12 +385,11 @@ class GPUSessionPool:
         self._refuse_after_fork()
         if self._is_over:
             raise self._why_over()
-        session = self._serving[0].session
         return Batched(
             self.run,
-            (session.get_inputs(), session.get_outputs()),
+            self._serving[0].declared,
             self._memories,
-            session._pinned_memory_limit,
+            self._pinned_memory_limit,
             sessions=len(self),
             threads=self._limit,
             max_batch=max_batch,
@@ -314,9 +424,13 @@ class GPUSessionPool:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a GPUSessionPool does not pickle: open one where it is used, or send a GPUSession, which does")
 
+    @staticmethod
+    def _sessions_of(workers: Iterable[Worker]) -> list[SessionWorker]:
+        return [worker for worker in workers if isinstance(worker, SessionWorker)]
+
     @property
     def _is_over(self) -> bool:
-        return self._closed or not self._serving
+        return self._closed or self._is_draining or not self._serving
 
     # Changes of several fields happen only in threads of the pool. An interrupt, which comes in the main thread, could
     # leave such a change half done and a request unanswered.
@@ -339,7 +453,7 @@ class GPUSessionPool:
                 raise self._why_over()
             if len(self._waiting) >= limit:
                 return False
-            worker = min(self._serving, key=_by_load)
+            worker = min(self._serving, key=lambda each: (not each.capacity, _by_load(each)))
             if self._waiting or _by_load(worker) >= worker.capacity:
                 self._waiting.append(request)  # a thread that has answered takes the next one
             else:
@@ -355,7 +469,11 @@ class GPUSessionPool:
     def _serve(self, worker: Worker) -> None:
         try:
             while (request := self._take(worker)) is not None:
-                self._answer(worker, request)
+                try:
+                    self._answer(worker, request)
+                finally:
+                    with self._lock:
+                        self._in_hand -= 1
         except BaseException:  # for instance SystemExit in a callback of a future; other requests may be waiting
             self._wake(worker)
             raise
@@ -366,11 +484,12 @@ class GPUSessionPool:
         with self._lock:
             if worker.assigned:
                 found = worker.assigned
-            elif worker in self._serving and self._waiting:
+            elif worker in self._serving and worker.capacity and self._waiting:
                 found = self._waiting
             else:
                 return None
             worker.busy += 1
+            self._in_hand += 1
             self._make_room()
             return found.popleft()
 
@@ -380,15 +499,20 @@ class GPUSessionPool:
 
     def _answer(self, worker: Worker, request: _Request) -> None:
         outcome = request.outcome
-        if not outcome.begin():  # it was cancelled
+        if not (request.has_begun or outcome.begin()):  # it was cancelled
             request.feed = None
             self._release(worker)
             outcome.drop()
             return
+        request.has_begun = True
         try:
             outputs, error = self._run_on(worker, request.output_names, request.feed), None
         except BaseException as raised:  # noqa: BLE001 - the outcome raises it
             outputs, error = None, raised
+            if isinstance(raised, (NotBegunError, WorkerLostError)):
+                if self._is_put_back(worker, request, raised):
+                    return
+                error = self._why_not_run(request, raised)
         request.feed = None  # free its memory before the waiting thread goes on
         self._release(worker)
         # Answer after the thread counts as free, and without the lock, because a callback of a future may submit.
@@ -398,23 +522,52 @@ class GPUSessionPool:
             outcome.fail(error)
             del request, outcome, error  # break the cycle: outcome, exception, this frame
 
+    def _is_put_back(self, worker: Worker, request: _Request, error: Exception) -> bool:
+        """Queue the request again, as the next one, if its process did not see it or was the first that it lost."""
+        if isinstance(error, WorkerLostError):
+            if request.lost_in is not None:
+                return False
+            request.lost_in = lifetime.fresh_copy(error)
+        with self._lock:
+            if self._closed or not self._serving:
+                return False
+            worker.busy -= 1
+            self._waiting.appendleft(request)
+            self._wake_idle()
+        return True
+
+    def _wake_idle(self) -> None:
+        """Wake a thread for each waiting request, as far as there are idle ones. A thread may find no request."""
+        left = len(self._waiting)
+        for worker in self._serving:
+            for _ in range(min(left, worker.capacity - _by_load(worker))):
+                self._wake(worker)
+                left -= 1
+
+    def _why_not_run(self, request: _Request, error: Exception) -> GPUError:
+        if not isinstance(error, WorkerLostError):
+            return self._why_over()
+        if request.lost_in is None or request.lost_in.summary == error.summary:
+            return error
+        from .isolated import twice_lost
+
+        return twice_lost(request.lost_in, error)
+
     def _run_on(self, worker: Worker, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Any:
         """Return the outputs. If the GPU may be at fault, run on another GPU."""
-        from ...running.pipeline import staged_run  # not above: it imports numpy, and a session diagnoses its absence
-
         try:
-            return staged_run(worker.session, output_names, feed)
+            return worker.run(output_names, feed)
         except (PoisonedContextError, ProviderFailureError) as error:
-            lost = _is_lost(worker, error)
+            lost = worker.has_lost(error)
             if lost:
                 self._take_out(worker, error, lost=lost)
             other = self._borrow_other_than(worker)
             if other is None:
                 raise
             try:
-                outputs = staged_run(other.session, output_names, feed)
+                outputs = other.run(output_names, feed)
             except (PoisonedContextError, ProviderFailureError) as again:
-                if _is_lost(other, again):
+                if other.has_lost(again):
                     self._take_out(other, again, lost=True)
                 raise
             finally:
@@ -427,7 +580,7 @@ class GPUSessionPool:
     def _borrow_other_than(self, worker: Worker) -> Worker | None:
         """Return the least busy worker of another GPU, counted as busy until it is released. None if there is none."""
         with self._lock:
-            others = [each for each in self._serving if each.place != worker.place]
+            others = [each for each in self._serving if each.place != worker.place and each.capacity]
             other = min(others, key=_by_load) if others else None
             if other is not None:
                 other.busy += 1
@@ -438,12 +591,18 @@ class GPUSessionPool:
             worker.busy -= 1
 
     def _take_out(self, worker: Worker, error: ExecutionError, *, lost: bool) -> None:
-        """Remove the GPU of ``worker`` from the pool, and GPUs whose sessions refuse because of the same error."""
+        """Remove the GPU of ``worker`` from the pool, and GPUs whose sessions refuse because of the same error.
+
+        A worker process is replaced instead.
+        """
+        if not isinstance(worker, SessionWorker):
+            worker.replace(error)
+            return
         poisoned = isinstance(error, PoisonedContextError)
         with self._lock:
             gone = [
                 each
-                for each in self._serving
+                for each in self._sessions_of(self._serving)
                 if each.place == worker.place or (poisoned and lifetime.error_of(each.session) is not None)
             ]
             if not lost and len(gone) == len(self._serving):
@@ -460,13 +619,29 @@ class GPUSessionPool:
         if not self._serving:
             self._refuse_waiting()
 
+    def _notice(self, worker: ProcessWorker) -> None:
+        """Serve by a worker that has a new process, or serve the requests of one that has none by others."""
+        with self._lock:
+            if worker.is_lost:
+                self._serving = tuple(each for each in self._serving if each is not worker)
+                error = worker.last_error
+                if error is not None and worker.place not in [each.place for each in self._serving]:
+                    self._lost += (LostDevice(worker.device, error),)
+                    logger.warning("%s is out of the pool [%s]: %s", worker.device, error.code, error.summary)
+            if not worker.capacity:
+                self._waiting.extendleft(reversed(worker.assigned))
+                worker.assigned.clear()
+            self._wake_idle()
+        if not self._serving:
+            self._refuse_waiting()
+
     def _refuse_waiting(self) -> None:
         with self._lock:
             dropped = list(self._waiting)
             self._waiting.clear()
             self._make_room()
         for request in dropped:
-            if request.outcome.begin():
+            if request.has_begun or request.outcome.begin():
                 request.outcome.fail(self._why_over())
             else:
                 request.outcome.drop()
@@ -489,6 +664,11 @@ class GPUSessionPool:
             )
         if self._closed:
             return ExecutionError("this GPUSessionPool is closed", fixes=[manual("open a new GPUSessionPool")])
+        if self._serving:
+            return ExecutionError(
+                "this GPUSessionPool takes no more requests: drain() was called",
+                fixes=[manual("open a new GPUSessionPool")],
+            )
         causes = [lost.error for lost in self._lost]
         evidence = [f"{lost.device}: {lost.error.summary}" for lost in self._lost]
         for cause in causes:
@@ -520,6 +700,12 @@ def _end(pool: weakref.ref[GPUSessionPool], workers: Sequence[Worker], pid: int)
     stop(workers, pid)
 
 
+def _notice(pool: weakref.ref[GPUSessionPool], worker: ProcessWorker) -> None:
+    told = pool()
+    if told is not None:
+        told._notice(worker)
+
+
 def _wait_for(reference: weakref.ref[Outcome[Any]]) -> None:
     """Wait for an outcome. One that nobody refers to has ended already."""
     outcome = reference()
@@ -531,33 +717,34 @@ def _by_load(worker: Worker) -> int:
     return worker.busy + len(worker.assigned)
 
 
-def _is_lost(worker: Worker, error: ExecutionError) -> bool:
-    """Return True if the error says that the GPU or its context is lost, and the driver does not contradict it."""
-    from ...diagnosis.messages import cuda_codes
-
-    if isinstance(error, ProviderFailureError):
-        said = error.library == "CUDA" and error.status in [cuda_codes.name_of(code) for code in cuda_codes.LOST]
-        refuses = lifetime.error_of(worker.session) is not None
-        return said and (refuses or not lifetime.gpu_works(lifetime.device_of(worker.session).ordinal))
-    return isinstance(error, PoisonedContextError)
+# The sessions of this process with the threads that call them, opened together and closed together
 
 
-# The sessions with the threads that call them, opened together and closed together
-
-
-class Worker(Threads):
-    """A session and the threads that call it. ``place`` is the index of its GPU among those of the pool."""
+class SessionWorker(Worker):
+    """A session of this process, and the threads that call it."""
 
     def __init__(self, session: GPUSession, place: int) -> None:
-        super().__init__(f"ortgpu-pool-{place}")
+        super().__init__(place)
         self.session = session
-        self.place = place
-        self.assigned: deque[Any] = deque()  # requests for which threads were woken
-        self.busy = 0  # running requests
 
     @property
-    def capacity(self) -> int:
-        return len(self.threads)
+    def device(self) -> Device:
+        return self.session.device
+
+    @property
+    def declared(self) -> tuple[Sequence[Value], Sequence[Value]]:
+        return self.session.get_inputs(), self.session.get_outputs()
+
+    def run(self, output_names: Any, feed: Any) -> Any:
+        from ...running.pipeline import staged_run  # not above: it imports numpy, and a session diagnoses its absence
+
+        return staged_run(self.session, output_names, feed)
+
+    def has_lost(self, error: ExecutionError) -> bool:
+        return is_lost(self.session, error)
+
+    def close(self) -> None:
+        self.session.close()
 
 
 def open_workers(
@@ -573,73 +760,16 @@ def open_workers(
     The first session opens in this thread, so that its warnings name the caller and a general fault is diagnosed only
     once. The others open together, in threads. After an error ``workers`` has those that are open.
     """
-    if sessions_per_device < 1:
-        raise ValueError(f"sessions_per_device must be at least 1, not {sessions_per_device}")
-    if options.get("cuda_graph"):
-        raise ProviderRequestError(
-            "a GPUSessionPool cannot replay CUDA graphs",
-            evidence=[
-                "while one is captured, CUDA refuses GPU memory to all threads, and its other sessions need some"
-            ],
-            fixes=[
-                manual("leave cuda_graph out, or give each GPU a process, with a GPUSession(cuda_graph=True) in it")
-            ],
-            requested="cuda_graph",
-        )
-    chosen = _choose(devices)
+    check(sessions_per_device, options)
+    chosen = choose_devices(named(devices))
     places = [place for _ in range(sessions_per_device) for place in range(len(chosen))]
     opened: dict[int, GPUSession] = {}  # filled by threads: an interrupt here loses no session
     try:
         _open_sessions(opened, functools.partial(session_class(), model), [chosen[place] for place in places], options)
     finally:
-        workers += [Worker(opened[number], places[number]) for number in sorted(opened)]
+        workers += [SessionWorker(opened[number], places[number]) for number in sorted(opened)]
     for worker in workers:
         worker.start(-(-_THREADS_PER_DEVICE // sessions_per_device))
-
-
-def stop(workers: Sequence[Worker], pid: int) -> None:
-    """End the threads of all workers, then close their sessions. Does nothing in a child forked from ``pid``."""
-    if os.getpid() == pid:
-        for worker in workers:
-            worker.stop()
-        try:
-            for worker in workers:
-                worker.wait()
-        finally:  # after an interrupt the threads end all the same
-            for worker in workers:
-                worker.session.close()
-
-
-def _choose(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest]:
-    """Return the devices to open sessions on: ordinals if the driver lists any, else as they were named."""
-    everything = isinstance(devices, str) and devices == "all"  # an array compares elementwise
-    if not everything and (isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable)):
-        raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
-    named: list[DeviceRequest] = [] if everything else [as_request(device) for device in devices]
-    if not everything and not named:
-        raise _refused("devices names no GPU", named, "name at least one, or leave devices out for all")
-    for device in named:
-        check_form(device)
-    cuda = initialise()
-    shown = cuda.devices
-    if everything:
-        return [device.ordinal for device in shown or ()] or [None]
-    if shown:
-        requests: list[DeviceRequest] = [choose_visible(device, cuda).ordinal for device in named]
-    else:  # a session raises the reason, or opens on the CPU
-        requests = named
-    keys = [str(each).lower() if ordinal_of(each) is None else ordinal_of(each) for each in requests]
-    for position, key in enumerate(keys):
-        if key in keys[:position]:
-            what = f"devices names one GPU twice: as {named[keys.index(key)]!r} and as {named[position]!r}"
-            raise _refused(what, named, "name each GPU once; sessions_per_device opens several sessions on each")
-    return requests
-
-
-def _refused(what: str, devices: Sequence[DeviceRequest], remedy: str) -> ProviderRequestError:
-    return ProviderRequestError(
-        what, evidence=[f"devices={list(devices)!r}"], fixes=[manual(remedy)], requested=tuple(devices)
-    )
 
 
 def _open_sessions(
@@ -657,11 +787,7 @@ def _open_sessions(
         for number in others:
             open_one(number)
         return
-    # The first session has warned of nodes on the CPU, and placement is the same for all. If it is on a GPU, the others
-    # must not go to the CPU, where their share of the requests would hold up the rest.
-    options = {**options, "allow_cpu": False}
-    if options.get("cpu_nodes", "warn") == "warn":
-        options["cpu_nodes"] = "allow"
+    options = options_of_others(options)
     tasks = [Task(functools.partial(open_one, number), f"ortgpu-open-{devices[number]}") for number in others]
     errors: list[BaseException] = []
     for task in tasks:
@@ -671,17 +797,8 @@ def _open_sessions(
             errors.append(error)
     if errors:
         try:
-            raise _one_of(errors)
+            raise one_of(errors)
         finally:
             del errors, task, tasks  # its traceback holds this frame
     for number in others:
         living.attribute(opened[number], to=opened[0])
-
-
-def _one_of(errors: Sequence[BaseException]) -> BaseException:
-    """Return the error to raise: an interrupt if there is one, else the first error with the others attached."""
-    interrupt = next((error for error in errors if not isinstance(error, Exception)), None)
-    first, *others = errors
-    if interrupt is None and isinstance(first, GPUError):
-        first.with_others((*first.others, *(other for other in others if isinstance(other, GPUError))))
-    return interrupt or first

@@ -1,0 +1,266 @@
+"""Messages between two processes, with arrays in memory that both see.
+
+Each array is copied once, into the memory of the process that sends it. The memory is a file without a name that ends
+with its last user. Its pages are allocated before they are used, so that nobody gets SIGBUS when the machine is full.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import pickle
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ExecutionError, manual
+
+# Bytes that one end keeps for its next arrays. More, of a request that was larger than most, is freed after it.
+KEPT = 256 << 20
+
+_ALIGNMENT = 256  # bytes, as CUDA aligns memory
+_LENGTH = struct.Struct("<Q")
+
+_Place = tuple[np.dtype[Any], tuple[int, ...], int]  # an array's type, shape, and offset in bytes
+Pin = Callable[[int, int], Callable[[], None]]  # pins bytes from an address on, and returns the function that unpins
+
+
+def _nothing() -> None:
+    pass
+
+
+class Channel:
+    """One end of a socket for messages, each with at most one descriptor. One thread at a time uses it."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, message: object, descriptor: int | None = None) -> None:
+        """Send a message. Raises OSError if the other end is gone."""
+        self._end.settimeout(None)
+        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        data = memoryview(_LENGTH.pack(len(body)) + body)
+        if descriptor is not None:
+            data = data[socket.send_fds(self._end, [data], [descriptor]) :]
+        self._end.sendall(data)
+
+    def receive(self, timeout: float | None = None) -> tuple[Any, int | None]:
+        """Return a message, and the descriptor that came with it, which the caller closes.
+
+        Raises:
+            EOFError: the other end is gone.
+            TimeoutError: nothing came for ``timeout`` seconds. The channel is of no use after that.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        self._end.settimeout(timeout)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._end, _LENGTH.size, 1, socket.MSG_CMSG_CLOEXEC)
+            descriptor = descriptors[0] if descriptors else None
+            try:
+                if len(data) < _LENGTH.size:
+                    data += self._exactly(_LENGTH.size - len(data), until, is_begun=bool(data))
+                return pickle.loads(self._exactly(_LENGTH.unpack(data)[0], until)), descriptor  # noqa: S301 - of our own
+            except BaseException:
+                if descriptor is not None:
+                    os.close(descriptor)
+                raise
+        except ConnectionError:
+            raise EOFError from None
+
+    def _exactly(self, size: int, until: float | None, *, is_begun: bool = True) -> bytearray:
+        data = bytearray(size)
+        rest = memoryview(data)
+        while rest and is_begun:
+            if until is not None:
+                self._end.settimeout(max(until - time.monotonic(), 0.001))
+            count = self._end.recv_into(rest)
+            is_begun, rest = bool(count), rest[count:]
+        if rest:
+            raise EOFError
+        return data
+
+    def shut(self) -> None:
+        """End the channel for both sides, also if a forked child has a copy of this end."""
+        with suppress(OSError):  # the other side did
+            self._end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._end.close()
+
+
+class SharedArrays:
+    """Arrays in memory that one process writes and another one reads. ``number`` is that of the memory, 0 for none."""
+
+    def __init__(self, pin: Pin | None = None) -> None:
+        self.number = 0
+        self._pin = pin
+        self._unpin = _nothing
+        self._count = 0
+        self._map: mmap.mmap | None = None
+        self._size = self._used = 0
+
+    def map(self, descriptor: int, number: int) -> None:
+        """Take the memory under a descriptor instead of the present one."""
+        self.drop()
+        size = os.fstat(descriptor).st_size
+        try:
+            self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            raise _no_room(size, error) from None
+        self._size, self.number = size, number
+        if self._pin is not None:
+            self._unpin = self._pin(self._address(), size)
+
+    def drop(self) -> None:
+        """Let the memory go. Arrays in it keep it, but not pinned."""
+        unpin, self._unpin = self._unpin, _nothing
+        unpin()
+        self._map, self._size, self._used, self.number = None, 0, 0, 0
+
+    def drop_if_large(self) -> None:
+        if self._size > KEPT:
+            self.drop()
+
+    def array(self, place: _Place) -> NDArray[Any]:
+        dtype, shape, offset = place
+        if not math.prod(shape) * dtype.itemsize:
+            return np.empty(shape, dtype)
+        return np.ndarray(shape, dtype, self._map, offset)
+
+    def begin(self) -> None:
+        """Forget the arrays of the last message."""
+        self._used = 0
+
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """Return an array in the memory for the next message, or None if there is no room."""
+        offset, end = self._used, self._used + _aligned(math.prod(shape) * dtype.itemsize)
+        if end > self._size or end == offset:
+            return None
+        self._used = end
+        return self.array((dtype, shape, offset))
+
+    def put(self, arrays: Sequence[NDArray[Any]]) -> tuple[list[_Place], int | None]:
+        """Copy arrays that are not from :meth:`try_empty` into the memory.
+
+        Return their places, and the descriptor of the memory if it is new to the other side; the caller closes it.
+
+        Raises:
+            ExecutionError: there is no room for them.
+        """
+        base, descriptor = self._address(), None
+        offsets = [array.__array_interface__["data"][0] - base for array in arrays]
+        pairs = list(zip(arrays, offsets, strict=True))
+        is_there = [bool(array.nbytes) and 0 <= offset < self._size for array, offset in pairs]
+        missing = sum(_aligned(array.nbytes) for array, there in zip(arrays, is_there, strict=True) if not there)
+        if self._used + missing > self._size:
+            is_there = [False] * len(arrays)
+            self._count += 1
+            descriptor = _new_memory(sum(_aligned(array.nbytes) for array in arrays))
+            try:
+                self.map(descriptor, self._count)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        for number, array in enumerate(arrays):
+            if not is_there[number]:
+                offsets[number] = self._used
+                self._used += _aligned(array.nbytes)
+                np.copyto(self.array((array.dtype, array.shape, offsets[number])), array)  # releases the lock
+        return [(array.dtype, array.shape, offset) for array, offset in zip(arrays, offsets, strict=True)], descriptor
+
+    def _address(self) -> int:
+        address: int = np.frombuffer(self._map, np.uint8).ctypes.data if self._map is not None else 0
+        return address
+
+
+class Exchange:
+    """Messages with arrays in both directions. One thread at a time uses it.
+
+    Each message says which memory of the other side this one has, so that what got lost is sent again.
+    """
+
+    def __init__(self, channel: Channel, pin: Pin | None = None) -> None:
+        self.channel = channel
+        self.ours = SharedArrays(pin)
+        self.theirs = SharedArrays(pin)
+
+    def send(self, message: object, arrays: Sequence[NDArray[Any]] = ()) -> None:
+        """Send a message with arrays.
+
+        Raises:
+            ExecutionError: there is no room for the arrays. Nothing was sent.
+            OSError: the other side is gone.
+        """
+        descriptor = None
+        try:
+            places, descriptor = self.ours.put(arrays)
+            self.channel.send((message, places, self.ours.number, self.theirs.number), descriptor)
+        except BaseException:
+            self.ours.begin()
+            if descriptor is not None:  # which the other side did not get
+                self.ours.drop()
+            raise
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def receive(self, timeout: float | None = None) -> tuple[Any, list[NDArray[Any]]]:
+        """Return a message, with arrays that last until the next one.
+
+        Raises:
+            EOFError, TimeoutError: as :meth:`Channel.receive`.
+            ExecutionError: there is no room for the arrays. The exchange goes on.
+        """
+        (message, places, number, have), descriptor = self.channel.receive(timeout)
+        if have != self.ours.number:
+            self.ours.drop()
+        self.ours.begin()
+        if descriptor is not None:
+            try:
+                self.theirs.map(descriptor, number)
+            finally:
+                os.close(descriptor)
+        if number != self.theirs.number and any(math.prod(shape) for _, shape, _ in places):
+            raise _no_room(0, None)  # the system dropped the descriptor on its way
+        return message, [self.theirs.array(place) for place in places]
+
+    def close(self) -> None:
+        self.ours.drop()
+        self.theirs.drop()
+        self.channel.close()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _new_memory(size: int) -> int:
+    """Return the descriptor of new memory with room for at least ``size`` bytes."""
+    step = max(1 << 16, 1 << max(size.bit_length() - 3, 0))  # larger in steps, so that it seldom has to grow
+    size = -(-size // step) * step
+    descriptor = None
+    try:
+        descriptor = os.memfd_create("ortgpu-pool")
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if descriptor is not None:
+            os.close(descriptor)
+        raise _no_room(size, error) from None
+    return descriptor
+
+
+def _no_room(size: int, error: OSError | None) -> ExecutionError:
+    return ExecutionError(
+        "there is no room for the arrays of this request in memory that two processes share",
+        evidence=[f"{size} bytes: {error}" if error is not None else "this process cannot open more files"],
+        fixes=[
+            manual("send smaller batches, or give the process and its container more memory or open files (ulimit -n)")
+        ],
+    )

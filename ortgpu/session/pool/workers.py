@@ -1,0 +1,170 @@
+"""A worker of a pool: the threads that call one session. And what all pools check when they open."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...environment.gpu.cuda import initialise
+from ...errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, ProviderRequestError, manual
+from ...process.threads import Threads
+from ...provider import lifetime
+from ...provider.devices import Device, DeviceRequest, as_request, check_form, choose_visible, ordinal_of
+from ...provider.interfaces import Opened, Value
+
+
+class NotBegunError(Exception):
+    """A request did not reach the session of a worker, and can run on another one."""
+
+
+class Worker(Threads):
+    """Threads that serve requests on one GPU. ``place`` is the index of that GPU among those of the pool."""
+
+    restarts = 0
+    last_error: GPUError | None = None
+
+    def __init__(self, place: int) -> None:
+        super().__init__(f"ortgpu-pool-{place}")
+        self.place = place
+        self.assigned: deque[Any] = deque()  # requests for which threads were woken
+        self.busy = 0  # running requests
+
+    @property
+    def capacity(self) -> int:
+        """The number of requests that it can run at a time; 0 while it can run none."""
+        return len(self.threads)
+
+    @property
+    def state(self) -> str:
+        return "ready"
+
+    @property
+    def pid(self) -> int | None:
+        """The process that its session is in."""
+        return os.getpid()
+
+    @property
+    def device(self) -> Device:
+        """The device of its session, once one was opened."""
+        raise NotImplementedError
+
+    @property
+    def declared(self) -> tuple[Sequence[Value], Sequence[Value]]:
+        """The inputs and outputs of the model."""
+        raise NotImplementedError
+
+    def run(self, output_names: Any, feed: Any) -> Any:
+        """Run a request. Raises NotBegunError, WorkerLostError, or as the session raises."""
+        raise NotImplementedError
+
+    def has_lost(self, error: ExecutionError) -> bool:
+        """Return True if ``error`` of a run says that the session, which goes on refusing, has lost its GPU."""
+        return False
+
+    def replace(self, error: ExecutionError) -> None:
+        """Have another process take the place of this one, whose runs raise ``error`` where others succeed."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the session, once the threads have ended."""
+        raise NotImplementedError
+
+
+def check(sessions_per_device: int, options: Mapping[str, Any]) -> None:
+    """Raise ValueError or ProviderRequestError for what no pool can do."""
+    if sessions_per_device < 1:
+        raise ValueError(f"sessions_per_device must be at least 1, not {sessions_per_device}")
+    if options.get("cuda_graph"):
+        raise ProviderRequestError(
+            "a GPUSessionPool cannot replay CUDA graphs",
+            evidence=[
+                "while one is captured, CUDA refuses GPU memory to all threads, and its other sessions need some"
+            ],
+            fixes=[
+                manual("leave cuda_graph out, or give each GPU a process, with a GPUSession(cuda_graph=True) in it")
+            ],
+            requested="cuda_graph",
+        )
+
+
+def stop(workers: Sequence[Worker], pid: int) -> None:
+    """End the threads of all workers, then close their sessions. Does nothing in a child forked from ``pid``."""
+    if os.getpid() == pid:
+        for worker in workers:
+            worker.stop()
+        try:
+            for worker in workers:
+                worker.wait()
+        finally:  # after an interrupt the threads end all the same
+            for worker in workers:
+                worker.close()
+
+
+def named(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest] | None:
+    """Return the devices that a caller names; None for all. Raises TypeError, ProviderRequestError."""
+    if isinstance(devices, str) and devices == "all":  # an array compares elementwise
+        return None
+    if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
+        raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
+    found: list[DeviceRequest] = [as_request(device) for device in devices]
+    if not found:
+        raise _refused("devices names no GPU", found, "name at least one, or leave devices out for all")
+    for device in found:
+        check_form(device)
+    return found
+
+
+def choose_devices(devices: list[DeviceRequest] | None) -> list[DeviceRequest]:
+    """Return the devices to open sessions on: ordinals if the driver lists any, else as they were named."""
+    cuda = initialise()
+    shown = cuda.devices
+    if devices is None:
+        return [device.ordinal for device in shown or ()] or [None]
+    if shown:
+        requests: list[DeviceRequest] = [choose_visible(device, cuda).ordinal for device in devices]
+    else:  # a session raises the reason, or opens on the CPU
+        requests = devices
+    keys = [str(each).lower() if ordinal_of(each) is None else ordinal_of(each) for each in requests]
+    for position, key in enumerate(keys):
+        if key in keys[:position]:
+            what = f"devices names one GPU twice: as {devices[keys.index(key)]!r} and as {devices[position]!r}"
+            raise _refused(what, devices, "name each GPU once; sessions_per_device opens several sessions on each")
+    return requests
+
+
+def _refused(what: str, devices: Sequence[DeviceRequest], remedy: str) -> ProviderRequestError:
+    return ProviderRequestError(
+        what, evidence=[f"devices={list(devices)!r}"], fixes=[manual(remedy)], requested=tuple(devices)
+    )
+
+
+def options_of_others(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the sessions after the first, if that is on a GPU.
+
+    The first has warned of nodes on the CPU, and placement is the same for all. The others must not go to the CPU,
+    where their share of the requests would hold up the rest.
+    """
+    changed = {**options, "allow_cpu": False}
+    return changed if options.get("cpu_nodes", "warn") != "warn" else {**changed, "cpu_nodes": "allow"}
+
+
+def one_of(errors: Sequence[BaseException]) -> BaseException:
+    """Return the error to raise: an interrupt if there is one, else the first error with the others attached."""
+    interrupt = next((error for error in errors if not isinstance(error, Exception)), None)
+    first, *others = errors
+    if interrupt is None and isinstance(first, GPUError):
+        first.with_others((*first.others, *(other for other in others if isinstance(other, GPUError))))
+    return interrupt or first
+
+
+def is_lost(session: Opened, error: BaseException) -> bool:
+    """Return True if the error says that the GPU or its context is lost, and the driver does not contradict it."""
+    from ...diagnosis.messages import cuda_codes
+
+    if isinstance(error, ProviderFailureError):
+        said = error.library == "CUDA" and error.status in [cuda_codes.name_of(code) for code in cuda_codes.LOST]
+        refuses = lifetime.error_of(session) is not None
+        return said and (refuses or not lifetime.gpu_works(lifetime.device_of(session).ordinal))
+    return isinstance(error, PoisonedContextError)

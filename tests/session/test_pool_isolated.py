@@ -1,0 +1,899 @@
+"""GPUSessionPool(isolate=True): real worker processes, on the CPU, that are killed for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortgpu.errors import WorkerLostError
+from tests.support.children import ROOT, child_environment, run_python
+from tests.support.pool_child import PRELUDE
+
+DEADLINE = 120
+
+ISOLATED = (
+    PRELUDE
+    + """
+import resource
+from ortgpu.session.pool import isolated, shared_memory
+
+def isolated_pool(devices=2, model=RELU, **options):
+    return GPUSessionPool(model, range(devices), isolate=True, allow_cpu=True, **options)
+
+def deadly():
+    isolated._PROGRAM = "from tests.support.deadly_worker import main; main()"
+
+def model_of(text):
+    import onnx.parser
+    return onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> ' + text).SerializeToString()
+
+def of_any_rank(model):
+    import onnx
+    made = onnx.load_from_string(model)
+    for each in (*made.graph.input, *made.graph.output):
+        each.type.tensor_type.ClearField("shape")
+    return made.SerializeToString()
+
+def until(holds, seconds=30):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.005)
+
+def ready(pool):
+    until(lambda: all(each.state == "ready" for each in pool.health()))
+
+def lives(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not lives(pid))
+
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+    def is_stopped():
+        states = [open(f"/proc/{pid}/task/{task}/stat").read().rpartition(")")[2].split()[0]
+                  for task in os.listdir(f"/proc/{pid}/task")]
+        return set(states) == {"T"}
+    until(is_stopped)
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+def shared_bytes(pid="self"):
+    with open(f"/proc/{pid}/maps") as maps:
+        lines = [line.split()[0].split("-") for line in maps if "memfd:ortgpu-pool" in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in lines)
+
+def threads():
+    return sorted(each.name for each in threading.enumerate() if each.name.startswith("ortgpu"))
+"""
+)
+
+
+def child(code: str, deadline: float = DEADLINE) -> Any:
+    env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
+    return run_python(ISOLATED + textwrap.dedent(code), env=env, deadline=deadline).ok().reports
+
+
+# Results
+
+
+def test_results_are_those_of_a_session_and_the_caller_needs_no_onnxruntime() -> None:
+    found = child("""
+        for module in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
+            del sys.modules[module]  # which the prelude imports
+        with isolated_pool(sessions_per_device=2) as made:
+            report("sizes", [len(made), len(made.sessions), len(made.devices), len(made.lost), made.queued])
+            report("run", value_of(made.run(None, feed(3))))
+            report("named", value_of(made.run(output_names=["y"], input_feed=feed(4))))
+            report("futures", [value_of(made.submit(None, feed(n)).result()) for n in range(20)])
+            report("map", [value_of(outputs) for outputs in made.map(feed(n) for n in range(200))])
+            report("list", [value_of(outputs) for outputs in made.map([feed(n) for n in range(9)], in_flight=2)])
+            report("imported", "onnxruntime" in sys.modules)
+            report("pids", len({each.pid for each in made.health()} - {os.getpid()}))
+        report("left", threads())
+    """)
+    assert found["sizes"] == [4, 0, 2, 0, 0]
+    assert (found["run"], found["named"]) == (3, 4)
+    assert found["futures"] == list(range(20))
+    assert (found["map"], found["list"]) == (list(range(200)), list(range(9)))
+    assert found["imported"] is False
+    assert found["pids"] == 4
+    assert found["left"] == []
+
+
+TYPES = ("float", "double", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+def test_arrays_of_all_types_and_forms_arrive_as_they_are() -> None:
+    found = child(f"""
+        types = {TYPES!r}
+        inputs = ", ".join(f"{{kind}}[n] a_{{kind}}" for kind in types)
+        outputs = ", ".join(f"{{kind}}[n] b_{{kind}}" for kind in types)
+        model = model_of(f"same ({{inputs}}) => ({{outputs}}) {{{{ "
+                         + " ".join(f"b_{{kind}} = Identity(a_{{kind}})" for kind in types) + " }}")
+        from ortgpu.model.tensor_types import DTYPES
+        whole = np.arange(3 * 5 * 7).reshape(3, 5, 7)
+        forms = {{
+            "plain": whole, "empty": whole[:0], "no columns": whole[:, :, 3:3], "a number": whole[1, 2, 3],
+            "transposed": whole.transpose(2, 0, 1), "with gaps": whole[::2, :, 1::3], "backwards": whole[::-1],
+            "large": np.arange(3 << 18).reshape(3, -1),
+        }}
+        different = []
+        with isolated_pool(1, of_any_rank(model)) as made:
+            for name, form in forms.items():
+                given = {{f"a_{{kind}}": np.asarray(form).astype(DTYPES[f"tensor({{kind}})"], order="K")
+                         for kind in types}}
+                for kind, result in zip(types, made.run(None, given), strict=True):
+                    right = given[f"a_{{kind}}"]
+                    if result.dtype != right.dtype or result.shape != right.shape or not (result == right).all():
+                        different.append([name, kind, str(result.dtype), result.shape])
+                    assert result.flags.writeable and result.flags.owndata or result.base is not None
+        report("different", different)
+    """)
+    assert found["different"] == []
+
+
+def test_results_and_feeds_are_the_callers_own() -> None:
+    """A result does not change when its worker's memory is used again, nor a feed that was submitted."""
+    found = child("""
+        same = model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")
+        with isolated_pool(1, same) as made:
+            for size in (4, 3 << 20):
+                array = np.zeros(size, np.float32)
+                kept = []
+                for number in range(8):
+                    array[:] = number
+                    kept.append(made.submit(None, {"x": array}))
+                array[:] = -1
+                results = [future.result()[0] for future in kept]
+                for _ in range(4):
+                    made.run(None, {"x": array})
+                report(str(size), [[float(each.min()), float(each.max())] for each in results])
+                results[0][:] = 5
+                assert results[1][0] == 1
+        report("a generator", [float(outputs[0][-1]) for outputs in ()])
+    """)
+    assert found["4"] == found[str(3 << 20)] == [[n, n] for n in range(8)]
+
+
+def test_what_cannot_go_to_another_process_is_refused_with_the_reason() -> None:
+    found = child("""
+        import onnxruntime
+        class OnGPU:
+            def __dlpack_device__(self): return (2, 0)
+            def __dlpack__(self, **_): raise AssertionError
+        class OnCPU:
+            def __dlpack_device__(self): return (1, 0)
+            def __dlpack__(self, **arguments): return np.full(4, 7, np.float32).__dlpack__()
+        given = {
+            "text": np.array(["a"]), "objects": np.array(["a", None]), "list": [1.0, 2.0], "number": 1.0, "none": None,
+            "map": {1: 2.0}, "on a GPU": OnGPU(),
+            "OrtValue": onnxruntime.OrtValue.ortvalue_from_numpy(np.ones(4, np.float32)),
+        }
+        with isolated_pool(1) as made:
+            for name, value in given.items():
+                report(name, [outcome(lambda: ask(None, {"x": value})) for ask in (made.run, made.submit)])
+            report("in map", outcome(lambda: list(made.map([{"x": given["text"]}]))))
+            report("on the CPU", outcome(lambda: value_of(made.run(None, {"x": OnCPU()}))))
+            report("no feed", outcome(lambda: made.run(None, None)))
+            report("wrong name", outcome(lambda: made.run(None, {"z": np.ones(4, np.float32)})))
+            report("wrong output", outcome(lambda: made.submit(["nothing"], feed(1)).result()))
+            report("wrong type", outcome(lambda: made.run(None, {"x": np.ones(4)})))
+            report("wrong shape", outcome(lambda: made.run(None, {"x": np.ones(5, np.float32)})))
+            report("after", [value_of(made.run(None, feed(7))), made.health()[0].restarts])
+        lists = model_of("t (float[n] x) => (seq(float[n]) s, float[n] y) { s = SequenceConstruct(x, x) y = Relu(x) }")
+        with isolated_pool(1, lists) as made:
+            report("list out", outcome(lambda: made.run(None, feed(1))))
+            report("other output", outcome(lambda: value_of(made.run(["y"], feed(1)))))
+    """)
+    for name in ("text", "objects", "list", "number", "none", "map", "on a GPU", "OrtValue"):
+        for told in found[name]:
+            assert told["type"] == "ProviderRequestError", found[name]
+            assert "input 'x' is" in told["text"]
+    assert found["in map"]["type"] == "ProviderRequestError"
+    assert found["on the CPU"] == {"returned": 7.0}
+    assert found["no feed"]["type"] == "TypeError"
+    assert found["wrong name"]["type"] in ("ValueError", "InvalidArgument")
+    assert found["wrong output"]["type"] in ("InvalidArgument", "ValueError")
+    assert found["wrong type"]["type"] == found["wrong shape"]["type"] == "InvalidArgument"
+    assert found["after"] == [7, 0]
+    assert found["list out"]["type"] == "ProviderRequestError"
+    assert found["other output"] == {"returned": 1.0}
+
+
+def test_what_no_pool_with_processes_can_do_is_refused_before_it_opens() -> None:
+    found = child("""
+        def attempt(*arguments, **options):
+            return outcome(lambda: len(GPUSessionPool(RELU, *arguments, isolate=True, **options)))
+        report("refused", {
+            "a word": attempt("cuda:1", allow_cpu=True),
+            "none at all": attempt([], allow_cpu=True),
+            "twice": attempt([1, "cuda:1"], allow_cpu=True),
+            "no sessions": attempt([0], 0, allow_cpu=True),
+            "graphs": attempt([0], cuda_graph=True),
+            "misspelt": attempt([0], isolated=True),
+            "no pickle": attempt([0], providers=[lambda: None]),
+            "deadline": attempt([0], deadline=0),
+            "endless": attempt([0], deadline=float("inf")),
+            "cpu_nodes": attempt([0], cpu_nodes="maybe"),
+            "no GPU": attempt(),
+        })
+        report("no model", outcome(lambda: GPUSessionPool("no/such/model.onnx", [0, 1], isolate=True, allow_cpu=True)))
+        report("no isolation", outcome(lambda: GPUSessionPool(RELU, deadline=1.0)))
+        sys.platform = "darwin"
+        report("macOS", attempt([0], allow_cpu=True))
+        sys.platform = "linux"
+        report("left", [threads(), descriptors()])
+        with isolated_pool(1):
+            pass
+        report("everywhere", [threads(), descriptors()])
+    """)
+    refused = {name: each["type"] for name, each in found["refused"].items()}
+    assert refused == {
+        "a word": "TypeError",
+        "none at all": "ProviderRequestError",
+        "twice": "ProviderRequestError",
+        "no sessions": "ValueError",
+        "graphs": "ProviderRequestError",
+        "misspelt": "TypeError",
+        "no pickle": "TypeError",
+        "deadline": "ValueError",
+        "endless": "ValueError",
+        "cpu_nodes": "ValueError",
+        "no GPU": refused["no GPU"],
+    }
+    assert refused["no GPU"] in ("DriverNotFoundError", "NoDeviceError", "DriverUnusableError")
+    assert "providers of a GPUSessionPool with isolate=True must pickle" in found["refused"]["no pickle"]["text"]
+    assert found["no model"]["type"] == "NoSuchFile"
+    assert found["no isolation"]["type"] == "ValueError"
+    assert "works on Linux only, and this is darwin" in found["macOS"]["text"]
+    assert found["left"] == found["everywhere"]
+
+
+def test_a_path_options_and_warnings_arrive() -> None:
+    found = child("""
+        import onnxruntime, tempfile
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        folder = tempfile.TemporaryDirectory()
+        os.chdir(folder.name)
+        with open("model.onnx", "wb") as file:
+            file.write(RELU)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            made = GPUSessionPool("model.onnx", range(2), isolate=True, allow_cpu=True, sess_options=options)
+        os.chdir("/")
+        report("run", value_of(made.run(None, feed(3))))
+        kill(made.health()[0].pid)
+        ready(made)
+        report("again", [value_of(made.run(None, feed(n))) for n in range(9)])
+        made.close()
+        report("warned", [[type(each.message).__name__, each.filename] for each in caught])
+        with open(os.path.join(folder.name, "carried"), "w"):
+            pass
+    """)
+    assert (found["run"], found["again"]) == (3, list(range(9)))
+    assert found["warned"] == [["CPUExecutionWarning", "<string>"]] * 2
+
+
+def test_requests_are_joined_for_worker_processes_too() -> None:
+    found = child("""
+        same = model_of("same (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
+        with isolated_pool(2, same) as made, made.batched(16) as joined:
+            kill(made.health()[0].pid)
+            asked = [joined.submit(None, {"x": np.full((1 + n % 3, 4), n, np.float32)}) for n in range(60)]
+            report("results", [[*future.result(60)[0].shape, float(future.result()[0].max())] for future in asked])
+    """)
+    assert found["results"] == [[1 + n % 3, 4, n] for n in range(60)]
+
+
+# Deaths
+
+
+def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
+    found = child("""
+        with isolated_pool() as made:
+            victim, other = made.health()
+            os.kill(victim.pid, signal.SIGKILL)
+            started = time.monotonic()
+            until(lambda: made.health()[0].state != "ready")
+            report("noticed", time.monotonic() - started)
+            report("meanwhile", [value_of(made.run(None, feed(n))) for n in range(5)])
+            ready(made)
+            now = made.health()
+            report("health", [[each.state, each.restarts, each.in_flight] for each in now])
+            report("error", [type(now[0].last_error).__name__, now[0].last_error.cause, now[1].last_error])
+            report("new", [now[0].pid != victim.pid, now[1].pid == other.pid])
+            report("after", [value_of(outputs) for outputs in made.map(feed(n) for n in range(50))])
+            report("lost", len(made.lost))
+    """)
+    assert found["noticed"] < 1
+    assert found["meanwhile"] == list(range(5))
+    assert found["health"] == [["ready", 1, 0], ["ready", 0, 0]]
+    assert found["error"] == ["WorkerLostError", "SIGKILL", None]
+    assert found["new"] == [True, True]
+    assert found["after"] == list(range(50))
+    assert found["lost"] == 0
+
+
+def test_a_request_that_was_running_runs_once_more() -> None:
+    found = child("""
+        with isolated_pool() as made:
+            made.run(None, feed(1))
+            for each in made.health():
+                stop(each.pid)  # so that it is certainly running
+            future = made.submit(None, feed(5))
+            until(lambda: any(each.in_flight for each in made.health()))
+            for each in made.health():
+                os.kill(each.pid, signal.SIGKILL if each.in_flight else signal.SIGCONT)
+            report("value", value_of(future.result(60)))
+            report("restarts", sorted(each.restarts for each in made.health()))
+    """)
+    assert found["value"] == 5
+    assert found["restarts"] == [0, 1]
+
+
+def test_a_request_that_kills_two_workers_fails_and_the_others_do_not() -> None:
+    found = child("""
+        deadly()
+        with isolated_pool() as made:
+            made.run(None, feed(1))
+            for name, value in (("killed", -9), ("crashed", -11), ("ended", -3), ("poisoned", -700)):
+                report(name, outcome(lambda: made.run(None, feed(value))))
+                until(lambda: all(each.state == "ready" for each in made.health()))
+            future = made.submit(None, feed(-6))
+            report("future", outcome(future.result))
+            report("map", outcome(lambda: [value_of(outputs) for outputs in made.map([feed(1), feed(-9), feed(2)])]))
+            report("after", [value_of(outputs) for outputs in made.map(feed(n) for n in range(20))])
+            ready(made)
+            report("restarts", sum(each.restarts for each in made.health()))
+            report("lost", len(made.lost))
+    """)
+    causes = {name: found[name]["details"]["cause"] for name in ("killed", "crashed", "ended", "poisoned")}
+    assert causes == {
+        "killed": "SIGKILL",
+        "crashed": "SIGSEGV",
+        "ended": "exit status 3",
+        "poisoned": "PoisonedContextError: an illegal memory access was encountered",
+    }
+    for name in (*causes, "future", "map"):
+        assert found[name]["type"] == "WorkerLostError"
+        assert "two worker processes were lost while they ran this request" in found[name]["text"]
+        assert found[name]["others"] == ["WorkerLostError"]
+        assert found[name]["details"]["device"] == "cpu"
+    assert found["after"] == list(range(20))
+    assert found["restarts"] == 12
+    assert found["lost"] == 0
+
+
+def test_a_failure_of_one_worker_that_another_does_not_have_replaces_it() -> None:
+    """As a GPU of a pool without isolation is taken out. Where both fail, the request is at fault."""
+    found = child("""
+        deadly()
+        with isolated_pool() as made:
+            report("both", outcome(lambda: made.run(None, feed(-4000))))
+            report("restarts", sum(each.restarts for each in made.health()))
+            sound = made._workers[1]
+            run = sound.run
+            sound.run = lambda names, given: run(names, feed(6))
+            made._serving[0].busy -= 1  # so that it is asked first
+            report("one", outcome(lambda: value_of(made.run(None, feed(-4000)))))
+            made._serving[0].busy += 1
+            until(lambda: made.health()[0].restarts == 1)
+            report("why", made.health()[0].last_error.cause)
+    """)
+    assert found["both"]["type"] == "ProviderFailureError"
+    assert found["restarts"] == 0
+    assert found["one"] == {"returned": 6}
+    assert found["why"] == "a run failed there and succeeded elsewhere: cuDNN failed"
+
+
+def test_a_worker_that_takes_longer_than_the_deadline_is_replaced() -> None:
+    found = child("""
+        deadly()
+        isolated._FIRST_RUN = 2.0
+        with isolated_pool(1, deadline=0.5) as made:
+            made.run(None, feed(1))
+            stop(made.health()[0].pid)
+            started = time.monotonic()
+            report("stopped", value_of(made.run(None, feed(5))))
+            report("seconds", time.monotonic() - started)
+            report("why", made.health()[0].last_error.cause)
+            report("hangs", outcome(lambda: made.run(None, feed(-1))))
+            report("after", value_of(made.run(None, feed(7))))
+    """)
+    assert found["stopped"] == 5
+    assert 0.5 <= found["seconds"] < 30
+    assert found["why"] == "its deadline of 0.5 s has passed"
+    assert found["hangs"]["type"] == "WorkerLostError"
+    assert found["hangs"]["details"]["cause"] == "its deadline of 0.5 s has passed"
+    assert found["after"] == 7
+
+
+def test_deaths_before_a_first_result_are_delayed_and_others_are_not() -> None:
+    found = child("""
+        isolated._BACK_OFF = (1.5, 3.0)
+        starts = []
+        start = isolated.Launch.start
+        isolated.Launch.start = lambda self: (starts.append(time.monotonic()), start(self))[1]
+        def dies():
+            before, died = len(starts), time.monotonic()
+            kill(made.health()[0].pid)
+            until(lambda: len(starts) > before)
+            ready(made)
+            return starts[-1] - died
+        with isolated_pool(1) as made:
+            fruitless = [dies() for _ in range(3)]
+            made.run(None, feed(1))
+            report("delays", [*fruitless, dies()])
+            report("restarts", made.health()[0].restarts)
+    """)
+    first, second, third, after_a_result = found["delays"]
+    assert 1.5 <= first < 2.9
+    assert 3.0 <= second < 4.4
+    assert 3.0 <= third < 4.4
+    assert after_a_result < 1.4
+    assert found["restarts"] == 4
+
+
+def test_a_worker_that_cannot_be_replaced_is_given_up_and_all_are_told() -> None:
+    found = child("""
+        import tempfile
+        isolated._BACK_OFF = (0.01, 0.02)
+        isolated._OPENINGS = 2
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.onnx")
+            with open(path, "wb") as file:
+                file.write(RELU)
+            made = isolated_pool(2, path)
+        made.run(None, feed(1))
+        kill(made.health()[0].pid)
+        until(lambda: made.health()[0].state == "lost")
+        report("one", [len(made), len(made.devices), len(made.lost), value_of(made.run(None, feed(2)))])
+        report("error", [type(made.lost[0].error).__name__, made.lost[0].error.cause])
+        stop(made.health()[1].pid)
+        waiting = [made.submit(None, feed(n)) for n in range(6)]
+        kill(made.health()[1].pid)
+        report("waiting", [outcome(future.result) for future in waiting])
+        report("later", outcome(lambda: made.run(None, feed(1))))
+        report("states", [each.state for each in made.health()])
+        made.close()
+        report("left", threads())
+    """)
+    assert found["one"] == [1, 1, 1, 2]
+    assert found["error"][0] == "WorkerLostError"
+    assert "NoSuchFile" in found["error"][1]
+    assert {each["type"] for each in found["waiting"]} == {"ExecutionError"}
+    assert found["later"]["type"] == "ExecutionError"
+    assert "no GPU of this GPUSessionPool is left" in found["later"]["text"]
+    assert "NoSuchFile" in found["later"]["text"]
+    assert found["states"] == ["lost", "lost"]
+    assert found["left"] == []
+
+
+def test_a_worker_that_dies_while_it_opens_is_an_error_of_the_constructor() -> None:
+    found = child("""
+        isolated._PROGRAM = "import os; os.kill(os.getpid(), 6)"
+        report("crash", outcome(lambda: isolated_pool()))
+        isolated._PROGRAM = "import time; time.sleep(1000)"
+        isolated._OPENING = 0.5
+        report("hang", outcome(lambda: isolated_pool()))
+        sys.frozen = True
+        report("no interpreter", outcome(lambda: isolated_pool()))
+        report("left", threads())
+    """)
+    assert (found["crash"]["type"], found["crash"]["details"]["cause"]) == ("WorkerLostError", "SIGABRT")
+    assert found["hang"]["details"]["cause"] == "it had no session after 0.5 s"
+    assert found["no interpreter"]["type"] == "FileNotFoundError"
+    assert found["left"] == []
+
+
+@pytest.mark.parametrize("deaths", [8, pytest.param(200, marks=pytest.mark.slow)], ids=["few", "many"])
+def test_descriptors_threads_and_memory_do_not_grow_with_deaths(deaths: int) -> None:
+    found = child(
+        f"""
+        made = isolated_pool(2)
+        same = np.ones(4, np.float32)
+        def die():
+            for each in made.health():
+                kill(each.pid)
+            for n in range(8):
+                assert value_of(made.run(None, feed(n))) == n
+            ready(made)
+        die()
+        before = [descriptors(), len(threads()), shared_bytes()]
+        for _ in range({deaths} // 2):
+            die()
+        gc.collect()
+        report("grew", [before, [descriptors(), len(threads()), shared_bytes()]])
+        made.close()
+        report("left", [threads(), shared_bytes()])
+    """,
+        deadline=60 + 4 * deaths,
+    )
+    before, after = found["grew"]
+    assert after[0] <= before[0]
+    assert after[1] == before[1]
+    assert after[2] <= before[2] + (8 << 16)  # not every channel was used before
+    assert found["left"] == [[], 0]
+
+
+# Room
+
+
+def test_without_room_a_request_fails_and_the_pool_goes_on() -> None:
+    found = child("""
+        grows = model_of("grows (float[n] x, int64[1] times) => (float[m] y) { y = Tile(x, times) }")
+        def given(size, times=1):
+            return {"x": np.full(size, 2, np.float32), "times": np.array([times])}
+        with isolated_pool(1, grows) as made:
+            assert value_of(made.run(None, given(4))) == 2
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+            report("feed", outcome(lambda: made.run(None, given(1 << 20))))
+            report("next", value_of(made.run(None, given(9))))
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            pid = made.health()[0].pid
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+            report("result", outcome(lambda: made.run(None, given(4, 1 << 20))))
+            report("small", made.run(None, given(4, 2))[0].shape)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+            report("large", [made.run(None, given(1 << 20, times))[0].shape for times in (1, 3)])
+            report("same", [made.health()[0].pid == pid])
+    """)
+    for name in ("feed", "result"):
+        assert found[name]["type"] == "ExecutionError", found
+        assert "there is no room for the arrays of this request" in found[name]["text"]
+        assert "File too large" in found[name]["text"]
+    assert found["next"] == 2
+    assert found["small"] == [8]
+    assert found["large"] == [[1 << 20], [3 << 20]]
+    assert found["same"] == [True]
+
+
+def test_without_descriptors_a_request_fails_and_the_pool_goes_on() -> None:
+    found = child("""
+        same = model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")
+        def run(size):
+            return value_of(made.run(None, {"x": np.full(size, 2, np.float32)}))
+        def exhausted(pid):
+            most = max(map(int, os.listdir(f"/proc/{pid}/fd")))
+            limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+            return limits
+        with isolated_pool(1, same) as made:
+            for name, size, pid in (("here", 1 << 20, os.getpid()), ("there", 3 << 20, made.health()[0].pid)):
+                assert run(4) == 2
+                limits = exhausted(pid)
+                told = [outcome(lambda: run(size)) for _ in range(2)]
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+                report(name, told)
+                report(f"{name}, after", [run(each) for each in (2 * size, 4, size)])
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        before = descriptors()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 4, limits[1]))
+        told = outcome(lambda: isolated_pool())
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        report("opening", told)
+        report("left", [descriptors() - before, threads()])
+    """)
+    for name in ("here", "there"):
+        for told in found[name]:
+            assert told.get("type") == "ExecutionError", found
+            assert "open files" in told["text"]
+        assert found[f"{name}, after"] == [2, 2, 2]
+    assert found["opening"]["type"] == "OSError"
+    assert found["left"] == [0, []]
+
+
+def test_a_feed_larger_than_most_leaves_no_memory_behind() -> None:
+    found = child("""
+        shared_memory.KEPT = 1 << 20
+        same = model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")
+        with isolated_pool(1, same) as made:
+            large = np.arange(100 << 18, dtype=np.float32)  # 100 MiB
+            result, = made.run(None, {"x": large})
+            report("right", bool((result == large).all()))
+            made.run(None, {"x": large[:9]})
+            report("kept", shared_bytes())
+    """)
+    assert found["right"] is True
+    assert found["kept"] <= 1 << 20
+
+
+# Requests that wait, interrupts, drain
+
+
+def test_cancelled_requests_leave_no_trace_and_interrupts_end_nothing() -> None:
+    found = child("""
+        deadly()
+        with isolated_pool(1) as made:
+            made.run(None, feed(1))
+            pid = made.health()[0].pid
+            stop(pid)
+            capacity = made._limit
+            running = [made.submit(None, feed(n)) for n in range(capacity)]
+            until(lambda: made.health()[0].in_flight == capacity)
+            waiting = [made.submit(None, feed(n)) for n in range(capacity)]
+            report("cancelled", [future.cancel() for future in (running[0], *waiting)])
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            report("interrupted", outcome(lambda: made.run(None, feed(3)))["type"])
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGCONT)
+            report("values", [value_of(future.result(30)) for future in running])
+            report("after", [value_of(outputs) for outputs in made.map(feed(n) for n in range(30))])
+            report("same", [made.health()[0].pid == pid, made.queued, made.health()[0].in_flight])
+    """)
+    assert found["cancelled"] == [False, *[True] * (len(found["cancelled"]) - 1)]
+    assert found["interrupted"] == "KeyboardInterrupt"
+    assert found["values"] == list(range(len(found["values"])))
+    assert found["after"] == list(range(30))
+    assert found["same"] == [True, 0, 0]
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_drain_waits_for_what_was_asked_and_refuses_the_rest(isolate: bool) -> None:
+    found = child(f"""
+        made = GPUSessionPool(RELU, [0], isolate={isolate}, allow_cpu=True)
+        made.run(None, feed(1))
+        if {isolate}:
+            pid = made.health()[0].pid
+            hold, let_go = (lambda: stop(pid)), (lambda: os.kill(pid, signal.SIGCONT))
+        else:
+            gate = Gate()
+            gate.opened.set()
+            Watched(made.sessions[0], gate)
+            hold, let_go = gate.opened.clear, gate.opened.set
+        hold()
+        asked = [made.submit(None, feed(n)) for n in range(2 * made._limit)]
+        blocked = []
+        thread = threading.Thread(target=lambda: blocked.append(outcome(lambda: made.run(None, feed(1)))))
+        thread.start()
+        until(lambda: made.queued == made._limit)
+        report("busy", [made.health()[0].in_flight, made.queued, made._limit])
+        report("late", outcome(lambda: made.drain(0.3)))
+        thread.join(10)
+        report("refused", [*blocked, outcome(lambda: made.submit(None, feed(1))), outcome(lambda: made.map([]))])
+        let_go()
+        made.drain(30)
+        report("done", [future.done() for future in asked])
+        report("values", [value_of(future.result()) for future in asked])
+        report("state", [each.state for each in made.health()])
+        made.close()
+        report("closed", [[each.state for each in made.health()], outcome(lambda: made.run(None, feed(1)))["text"]])
+        report("left", threads())
+    """)
+    running, queued, limit = found["busy"]
+    assert running == queued == limit
+    assert found["late"]["type"] == "TimeoutError"
+    assert f"{limit} requests still run and {limit} wait" in found["late"]["text"]
+    for told in found["refused"]:
+        assert told["type"] == "ExecutionError"
+        assert "drain() was called" in told["text"]
+    assert all(found["done"])
+    assert found["values"] == list(range(2 * limit))
+    assert found["state"] == ["ready"]
+    assert found["closed"][0] == ["closed"]
+    assert "is closed" in found["closed"][1]
+    assert found["left"] == []
+
+
+def test_health_of_a_pool_without_isolation() -> None:
+    found = child("""
+        made = open_pool(2)
+        made.run(None, feed(1))
+        health = made.health()
+        report("before", [[each.state, each.pid == os.getpid(), each.restarts, each.in_flight] for each in health])
+        Watched(made.sessions[0], raising(*ECC))
+        lifetime.gpu_works = lambda ordinal: False
+        report("run", [outcome(lambda: value_of(made.run(None, feed(2)))) for _ in range(4)])
+        report("after", [[each.state, str(each.last_error)] for each in made.health()])
+    """)
+    assert found["before"] == [["ready", True, 0, 0]] * 2
+    assert [each["returned"] for each in found["run"]] == [2] * 4
+    (state, error), other = found["after"]
+    assert state == "lost"
+    assert "ECC" in error
+    assert other == ["ready", "None"]
+
+
+# The end
+
+
+def test_close_waits_for_what_runs_and_leaves_nothing() -> None:
+    found = child("""
+        before = descriptors()
+        made = isolated_pool(2)
+        pids = [each.pid for each in made.health()]
+        made.run(None, feed(1))
+        for pid in pids:
+            stop(pid)
+        running = [made.submit(None, feed(n)) for n in range(made._limit)]
+        until(lambda: sum(each.in_flight for each in made.health()) == made._limit)
+        waiting = [made.submit(None, feed(n)) for n in range(3)]
+        closing = threading.Thread(target=made.close)
+        closing.start()
+        report("waiting", [outcome(future.result) for future in waiting])
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        closing.join()
+        report("running", [value_of(future.result()) for future in running])
+        made.close()
+        report("left", [[lives(pid) for pid in pids], threads(), descriptors() - before, shared_bytes()])
+        report("later", outcome(lambda: made.run(None, feed(1))))
+    """)
+    assert {each["type"] for each in found["waiting"]} == {"ExecutionError"}
+    assert found["running"] == list(range(len(found["running"])))
+    assert found["left"] == [[False, False], [], 0, 0]
+    assert "this GPUSessionPool is closed" in found["later"]["text"]
+
+
+def test_a_stopped_worker_and_one_that_is_being_replaced_do_not_keep_close_waiting() -> None:
+    found = child("""
+        isolated._DEATH = 0.5
+        made = isolated_pool(2)
+        one, two = [each.pid for each in made.health()]
+        stop(one)
+        kill(two)
+        until(lambda: made.health()[1].state == "replacing")
+        started = time.monotonic()
+        made.close()
+        report("seconds", time.monotonic() - started)
+        report("left", [lives(one), threads()])
+    """)
+    assert found["seconds"] < 20
+    assert found["left"] == [False, []]
+
+
+def test_a_pool_that_is_dropped_is_closed() -> None:
+    found = child("""
+        made = isolated_pool(1)
+        pid = made.health()[0].pid
+        kill(pid)
+        ready(made)
+        made.run(None, feed(1))
+        pid = made.health()[0].pid
+        del made
+        gc.collect()
+        until(lambda: not lives(pid) and not threads())
+    """)
+    assert found == {}
+
+
+@pytest.mark.parametrize("end", ["exit", "exception", "kill", "forked child", "spawned child"])
+def test_workers_end_with_their_parent(end: str, tmp_path: Path) -> None:
+    """However it ends: also killed, and with a child of it that has copies of all its descriptors."""
+    program = ISOLATED + textwrap.dedent(f"""
+        made = isolated_pool(2)
+        made.run(None, feed(1))
+        with open({str(tmp_path / "pids")!r}, "w") as file:
+            file.write(" ".join(str(each.pid) for each in made.health()))
+        end = {end!r}
+        if end == "exception":
+            raise SystemError
+        if end == "forked child" and os.fork() == 0:
+            signal.alarm(60)
+            time.sleep(60)
+        if end == "spawned child":
+            import subprocess
+            subprocess.Popen(["sleep", "60"], close_fds=False)
+        if end != "exit":
+            os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=env, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        process.wait(DEADLINE)
+        pids = [int(each) for each in (tmp_path / "pids").read_text().split()]
+        assert len(pids) == 2
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and any(map(_lives, pids)):
+            time.sleep(0.02)
+        left = [pid for pid in pids if _lives(pid)]
+        for group in (process.pid, *left):
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        assert left == []
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
+    found = child("""
+        made = isolated_pool(1)
+        made.run(None, feed(1))
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            report("run", outcome(lambda: made.run(None, feed(1))))
+            report("submit", outcome(lambda: made.submit(None, feed(1))))
+            report("map", outcome(lambda: list(made.map([feed(1)]))))
+            report("health", outcome(made.health))
+            report("drain", outcome(made.drain))
+            report("close", outcome(made.close))
+            sys.exit(7)
+        report("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        report("after", [value_of(made.run(None, feed(n))) for n in range(3)])
+        report("restarts", made.health()[0].restarts)
+        made.close()
+    """)
+    for name in ("run", "submit", "map", "health", "drain"):
+        assert found[name]["type"] == "ForkedSessionError", name
+    assert found["close"] == {"returned": None}
+    assert found["status"] == 7
+    assert found["after"] == [0, 1, 2]
+    assert found["restarts"] == 0
+
+
+def test_everything_resolves_while_workers_are_killed() -> None:
+    """No result is wrong and none is lost: each request ends in its result or its typed error."""
+    found = child("""
+        deadly()
+        made = isolated_pool(2)
+        stopped = threading.Event()
+        def murder():
+            while not stopped.wait(0.7):
+                pids = [each.pid for each in made.health() if each.state == "ready"]
+                if pids:
+                    os.kill(pids[int(time.time() * 1000) % len(pids)], signal.SIGKILL)
+        ended = []
+        def ask(start):
+            for n in range(start, start + 150):
+                future = made.submit(None, feed(-11 if n % 97 == 96 else n))
+                if n % 5 == 0:
+                    future.cancel()
+                try:
+                    ended.append("right" if value_of(future.result(60)) == n else "wrong")
+                except (CancelledError, GPUError) as error:
+                    ended.append(type(error).__name__)
+                time.sleep(0.01)
+        asking = [threading.Thread(target=ask, args=(1000 * n,)) for n in range(4)]
+        murderer = threading.Thread(target=murder)
+        for thread in (*asking, murderer): thread.start()
+        for thread in asking: thread.join()
+        stopped.set()
+        murderer.join()
+        made.drain(30)
+        report("ended", ended)
+        report("restarts", sum(each.restarts for each in made.health()))
+        made.close()
+        report("left", threads())
+    """)
+    assert len(found["ended"]) == 600
+    assert set(found["ended"]) <= {"right", "CancelledError", "WorkerLostError"}
+    assert found["ended"].count("right") > 400
+    assert found["restarts"] > 3
+    assert found["left"] == []
+
+
+def test_the_error_pickles() -> None:
+    import pickle
+
+    error = WorkerLostError("two died", worker=1, device="cuda:0", cause="SIGKILL")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.worker, copy.device, copy.cause) == (1, "cuda:0", "SIGKILL")

@@ -1,0 +1,40 @@
+"""The program of a worker process in which some values of a feed are deadly, where no kernel of a GPU can be.
+
+The rest of the process is the real one: a run raises, hangs or ends the process as one on a GPU does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+STICKY, FAILS, HANGS, EXITS = -700.0, -4000.0, -1.0, -3.0
+
+
+def main() -> None:
+    from ortgpu import GPUSession
+    from ortgpu.errors import PoisonedContextError, ProviderFailureError
+    from ortgpu.session.pool.worker_process import main
+
+    real: Callable[..., Any] = GPUSession.run
+
+    def run(self: Any, output_names: Any, feed: Any, run_options: Any = None) -> Any:
+        value = feed["x"].flat[0] if feed.get("x") is not None and feed["x"].size else 0
+        if value == STICKY:
+            raise PoisonedContextError("an illegal memory access was encountered", cuda_code=700)
+        if value == FAILS:
+            raise ProviderFailureError("cuDNN failed", library="cuDNN", status="CUDNN_STATUS_INTERNAL_ERROR")
+        if value == HANGS:
+            time.sleep(1000)
+        if value == EXITS:
+            os._exit(3)
+        if -65 < value < -3:
+            os.kill(os.getpid(), signal.Signals(-int(value)))
+            time.sleep(1000)
+        return real(self, output_names, feed, run_options)
+
+    GPUSession.run = run  # type: ignore[method-assign, assignment]  # in this process only
+    main()
