@@ -16,6 +16,7 @@ random.seed(seed)
 SAME = model("same (float[n] x) => (float[n] y) { y = Identity(x) }")
 small, large = np.arange(10, dtype=np.float32), np.arange(13 << 18, dtype=np.float32)  # the second is staged on a GPU
 session, pool = GPUSession(SAME), GPUSessionPool(SAME, sessions_per_device=2)
+service = pool.batched(max_queue=3)
 
 def right(results, expected):
     assert len(results) == len(expected)
@@ -42,6 +43,16 @@ def pool_map():
 def pool_submit():
     right([future.result() for future in [pool.submit(None, {"x": small}) for _ in range(12)]], [small] * 12)
 
+def joined_run():
+    right([service.run(None, {"x": small[:count]}) for count in (1, 3, 10)], [small[:count] for count in (1, 3, 10)])
+
+def joined_submit():
+    right([future.result() for future in [service.submit(None, {"x": small}) for _ in range(12)]], [small] * 12)
+
+def joined_open_and_close():
+    with session.batched() as made:
+        right([made.run(None, {"x": small})], [small])
+
 def pool_open_and_close():
     with GPUSessionPool(SAME, sessions_per_device=2) as made:
         right(list(made.map([{"x": small}] * 3)), [small] * 3)
@@ -54,7 +65,8 @@ def locks():
     # Of modules, of the session and of the pool, and of what they have
     kinds = type(threading.Lock()), type(threading.RLock())
     holders = [module for name, module in list(sys.modules.items()) if name.startswith("ortgpu")]
-    holders += [session, pool, session._pinned, session._gpu_runner, getattr(session._gpu_runner, "_runs", None)]
+    holders += [session, pool, service, service._buffers]
+    holders += [session._pinned, session._gpu_runner, getattr(session._gpu_runner, "_runs", None)]
     holders += [getattr(getattr(session._gpu_runner, "_runs", None), "_ordinary", None)]
     return {id(lock): lock for holder in holders for lock in getattr(holder, "__dict__", {}).values()
             if isinstance(lock, kinds)}
@@ -68,7 +80,7 @@ def another_thread():
                 lock.release()
             else:
                 held += 1
-        pool_run(), pool_map(), copies(), right(list(session.map([{"x": small}] * 3)), [small] * 3)
+        pool_run(), pool_map(), joined_run(), copies(), right(list(session.map([{"x": small}] * 3)), [small] * 3)
         if random.random() < 0.05:
             run(), map_(), construct()
         answers.put(held)
@@ -83,8 +95,8 @@ def handler(*_):
     if armed:
         raise kind
 
-often = run, map_, pool_run, pool_map, pool_submit, copies
-steps = {construct: 5, pool_open_and_close: 3, **dict.fromkeys(often, 9)}
+often = run, map_, pool_run, pool_map, pool_submit, joined_run, joined_submit, copies
+steps = {construct: 5, pool_open_and_close: 3, joined_open_and_close: 3, **dict.fromkeys(often, 9)}
 takes = {}
 for step in steps:
     for _ in range(4):
@@ -109,15 +121,18 @@ while raised.total() < count:
         raised[step.__name__] += 1
     except Exception as error:
         # The standard library's wait for a future may raise this one in its place
-        if (step, repr(error)) != (pool_submit, "RuntimeError('cannot release un-acquired lock')"):
+        known = "RuntimeError('cannot release un-acquired lock')"
+        if step not in (pool_submit, joined_submit) or repr(error) != known:
             odd.append([step.__name__, repr(error)[:300]])
     asked.put(True)
     held += answers.get()
 seconds = time.monotonic() - begun
 for _ in range(3):
     gc.collect()
+service.close()
 workers = pool._workers
-left = [len(pool._waiting), *(worker.busy + len(worker.assigned) for worker in workers)]
+left = [len(service._waiting), service._running, len(pool._waiting)]
+left += [*(worker.busy + len(worker.assigned) for worker in workers)]
 left += [each._pinned.bytes_in_use for each in (session, *pool.sessions) if each._pinned]
 turns = session._gpu_runner._runs._turns.qsize() if getattr(session._gpu_runner, "_runs", None) else None
 asked.put(False)

@@ -17,24 +17,20 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from ...errors import ExecutionError, GPUError, QueueFullError, manual
 from ...process.background import uninterrupted
 from ...process.threads import FutureOutcome, Outcome, Threads
 from ...provider import lifetime
 from ...running.device_arrays import refuse_on_gpu
 from ...running.feed_copies import FeedCopies
-from ...running.pinned import STAGED_FROM
 from ...running.pipeline import as_it_is_now, for_many_runs
 from . import joinable
-from .joined import Awaited, Batch, Form, Mailbox, Request
+from .joined import Awaited, Batch, Buffers, Declared, Mailbox, Request
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable
 
-    from numpy.typing import NDArray
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
 
     from ...provider.interfaces import Value
@@ -106,7 +102,7 @@ class Batched:
         self._run = run
         self._copies = FeedCopies(memories, memory_limit, None)
         declared, outputs = inputs_and_outputs
-        self._form = Form(declared)
+        self._declared = Declared(declared)
         self._sizes: tuple[int, ...] = ()
         if self._max_batch > 1:
             feed = joinable.example(declared, inputs, self._max_batch)
@@ -116,6 +112,7 @@ class Batched:
 
             joinable.check(run_all, feed, [each.name for each in outputs], made_up=inputs is None)
             self._sizes = joinable.sizes_of(run_all, feed, threads)
+        self._buffers = Buffers(self._max_batch, threads + 1, self._copies)
         self._sessions = sessions
         self._turn = threading.RLock()  # for waiting; reentrant, as the garbage collector may submit
         self._room: SimpleQueue[None] = SimpleQueue()  # has an item if there may be a place
@@ -201,6 +198,7 @@ class Batched:
         except BaseException:  # an interrupt during the wait: finish when the service is dropped
             self._stop = weakref.finalize(self, _end, weakref.ref(self), self._threads, self._pid)
             raise
+        self._buffers.close()
         self._copies.close()
 
     def __enter__(self) -> Self:
@@ -219,12 +217,10 @@ class Batched:
                 self._pid,
             )
         names, feed = for_many_runs(names), as_it_is_now(feed)
-        items, key = 1, None
-        if self._max_batch > 1:
-            items, key = self._form.items_and_key(names, feed, self._max_batch)
-        if key is None:
+        items, form = self._declared.items_and_form(feed, self._max_batch) if self._max_batch > 1 else (1, None)
+        if form is None:
             refuse_on_gpu(feed, "requests are joined in host memory")
-        return Request(names, feed, items, key, outcome)
+        return Request(names, feed, items, form, outcome)
 
     def _put(self, request: Request, *, waits: bool = False) -> None:
         if not waits or self._raises:
@@ -251,7 +247,7 @@ class Batched:
                     limit=limit,
                 )
             if self._collecting:  # first: a thread woken too early just finds no request
-                self._tell()
+                _notify(self._news)
             elif self._running < len(self._threads.threads):
                 self._threads.put(self._serve)
             self._waiting.append(request)
@@ -265,7 +261,7 @@ class Batched:
             if request not in self._waiting:
                 return
             self._waiting.remove(request)
-            self._make_room()
+            _notify(self._room)
         if not request.outcome.begin():  # tells those that wait for the future
             request.outcome.drop()
 
@@ -279,7 +275,7 @@ class Batched:
                 with self._lock:
                     self._running -= 1
                     self._last = max(1, batch.items)
-                    self._tell()
+                    _notify(self._news)
                 del batch
 
     def _collect(self) -> Batch | None:
@@ -290,7 +286,7 @@ class Batched:
                 if batch is None:
                     if self._collecting or not self._waiting:
                         return None
-                    batch = self._batch(self._waiting[0])
+                    batch = Batch(self._waiting[0], self._buffers)
                 taken = self._take(batch)
                 seconds = self._seconds_until_start(batch)
                 self._collecting = seconds != 0
@@ -307,7 +303,7 @@ class Batched:
             if seconds == 0:
                 return batch
             with contextlib.suppress(Exception):  # what is not copied is copied before the run, which raises it
-                batch.copy(self._max_batch)
+                batch.copy()
             if not taken:
                 with contextlib.suppress(Empty):
                     self._news.get(timeout=seconds)
@@ -316,7 +312,7 @@ class Batched:
         """Take the waiting requests that fit into the batch."""
         taken = []
         for request in list(self._waiting):
-            if request.key != batch.key:
+            if not request.runs_with(batch.first):
                 continue
             batch.is_full = batch.items + request.items > self._max_batch
             if batch.is_full:
@@ -324,10 +320,10 @@ class Batched:
             self._waiting.remove(request)
             taken.append(request)
             batch.items += request.items
-            batch.is_full = batch.key is None or batch.items == self._max_batch
+            batch.is_full = request.form is None or batch.items == self._max_batch
             if batch.is_full:
                 break
-        self._make_room()
+        _notify(self._room)
         return taken
 
     def _seconds_until_start(self, batch: Batch) -> float | None:
@@ -339,23 +335,6 @@ class Batched:
         if batch.items >= self._last:
             return 0
         return max(0, batch.arrived + self._max_wait - time.monotonic())
-
-    def _make_room(self) -> None:
-        if self._room.empty():
-            self._room.put(None)
-
-    def _tell(self) -> None:
-        """Let the thread that collects look again. One that looks too early waits for our lock."""
-        if self._news.empty():
-            self._news.put(None)
-
-    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        if dtype.hasobject or math.prod(shape) * dtype.itemsize < STAGED_FROM:
-            return np.empty(shape, dtype)
-        return self._copies.empty(shape, dtype)
-
-    def _batch(self, first: Request, requests: Sequence[Request] = ()) -> Batch:
-        return Batch(first, self._empty, pads=bool(self._sizes), requests=requests)
 
     def _answer(self, batch: Batch) -> None:
         """Run the requests together; in halves if that fails and the GPU is not the cause."""
@@ -371,7 +350,7 @@ class Batched:
             del error
             half = len(requests) // 2
             for part in (requests[:half], requests[half:]):
-                self._answer(self._batch(part[0], part))
+                self._answer(Batch(part[0], self._buffers, part))
             return
         for request in requests:
             request.feed = None
@@ -391,21 +370,21 @@ class Batched:
         """Return the outputs of each request."""
         rows = next((size for size in self._sizes if size >= batch.items), batch.items)
         feed, is_whole = batch.feed(rows)
-        outputs = self._run(batch.names, feed)
+        outputs = self._run(batch.first.names, feed)
         if is_whole:
             return [outputs]
         if all(output.shape[:1] == (rows,) for output in outputs):
             return batch.taken_apart(outputs)
         if len(batch.requests) == 1:
-            return [self._run(batch.names, batch.requests[0].feed)]
+            return [self._run(batch.first.names, batch.first.feed)]
         raise ValueError("the outputs of these requests cannot be taken apart")
 
     def _refuse_waiting(self) -> None:
         with self._lock:
             dropped = list(self._waiting)
             self._waiting.clear()
-            self._make_room()
-            self._tell()
+            _notify(self._room)
+            _notify(self._news)
         for request in dropped:
             if request.outcome.begin():
                 request.outcome.fail(_closed())
@@ -415,6 +394,12 @@ class Batched:
     def _refuse_all(self) -> None:
         self._closed = True
         uninterrupted(self._refuse_waiting)
+
+
+def _notify(notices: SimpleQueue[None]) -> None:
+    """Let a thread look again. One that looks too early waits for the lock that the caller has."""
+    if notices.empty():
+        notices.put(None)
 
 
 def _closed() -> ExecutionError:

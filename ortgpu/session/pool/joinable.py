@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import GPUError, ProviderRequestError, manual
+from ...process.background import is_of_a_handler
 from ...running.pipeline import in_order
 from ..tuning.comparing import TOLERANCE, compare
 from ..tuning.feeds import make_inputs
@@ -84,10 +85,8 @@ def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> Non
         beside = _outputs(run, _items(feed, number // 2 * 2), names)  # odd items are replaced by those before them
         few = sorted({*range(0, count, -(-count // _ALONE)), count - 1})
         alone = [_outputs(run, _items(feed, [each]), names) for each in few]
-    except GPUError:
-        raise
     except Exception as error:
-        if not made_up:
+        if not made_up or isinstance(error, GPUError) or is_of_a_handler(error):
             raise
         raise refused(f"the model does not run on made-up inputs: {error}") from error
     for position, name in enumerate(names):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...model.tensor_types import DTYPES
 from ...process.threads import Outcome
+from ...running.pinned import STAGED_FROM
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,29 +22,35 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...provider.interfaces import Value
+    from ...running.feed_copies import FeedCopies
     from ...running.onnxruntimes import Results
 
-    Empty = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+    Arrays = dict[str, NDArray[Any]]
 
 
 class Request:
-    """A request. ``key`` is what requests have in common that run together; None: it runs alone."""
+    """A request. ``form`` has the types and shapes of its inputs without the first axis. None: it runs alone."""
 
-    __slots__ = ("__weakref__", "arrived", "feed", "items", "key", "names", "outcome")
+    __slots__ = ("__weakref__", "arrived", "feed", "form", "items", "names", "outcome")
 
-    def __init__(self, names: Any, feed: Any, items: int, key: object, outcome: Outcome[Any]) -> None:
-        self.names, self.feed, self.items, self.key, self.outcome = names, feed, items, key, outcome
+    def __init__(self, names: Any, feed: Any, items: int, form: object, outcome: Outcome[Any]) -> None:
+        self.names, self.feed, self.items, self.form, self.outcome = names, feed, items, form, outcome
         self.arrived = time.monotonic()
 
+    def runs_with(self, other: Request) -> bool:
+        if self.form is None:
+            return self is other
+        return self.form == other.form and self.names == other.names
 
-class Form:
-    """What a model declares of its inputs, which a request must have to be joined with others."""
+
+class Declared:
+    """What a model declares of its inputs, to which a request must conform to be joined with others."""
 
     def __init__(self, inputs: Sequence[Value]) -> None:
         self._inputs = [(each.name, DTYPES.get(each.type), _other_axes(each.shape)) for each in inputs]
 
-    def items_and_key(self, names: Any, feed: Any, most: int) -> tuple[int, object]:
-        """Return the number of items and the key. A request that would spoil the run of others has none."""
+    def items_and_form(self, feed: Any, most: int) -> tuple[int, object]:
+        """Return the number of items and the form. A feed that would spoil the run of others has none."""
         if type(feed) is not dict or len(feed) != len(self._inputs):
             return 1, None
         items, parts = 0, []
@@ -59,37 +68,63 @@ class Form:
             ):
                 return 1, None
             parts.append((array.dtype, others))
-        return items, (tuple(names) if isinstance(names, list) else names, parts)
+        return items, parts
+
+
+class Buffers:
+    """Joined arrays, which are kept for the next batches. Rows that no request fills hold items of earlier ones.
+
+    Args:
+        rows: of each array.
+        most: number of batches whose arrays are kept.
+        memory: for large arrays.
+    """
+
+    def __init__(self, rows: int, most: int, memory: FeedCopies) -> None:
+        self._rows, self._memory = rows, memory
+        self._idle: deque[tuple[object, Arrays]] = deque(maxlen=most)
+        self._lock = threading.Lock()  # for threads of the service, in which no interrupt comes
+
+    def take(self, request: Request) -> Arrays:
+        """Return arrays for requests like this one. Raises MemoryError."""
+        with self._lock:
+            for number, (form, arrays) in enumerate(self._idle):
+                if form == request.form:
+                    del self._idle[number]
+                    return arrays
+        arrays = {}
+        for name, given in request.feed.items():
+            shape = (self._rows, *given.shape[1:])
+            small = given.dtype.hasobject or math.prod(shape) * given.itemsize < STAGED_FROM
+            arrays[name] = np.empty(shape, given.dtype) if small else self._memory.empty(shape, given.dtype)
+            arrays[name][:] = given[:1]
+        return arrays
+
+    def give_back(self, form: object, arrays: Arrays) -> None:
+        with self._lock:
+            self._idle.append((form, arrays))
+
+    def close(self) -> None:
+        """Free the arrays that are not in use."""
+        self._idle.clear()
 
 
 class Batch:
-    """Requests of one key, which a thread collects and copies into joined arrays.
+    """Requests like the first, which a thread collects and copies into joined arrays."""
 
-    Args:
-        first: has the key and the outputs of all.
-        empty: makes an array.
-        pads: the run may have more rows than there are items.
-        requests: those that are known already.
-    """
-
-    def __init__(self, first: Request, empty: Empty, *, pads: bool, requests: Sequence[Request] = ()) -> None:
-        self._empty, self._pads = empty, pads
-        self.key, self.names, self.arrived = first.key, first.names, first.arrived
+    def __init__(self, first: Request, buffers: Buffers, requests: Sequence[Request] = ()) -> None:
+        self.first, self.arrived, self._buffers = first, first.arrived, buffers
         self.requests = list(requests)
         self.items = sum(each.items for each in requests)  # also of requests that are not copied yet
         self.is_full = False
-        self._arrays: dict[str, NDArray[Any]] = {}
+        self._arrays: Arrays = {}
         self._copied = self._rows = 0  # requests and items in these arrays
 
-    def copy(self, rows: int) -> None:
-        """Copy what is not copied yet. The first time makes arrays of ``rows`` items. After an error it can go on."""
+    def copy(self) -> None:
+        """Copy what is not copied yet. Raises MemoryError; calling it again goes on."""
         requests = self.requests[self._copied :]
         if requests and not self._arrays:
-            first: Mapping[str, NDArray[Any]] = requests[0].feed
-            arrays = {name: self._empty((rows, *array.shape[1:]), array.dtype) for name, array in first.items()}
-            for name, array in arrays.items() if self._pads else ():
-                array[self.items :] = first[name][:1]  # the place of further requests, or padding
-            self._arrays = arrays
+            self._arrays = self._buffers.take(requests[0])
         for request in requests:
             end = self._rows + request.items
             for name, array in self._arrays.items():
@@ -98,14 +133,16 @@ class Batch:
 
     def feed(self, rows: int) -> tuple[Any, bool]:
         """Return the inputs of a run of ``rows`` items, and True if they are those of a single request as it is."""
-        if self.key is None or (len(self.requests) == 1 and rows == self.items and not self._arrays):
+        if self.first.form is None or (len(self.requests) == 1 and rows == self.items and not self._arrays):
             return self.requests[0].feed, True
-        self.copy(rows)
+        self.copy()
         return {name: array[:rows] for name, array in self._arrays.items()}, False
 
     def let_go(self) -> None:
-        """Free the memory of the inputs."""
-        self._arrays = {}
+        """Give the arrays back."""
+        if self._arrays:
+            self._buffers.give_back(self.first.form, self._arrays)
+            self._arrays = {}
 
     def taken_apart(self, outputs: Results) -> list[Results]:
         """Return the outputs of each request. They are copies: one that is kept must not keep the memory of all."""
