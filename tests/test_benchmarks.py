@@ -218,6 +218,22 @@ def test_soak_notices_what_is_wrong_and_what_grows() -> None:
     assert outcome["growth"]["host"] > 1 << 20
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a pool has processes on Linux only")
+def test_chaos_accounts_for_every_request(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    options = ["--cpu", "--minutes", "0.25", "--kill", "1.5", "--spoil", "4", "--json", str(results)]
+    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models"), "PYTHONWARNINGS": "ignore"})
+    child = run_child([sys.executable, "-m", "benchmarks.chaos", *options], env=env, deadline=150).ok()
+    assert child.stdout.endswith("OK\n")
+    record = json.loads(results.read_text(encoding="utf-8"))
+    assert record["requests"].keys() <= {"right", "cancelled", "WorkerLostError"}
+    assert record["requests"]["right"] > 100
+    assert record["killed"] >= 3
+    assert record["restarts"] >= record["killed"]
+    assert set(record["spoilt"]) == {"WorkerLostError: its deadline of 2 s has passed"}
+    assert len(record["seconds from a death to the first result"]) == 5
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git on PATH")
 @pytest.mark.parametrize("packed", [False, True], ids=["loose", "packed"])
 def test_the_commit_of_a_checkout_and_of_its_worktrees(tmp_path: Path, packed: bool) -> None:
