@@ -11,10 +11,11 @@ from typing import Literal
 from ..errors import Fix, PlacementError, manual
 from ..model.data_flow import Key, Places, computing_nodes
 from ..model.files import is_ort_format
-from ..model.outline import GraphOutline
+from ..model.outline import UNREADABLE, GraphOutline
 from .interfaces import AssignedNodes, NativeSession, Node, Opened
 from .options import RECORDING_KEY, config_entry
 from .requests import CPU
+from .runtime import load_runtime
 
 NO_KERNEL = "no CUDA kernel for this operator with these types, attributes and this opset"
 NO_KERNEL_OR_BESIDE = f"{NO_KERNEL}, or it takes a shape beside an input of the model, and ONNX Runtime prefers the CPU"
@@ -94,7 +95,8 @@ class Placement:
 
     With ``known`` False it was not recorded, and ``nodes`` is empty. Releases before 1.24 cannot record it; none can
     for models in ONNX Runtime's own format (.ort: ``in_own_format``); and an entry of the session options can forbid
-    it.
+    it. With ``is_whole`` False nodes may be missing: releases before 1.27 record no node that has a kernel in no
+    provider, as some on 16-bit floats, which then runs on the CPU in float32.
 
     Nodes are those of the optimised graph, so fusions count once and folded constants not at all. Copies between
     devices, which ONNX Runtime inserts afterwards, are not among them: GPUSession.explain_placement() finds those.
@@ -103,6 +105,7 @@ class Placement:
     nodes: tuple[PlacedNode, ...]
     known: bool = True
     in_own_format: bool = False
+    is_whole: bool = True
 
     @property
     def by_provider(self) -> dict[str, int]:
@@ -136,6 +139,8 @@ class Placement:
 
 
 UNKNOWN = Placement((), known=False)
+_RECORDS_ALL = (1, 27)  # the first of ONNX Runtime that records all nodes
+_SHORT_FLOATS = (10, 16)  # FLOAT16 and BFLOAT16 of TensorProto.DataType
 
 
 def read_placement(session: Opened, outline: GraphOutline | None = None, *, without_options: bool = False) -> Placement:
@@ -164,8 +169,9 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
             op_type, domain = node.op_type, node.domain
             nodes.append(PlacedNode(_name_of(node), op_type, domain, provider, kind_of(op_type, domain, provider)))
     on_cpu = [node for node in nodes if node.provider == CPU]
+    is_whole = load_runtime().release >= _RECORDS_ALL or not _has_short_floats(session, outline)
     if not on_cpu:
-        return Placement(tuple(nodes))
+        return Placement(tuple(nodes), is_whole=is_whole)
     options = None if without_options else getattr(session, "_sess_options", None)
     divided_by = next((key for key in _DIVIDING_KEYS if options is not None and config_entry(options, key)), None)
     computing = {_key(node) for node in on_cpu if node.kind == "compute"}
@@ -178,8 +184,24 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
             and (node.kind, node.divided_by) != ("compute", divided_by)
             else node
             for node in nodes
-        )
+        ),
+        is_whole=is_whole,
     )
+
+
+def _has_short_floats(session: Opened, outline: GraphOutline | None) -> bool:
+    """Return True if a model has float16 or bfloat16, or cannot be read."""
+    inner: NativeSession = session._sess
+    if any(value.type.endswith("float16)") for value in (*inner.inputs_meta, *inner.outputs_meta)):
+        return True
+    outline = outline or GraphOutline(_model_of(session) or b"")
+    try:
+        graph = outline.graph
+        return any(tensor.data_type in _SHORT_FLOATS for tensor in graph.initializers) or any(
+            node.attribute(b"to").integer in _SHORT_FLOATS for node in graph.all_nodes() if node.operator == b"Cast"
+        )
+    except UNREADABLE:
+        return True
 
 
 def _computing_nodes(session: Opened, outline: GraphOutline | None, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
@@ -244,6 +266,12 @@ def refusal(placement: Placement) -> PlacementError | None:
             manual('or accept that: cpu_nodes="allow"'),
         )
     nodes = placement.cpu_compute_nodes
+    if not nodes and not placement.is_whole:
+        return PlacementError(
+            'cpu_nodes="forbid" cannot be kept: ONNX Runtime did not record where all nodes are placed',
+            evidence=["before 1.27 it records no node on 16-bit floats that has no kernel; it computes on the CPU"],
+            fixes=[manual("use ONNX Runtime 1.27 or newer"), manual('or accept that: cpu_nodes="allow"')],
+        )
     if not nodes:
         return None
     counts = Counter(node.op_type for node in nodes)
@@ -274,7 +302,7 @@ def warning(placement: Placement) -> str | None:
             "without a CUDA kernel then reads the GPU's memory, and the process ends (a segmentation fault in 1.31.1). "
             'Open the ONNX model that it was made from, or accept it: cpu_nodes="allow".'
         )
-    error = refusal(placement) if placement.known else None
+    error = refusal(replace(placement, is_whole=True)) if placement.known else None
     return f"{error.summary}\n{placement}" if error is not None else None
 
 

@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 
 import onnx
+import onnx.parser
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from ortgpu.provider import placement
+from ortgpu.provider.options import recording_options
 from ortgpu.provider.placement import (
     CUDNN_OPERATORS,
     UNKNOWN,
@@ -20,7 +24,9 @@ from ortgpu.provider.placement import (
     cufft_operators,
     format_table,
     kind_of,
+    read_placement,
     refusal,
+    warning,
 )
 from ortgpu.provider.requests import CPU, CUDA
 from tests.support.children import run_python
@@ -212,6 +218,32 @@ def test_an_unknown_placement_cannot_be_promised() -> None:
     assert found is not None
     assert "1.24" in str(found)
     assert found.nodes == ()
+
+
+def test_nodes_that_are_not_all_recorded_cannot_be_promised() -> None:
+    error = refusal(Placement((node("Equal"),), is_whole=False))
+    assert error is not None
+    assert "1.27" in str(error.evidence)
+    assert warning(Placement((node("Equal"),), is_whole=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [
+        ("(float[n] x) => (float[n] y) { y = Neg (x) }", True),
+        ("(float16[n] x) => (bool[n] y) { y = Equal (x, x) }", False),
+        ("(float[n] x) => (float[n] y) { h = Cast <to = 10> (x) i = Neg (h) y = Cast <to = 1> (i) }", False),
+        ("(float[n] x) => (float[n] y) <float16[1] w = {1}> { h = CastLike (x, w) y = CastLike (h, x) }", False),
+    ],
+)
+def test_releases_before_127_may_leave_out_nodes_on_16_bit_floats(
+    text: str, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 19]> short {text}').SerializeToString()
+    session = onnxruntime.InferenceSession(model, recording_options(), providers=[CPU])
+    assert read_placement(session).is_whole
+    monkeypatch.setattr(placement, "_RECORDS_ALL", (99, 0))
+    assert read_placement(session).is_whole is is_whole
 
 
 def test_a_refusal_of_very_many_nodes_stays_readable() -> None:
