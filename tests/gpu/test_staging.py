@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from ortgpu.provider.runtime import load_runtime
 from tests.support.this_machine import GPUs
 
 from .children import Report, run_program
 
 pytestmark = pytest.mark.ortgpu
+
+since_130 = pytest.mark.skipif(load_runtime().release < (1, 30), reason="ONNX Runtime 1.30 is the first that is staged")
 
 TOLERANCE = 5e-3  # as in test_pipeline.py
 MEMORY_MARGIN = 64 * 2**20  # as in test_lifetime.py: what CUDA itself keeps
@@ -18,6 +21,7 @@ MEMORY_MARGIN = 64 * 2**20  # as in test_lifetime.py: what CUDA itself keeps
 ORDINARY = 0  # of memory_type in throughput.py
 
 
+@since_130
 def test_results_are_those_of_plain_run() -> None:
     report = run_program("staged", deadline=200)
     assert len(report["kinds"]) == 12
@@ -26,6 +30,7 @@ def test_results_are_those_of_plain_run() -> None:
     assert report["not staged"] == []
 
 
+@since_130
 def test_results_are_in_ordinary_memory_that_is_used_again_and_stay_the_caller_s() -> None:
     report = run_program("staged_results")
     assert report["type"] == ORDINARY
@@ -82,6 +87,7 @@ def test_nothing_that_another_session_captures_is_spoilt() -> None:
     assert report["not staged"] == []
 
 
+@since_130
 def test_a_tracer_sees_each_run_of_later_sessions() -> None:
     report = run_program("staged_traced")
     assert report["staged"] is True
