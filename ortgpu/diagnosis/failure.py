@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ..environment.inspection import inspect_environment
 from ..errors import (
     BrokenPackageError,
-    DriverTooOldError,
     GPUError,
     LibraryConflictError,
     OnnxRuntimeNotInstalledError,
@@ -53,23 +52,21 @@ def why_unusable(
     said = opening.of_construction(str(cause), facts) if cause is not None else None
     if said is None and cause is not None:
         return None
-    if isinstance(said, ProviderFailureError) and said.library in OF_WHEELS:
+    if said is None or isinstance(said, ProviderFallbackError):  # which names no cause
+        too_few = driver.too_few_descriptors(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
+        explaining = fatal or ([too_few] if too_few is not None else [])
+    elif isinstance(said, ProviderFailureError) and said.library in OF_WHEELS:
         # A known problem of the libraries explains why one of them fails.
         explaining = fatal or [problem for problem in problems if isinstance(problem, LibraryConflictError)]
-        if explaining:
-            explaining[0].severity = "fatal"
-            return explaining[0].with_others([said, *(each for each in problems if each is not explaining[0])])
-    too_old = next((problem for problem in fatal if isinstance(problem, DriverTooOldError)), None)
-    if too_old is not None and said is not None and said.code in too_old.explains:
-        said.consequence_of = too_old.code
-        return too_old.with_others([said, *(problem for problem in problems if problem.code != said.code)])
-    if said is None or isinstance(said, ProviderFallbackError):  # which names no cause
-        if fatal:
-            fatal[0].severity = "fatal"
-            return fatal[0].with_others(problem for problem in problems if problem is not fatal[0])
-        too_few = driver.too_few_descriptors(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
-        if too_few is not None:
-            return too_few.with_others(problems)
+    else:
+        explaining = [problem for problem in fatal if said.code in problem.explains and problem.code != said.code]
+    if explaining:
+        cause, others = explaining[0], [problem for problem in problems if said is None or problem.code != said.code]
+        cause.severity = "fatal"
+        if said is not None and not isinstance(said, ProviderFallbackError):
+            said.consequence_of = cause.code
+            others.insert(0, said)
+        return cause.with_others(others)
     if said is None:
         said = ProviderFallbackError(
             "ONNX Runtime did not bind its CUDA provider, and no check knows why",
