@@ -18,10 +18,10 @@ from ortgpu.errors import GPUError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ortgpu.cli.bench.measuring import Bench, Feed, Figure, LeftOut, Spread
+    from ortgpu.cli.bench.measuring import Bench, Feed, Figure, LeftOut
     from ortgpu.provider.devices import Device
 
-PLOTS = (".png", ".svg", ".html")
+PLOTS = (".png", ".svg")
 _DEFAULT_BATCHES = (1, 8, 64)
 
 
@@ -100,110 +100,77 @@ def bench(
     A "batch" of null is a fixed one. In "left_out" it means all of them.
     """
     from ortgpu.cli import report
+    from ortgpu.cli.bench.measuring import recommend
+    from ortgpu.cli.inputs import refusal
 
     try:
         with report.quiet() as caught:
-            found = _measure(model, batches, inputs, rounds, allow_cpu)
+            opened, figures = _measure(model, batches, inputs, rounds, allow_cpu)
     except click.UsageError:
         raise
-    except _InputsRefusedError as refused:
-        return output.show_problem(refused.error, (GPUError(str(refused)),), as_json, model=str(model))
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
         return output.show_problem(error, known_of(model, error), as_json, model=str(model))
+    if opened.error is not None and not figures:
+        return output.show_problem(opened.error, (GPUError(refusal(inputs)),), as_json, model=str(model))
+    device, recommended = opened.session.device, recommend(figures)
     on_cpu_because, warned = report.split_warnings(caught)
     if as_json:
         document = output.document(
             ok=True,
             model=str(model),
-            device=report.device_document(found.device),
+            device=report.device_document(device),
             on_cpu_because=output.error_document(on_cpu_because) if on_cpu_because else None,
             rounds=rounds,
             warnings=warned,
-            **found.as_dict(),
+            figures=[figure.as_dict() for figure in figures],
+            left_out=[dataclasses.asdict(each) for each in opened.left_out],
+            recommended=recommended,
         )
         output.write_json(document)
-        found.draw(model.name, plot)
-        return 0
-    console = output.stdout()
-    report.show_warnings(console, warned)
-    if on_cpu_because:
-        output.show_why_on_cpu(console, on_cpu_because, "Measured", by_option=allow_cpu)
-    found.show(console, str(model))
-    found.draw(model.name, plot)
-    if plot is not None:
-        output.line(console, f"Written: {plot}")
+    else:
+        console = output.stdout()
+        report.show_warnings(console, warned)
+        if on_cpu_because:
+            output.show_why_on_cpu(console, on_cpu_because, "Measured", by_option=allow_cpu)
+        output.heading(console, f"{model} on {_place(device)}")
+        _show(console, figures, opened.left_out, recommended)
+    if plot is not None:  # after the figures, since a full disk must not lose them
+        from ortgpu.cli.bench.plot import draw
+
+        draw(figures, f"{model.name} on {_place(device)}", plot)
+        if not as_json:
+            output.line(output.stdout(), f"Written: {plot}")
     return 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Results:
-    device: Device
-    figures: list[Figure]
-    left_out: list[LeftOut]
-    recommended: list[str]
-
-    @property
-    def where(self) -> str:
-        return str(self.device) if self.device.is_gpu else "the CPU"
-
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "figures": [_document(figure) for figure in self.figures],
-            "left_out": [dataclasses.asdict(each) for each in self.left_out],
-            "recommended": self.recommended,
-        }
-
-    def draw(self, model: str, path: Path | None) -> None:
-        """Draw the figures. Call it after writing them, since a full disk must not lose them."""
-        if path is not None:
-            from ortgpu.cli.bench.plot import draw
-
-            draw(self.figures, f"{model} on {self.where}", path)
-
-    def show(self, console: Console, model: str) -> None:
-        output.heading(console, f"{model} on {self.where}")
-        columns = ("batch", "way", "items/s", "times plain", "quartiles", "p50 ms", "p90 ms", "p99 ms")
-        output.table(console, columns, map(_row, self.figures))
-        for (batch, why), alike in itertools.groupby(self.left_out, lambda each: (each.batch, each.why)):
-            ways = ", ".join(each.way for each in alike)
-            where = f", batch {batch}" if batch is not None else ""
-            output.line(console, f"not measured: {ways}{where}: {why}", style="yellow")
-        if self.recommended:
-            output.heading(console, "What these figures speak for")
-        for sentence in self.recommended:
-            output.line(console, f"  {sentence}")
+def _place(device: Device) -> str:
+    return str(device) if device.is_gpu else "the CPU"
 
 
-class _InputsRefusedError(Exception):
-    def __init__(self, text: str, error: Exception) -> None:
-        super().__init__(text)
-        self.error = error
+def _show(console: Console, figures: list[Figure], left_out: list[LeftOut], recommended: list[str]) -> None:
+    columns = ("batch", "way", "items/s", "times plain", "quartiles", "p50 ms", "p90 ms", "p99 ms")
+    output.table(console, columns, map(_row, figures))
+    for (batch, why), alike in itertools.groupby(left_out, lambda each: (each.batch, each.why)):
+        ways = ", ".join(each.way for each in alike)
+        where = f", batch {batch}" if batch is not None else ""
+        output.line(console, f"not measured: {ways}{where}: {why}", style="yellow")
+    if recommended:
+        output.heading(console, "What these figures speak for")
+    for sentence in recommended:
+        output.line(console, f"  {sentence}")
 
 
 def _measure(
     model: Path, batches: tuple[int, ...] | None, inputs: Path | None, rounds: int, allow_cpu: bool
-) -> _Results:
-    from ortgpu.cli.bench.measuring import Bench, recommend
-    from ortgpu.cli.inputs import refusal
+) -> tuple[Bench, list[Figure]]:
+    from ortgpu.cli.bench.measuring import Bench
 
     with contextlib.ExitStack() as stack:
         with output.progress("Opening the model in each way"):
-            opened = stack.enter_context(Bench(str(model), allow_cpu=allow_cpu or None))
+            opened = Bench(str(model), stack, allow_cpu=allow_cpu or None)
         feeds = _feeds(opened, batches, inputs)
-        figures: list[Figure] = []
         with output.progress("Measuring"):
-            refused: Exception | None = None
-            for batch, feed in feeds.items():
-                try:
-                    figures += opened.measure(batch, feed, rounds)
-                except Exception as error:  # noqa: BLE001 - a model may run one size only, a GPU have memory for some
-                    opened.leave_out(batch, error)
-                    refused = refused or error
-            if refused is not None and not figures:
-                if isinstance(refused, GPUError):
-                    raise refused
-                raise _InputsRefusedError(refusal(inputs), refused) from refused
-        return _Results(opened.session.device, figures, opened.left_out, recommend(figures))
+            return opened, [each for batch, feed in feeds.items() for each in opened.measure(batch, feed, rounds)]
 
 
 def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) -> dict[int | None, Feed]:
@@ -219,45 +186,27 @@ def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) 
         shapes = ", ".join(f"{each.name} {each.shape}" for each in declared) or "it has no inputs"
         raise click.UsageError(f"MODEL has no free batch dimension ({shapes}): leave --batch out")
     feeds: dict[int | None, Feed] = {}
-    refused: UnknownInputError | None = None
     for size in (None,) if is_fixed else batches or _DEFAULT_BATCHES:
         try:
             feeds[size] = make_inputs(declared, size or 1)
         except UnknownInputError as error:
             opened.leave_out(size, error)
-            refused = refused or error
     if not feeds:
-        raise click.UsageError(f"MODEL cannot be measured: {refused}")
+        raise click.UsageError(f"MODEL cannot be measured: {opened.error}")
     return feeds
 
 
 def _row(figure: Figure) -> tuple[str, ...]:
-    latency = figure.latency
-    percentiles = (latency.p50, latency.p90, latency.p99) if latency else (None, None, None)
-    ratio = figure.ratio
+    latency, ratio = figure.latency or {}, figure.ratio
     return (
         "fixed" if figure.batch is None else str(figure.batch),
         figure.way,
         _rate(figure.rate.median),
         f"{ratio.median:.2f}" if ratio else "",
         f"{ratio.low:.2f} - {ratio.high:.2f}" if ratio else "",
-        *("" if each is None else f"{each * 1e3:.3f}" for each in percentiles),
+        *("" if each is None else f"{each:.3f}" for each in map(latency.get, ("p50", "p90", "p99"))),
     )
 
 
 def _rate(items: float) -> str:
     return f"{items:,.0f}" if items >= 99.5 else f"{items:.3g}"  # a large model may do less than one a second
-
-
-def _document(figure: Figure) -> dict[str, object]:
-    return {
-        "way": figure.way,
-        "batch": figure.batch,
-        "items_per_second": _spread(figure.rate),
-        "ratio_to_plain": _spread(figure.ratio) if figure.ratio else None,
-        "latency_ms": figure.latency.as_dict() if figure.latency else None,
-    }
-
-
-def _spread(spread: Spread) -> dict[str, object]:
-    return {"median": spread.median, "quartiles": [spread.low, spread.high]}

@@ -48,26 +48,8 @@ class Spread:
     def relative_to(self, base: float) -> Spread:
         return Spread(self.low / base, self.median / base, self.high / base)
 
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Percentiles of the seconds of single calls. ``p99`` is None with fewer than a hundred calls."""
-
-    p50: float
-    p90: float
-    p99: float | None
-    calls: int
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Latency:
-        percentiles = statistics.quantiles(seconds, n=100, method="inclusive")
-        enough = len(seconds) >= 100
-        return cls(percentiles[49], percentiles[89], percentiles[98] if enough else None, len(seconds))
-
     def as_dict(self) -> dict[str, object]:
-        """Return the percentiles in milliseconds."""
-        p50, p90, p99 = (each and round(each * 1e3, 4) for each in (self.p50, self.p90, self.p99))
-        return {"p50": p50, "p90": p90, "p99": p99, "calls": self.calls}
+        return {"median": self.median, "quartiles": [self.low, self.high]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +61,35 @@ class Figure:
         rate: items per second.
         ratio: the rate relative to the median of plain ONNX Runtime. None for plain ONNX Runtime, or if it was not
             measured.
-        latency: None for a way that runs many requests at once.
+        latency: percentiles of single calls in milliseconds, and their number. None for a way that runs many requests
+            at once.
     """
 
     way: str
     batch: int | None
     rate: Spread
     ratio: Spread | None
-    latency: Latency | None
+    latency: Mapping[str, float | None] | None
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "way": self.way,
+            "batch": self.batch,
+            "items_per_second": self.rate.as_dict(),
+            "ratio_to_plain": self.ratio.as_dict() if self.ratio else None,
+            "latency_ms": self.latency,
+        }
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
+    """Return the percentiles of calls in milliseconds. ``p99`` is None with fewer than a hundred calls."""
+    cuts = [round(each * 1e3, 4) for each in statistics.quantiles(seconds, n=100, method="inclusive")]
+    return {
+        "p50": cuts[49],
+        "p90": cuts[89],
+        "p99": cuts[98] if len(seconds) >= 100 else None,
+        "calls": len(seconds),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,13 @@ class _Way:
         assert self.map is not None
         return _seconds(deque, self.map(itertools.repeat(feed, calls)), 0), []
 
+    def calls(self, feed: Feed) -> int:
+        """Return the number of calls in a block. Finding it also warms the way up."""
+        self.block(feed, self.at_least)
+        seconds, _ = self.block(feed, self.at_least)
+        wanted = math.ceil(_BLOCK * self.at_least / max(seconds, 1e-9))
+        return max(self.at_least, min(wanted, _MOST_CALLS))
+
 
 def _seconds(action: Callable[..., object], *arguments: object) -> float:
     started = time.perf_counter()
@@ -121,73 +131,67 @@ def _seconds(action: Callable[..., object], *arguments: object) -> float:
 
 
 class Bench:
-    """The sessions to compare. It is a context manager that closes them.
+    """The sessions to compare, which live as long as ``opened``.
 
     ``session`` is on the first GPU. With ``allow_cpu`` all sessions are on the CPU if no GPU can be used. ``left_out``
-    lists the ways that cannot be opened beside it.
+    lists what was not measured, and ``error`` is the first GPUError for which a feed was left out, or the last other.
     """
 
-    def __init__(self, model: str, *, allow_cpu: bool | None = None) -> None:
+    def __init__(self, model: str, opened: ExitStack, *, allow_cpu: bool | None = None) -> None:
         from ...session.gpu_session import GPUSession
 
-        self._model = model
-        self._stack = ExitStack()
         self.left_out: list[LeftOut] = []
-        self.session = self._stack.enter_context(GPUSession(model, allow_cpu=allow_cpu))
-        self._ways = [_Way(RUN, run=self.session.run), _Way("map", map=self.session.map, at_least=8 * _REFILLS)]
-        on_gpu = self.session.device.is_gpu
-        try:
-            self._add(PLAIN, self._open_plain)
-            if on_gpu:
-                self._add("graph", lambda: _Way("graph", self._stack.enter_context(self._open(cuda_graph=True)).run))
-            self._add("pool", lambda: self._open_pool(allow_cpu))
-        except BaseException:
-            self._stack.close()
-            raise
-        self._ways.sort(key=lambda way: list(WAYS).index(way.name))
+        self.error: Exception | None = None
+        self.session = opened.enter_context(GPUSession(model, allow_cpu=allow_cpu))
+        self._ways: list[_Way] = []
+        device = self.session.device
 
-    def __enter__(self) -> Bench:
-        return self
+        def graph() -> _Way:
+            options: dict[str, Any] = {"device": device.ordinal, "cpu_nodes": "allow"}
+            return _Way("graph", opened.enter_context(GPUSession(model, cuda_graph=True, **options)).run)
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        def pool() -> _Way:
+            opened_pool = opened.enter_context(GPUSessionPool(model, allow_cpu=allow_cpu, cpu_nodes="allow"))
+            return _Way("pool", map=opened_pool.map, at_least=_REFILLS * 2 * 3 * len(opened_pool))
+
+        ways: dict[str, Callable[[], _Way]] = {
+            PLAIN: lambda: _Way(PLAIN, _open_plain(model, device).run),
+            RUN: lambda: _Way(RUN, self.session.run),
+            "map": lambda: _Way("map", map=self.session.map, at_least=8 * _REFILLS),
+            **({"graph": graph} if device.is_gpu else {}),
+            "pool": pool,
+        }
+        for name, open_way in ways.items():
+            try:
+                self._ways.append(open_way())
+            except Exception as error:  # noqa: BLE001 - the others are measured all the same
+                self.left_out.append(LeftOut(name, None, first_line(error)))
 
     def measure(self, batch: int | None, feed: Feed, rounds: int) -> list[Figure]:
-        """Measure all ways for one feed and return their figures. Ways that fail are added to ``left_out``.
+        """Measure all ways for one feed, in turns. Return their figures, without those that fail.
 
-        Raises:
-            GPUError: that of ``run``, if no way runs; that of any way which ran before and then fails.
-            Exception: that of ``run``, if the model does not run on this feed at all.
+        A way that ran before and then fails takes all with it: a GPU out of memory may give any of them the rest.
         """
         calls: dict[_Way, int] = {}
-        of_run: Exception | None = None
+        latencies: dict[str, list[float]] = {}
         for way in self._ways:
             try:
-                calls[way] = self._calls(way, feed)
-            except Exception as error:
-                if way.name == RUN and not isinstance(error, GPUError):
-                    raise
-                of_run = error if way.name == RUN else of_run
-                self.left_out.append(LeftOut(way.name, batch, first_line(error)))
-        if of_run is not None and not calls:
-            raise of_run
-        return self._in_turns(calls, batch, feed, rounds)
-
-    def leave_out(self, batch: int | None, error: Exception) -> None:
-        """Add all ways to ``left_out`` for a feed on which :meth:`measure` raised."""
-        known = {each.way for each in self.left_out if each.batch == batch}
-        self.left_out += [LeftOut(way.name, batch, first_line(error)) for way in self._ways if way.name not in known]
-
-    def _in_turns(self, calls: Mapping[_Way, int], batch: int | None, feed: Feed, rounds: int) -> list[Figure]:
-        """Measure the ways in turns. ``calls`` has the size of a block of each way."""
-        latencies: dict[str, list[float]] = {way.name: [] for way in calls}
+                calls[way] = way.calls(feed)
+            except Exception as error:  # noqa: BLE001 - a model may run one size only, a GPU have memory for some
+                self.leave_out(batch, error, [way])
 
         def block(way: _Way, number: int) -> float:
             seconds, each = way.block(feed, number)
-            latencies[way.name] += each
+            latencies.setdefault(way.name, []).extend(each)
             return seconds / number
 
-        seconds = in_turns({way.name: partial(block, way, number) for way, number in calls.items()}, rounds)
+        try:
+            seconds = in_turns(
+                {way.name: partial(block, way, number) for way, number in calls.items()}, rounds if calls else 0
+            )
+        except Exception as error:  # noqa: BLE001 - as above
+            self.leave_out(batch, error, calls)
+            return []
         items = batch or 1
         rates = {name: Spread(*quartiles([items / each for each in taken])) for name, taken in seconds.items()}
         return [
@@ -196,52 +200,36 @@ class Bench:
                 batch,
                 rate,
                 rate.relative_to(rates[PLAIN].median) if PLAIN in rates and name != PLAIN else None,
-                Latency.of(latencies[name]) if len(latencies[name]) > 1 else None,
+                percentiles(latencies[name]) if len(latencies[name]) > 1 else None,
             )
             for name, rate in rates.items()
         ]
 
-    def _calls(self, way: _Way, feed: Feed) -> int:
-        """Return the number of calls in a block. Finding it also warms the way up."""
-        way.block(feed, way.at_least)
-        seconds, _ = way.block(feed, way.at_least)
-        wanted = math.ceil(_BLOCK * way.at_least / max(seconds, 1e-9))
-        return max(way.at_least, min(wanted, _MOST_CALLS))
+    def leave_out(self, batch: int | None, error: Exception, ways: Iterable[_Way] | None = None) -> None:
+        """Add ways, or all of them, to ``left_out`` for a feed on which they do not run."""
+        self.left_out += [LeftOut(way.name, batch, first_line(error)) for way in (self._ways if ways is None else ways)]
+        if not isinstance(self.error, GPUError):
+            self.error = error
 
-    def _add(self, name: str, opened: Callable[[], _Way]) -> None:
-        try:
-            self._ways.append(opened())
-        except Exception as error:  # noqa: BLE001 - the others are measured all the same
-            self.left_out.append(LeftOut(name, None, first_line(error)))
 
-    def _open(self, **options: Any) -> Any:
-        from ...session.gpu_session import GPUSession
+def _open_plain(model: str, device: Any) -> Any:
+    import onnxruntime
 
-        return GPUSession(self._model, **{"device": self.session.device.ordinal, "cpu_nodes": "allow", **options})
+    from ...session.guard.guard import uninstall
 
-    def _open_pool(self, allow_cpu: bool | None) -> _Way:
-        pool = self._stack.enter_context(GPUSessionPool(self._model, allow_cpu=allow_cpu, cpu_nodes="allow"))
-        return _Way("pool", map=pool.map, at_least=_REFILLS * 2 * 3 * len(pool))
-
-    def _open_plain(self) -> _Way:
-        import onnxruntime
-
-        from ...session.guard.guard import uninstall
-
-        uninstall()  # else ORTGPU_ENFORCE=1 would make it a GPUSession
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors only
-        device = self.session.device
-        providers: list[Any] = [CPU]
-        if device.is_gpu:
-            # The first GPU is the default, and naming it makes 1.31 log a warning.
-            providers.insert(0, (CUDA, {"device_id": str(device.ordinal)}) if device.ordinal else CUDA)
-        session = onnxruntime.InferenceSession(self._model, options, providers=providers)
-        bound = session.get_providers()
-        if bound[0] != (CUDA if device.is_gpu else CPU):
-            raise ProviderFallbackError("plain ONNX Runtime did not reach the GPU", bound=tuple(bound))
-        session.disable_fallback()
-        return _Way(PLAIN, run=session.run)
+    uninstall()  # else ORTGPU_ENFORCE=1 would make it a GPUSession
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    providers: list[Any] = [CPU]
+    if device.is_gpu:
+        # The first GPU is the default, and naming it makes 1.31 log a warning.
+        providers.insert(0, (CUDA, {"device_id": str(device.ordinal)}) if device.ordinal else CUDA)
+    session = onnxruntime.InferenceSession(model, options, providers=providers)
+    bound = session.get_providers()
+    if bound[0] != (CUDA if device.is_gpu else CPU):
+        raise ProviderFallbackError("plain ONNX Runtime did not reach the GPU", bound=tuple(bound))
+    session.disable_fallback()
+    return session
 
 
 def first_line(error: Exception) -> str:
@@ -254,8 +242,7 @@ def recommend(figures: Sequence[Figure]) -> list[str]:
     A difference within the spread counts for nothing. Of ways that are equally fast, the first in WAYS is recommended.
     """
     found: list[str] = []
-    batches = list(dict.fromkeys(figure.batch for figure in figures))
-    for batch in batches:
+    for batch in dict.fromkeys(figure.batch for figure in figures):
         of_batch = {figure.way: figure for figure in figures if figure.batch == batch}
         faster = [figure for figure in of_batch.values() if _is_faster(figure, of_batch.get(PLAIN))]
         where = f"Batch {batch}" if batch is not None else "This model"
@@ -263,22 +250,12 @@ def recommend(figures: Sequence[Figure]) -> list[str]:
             ("shortest time for a request", [figure for figure in faster if figure.latency]),
             ("most items a second", faster),
         ):
-            best = _plainest_of_the_best(candidates)
+            fastest = max((figure.rate for figure in candidates), key=lambda rate: rate.median, default=None)
+            # As fast is what reaches the lower quartile of the fastest. Figures are in the order of WAYS.
+            best = next((each for each in candidates if fastest and each.rate.median >= fastest.low), None)
             if best is not None and best.ratio is not None:
                 found.append(f"{where}, {what}: {WAYS[best.way]}, {best.ratio.median:.2f} times plain run.")
     return found
-
-
-def _plainest_of_the_best(candidates: Sequence[Figure]) -> Figure | None:
-    """Return the simplest way among those about as fast as the fastest, or None if there is none.
-
-    A way is about as fast if its median reaches the lower quartile of the fastest.
-    """
-    best = max(candidates, key=lambda figure: figure.rate.median, default=None)
-    if best is None:
-        return None
-    as_fast = [figure for figure in candidates if figure.rate.median >= best.rate.low]
-    return min(as_fast, key=lambda figure: list(WAYS).index(figure.way))
 
 
 def _is_faster(figure: Figure, base: Figure | None) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import io
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +35,7 @@ def draw_trials(trials: Sequence[Trial], title: str, path: Path) -> None:
 
 
 def draw_panels(panels: Mapping[str, Mapping[str, Spread]], title: str, path: Path) -> None:
-    """Write times plain by panel and name, the worst on top: as .png, as .svg, or as .html with the SVG in it."""
+    """Write times plain by panel and name, the worst on top: as .png or as .svg."""
     # Not pyplot, which would look for a window system. Text stays text, so it can be found and copied. Formulas are
     # disabled, since a name may contain two dollar signs. With the salt, the same figures make the same file.
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ortgpu", "text.parse_math": False}
@@ -62,15 +60,5 @@ def draw_panels(panels: Mapping[str, Mapping[str, Spread]], title: str, path: Pa
                 axes.spines[["top", "right"]].set_visible(False)
                 axes.margins(x=0.1)
             all_axes[-1].set_xlabel("times plain ONNX Runtime; more is better, 1 is as fast")
-        stream = io.BytesIO()
         form = "png" if path.suffix.lower() == ".png" else "svg"
-        canvas.savefig(stream, format=form, transparent=True, metadata={"Date": None} if form == "svg" else None)
-        content = stream.getvalue()
-        if path.suffix.lower() == ".html":
-            svg = content[content.index(b"<svg") :].decode()  # without the XML declaration, invalid inside a page
-            name = html.escape(title)
-            head = (
-                f"<head><meta charset=utf-8><meta name=color-scheme content='light dark'><title>{name}</title></head>"
-            )
-            content = f"<!doctype html><html lang=en>{head}<body><h1>{name}</h1>{svg}</body></html>\n".encode()
-        path.write_bytes(content)
+        canvas.savefig(path, format=form, transparent=True, metadata={"Date": None} if form == "svg" else None)
