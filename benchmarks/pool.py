@@ -70,6 +70,39 @@ class Benchmark:
         }
         return Figure(seconds["ours"], seconds["plain"], notes)
 
+    def isolated(self, name: str, batch: int, count: int) -> Figure:
+        """``batch`` in images, or for the model without any work of its own in MB, in and out each."""
+        on_cpu, shown = self.device == "cpu", len(self.gpus.visible)
+        if not on_cpu and shown < count:
+            raise NotApplicableError(self.gpus.reason or f"needs {count} GPUs, and the driver shows {shown}")
+        model = ON_THE_CPU[name] if on_cpu else name
+        size = batch * (1000 if on_cpu else 10**6 // 4) if name == "negate" else batch
+        env = child_environment({"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}) if on_cpu else None
+        batches = self.repeats.batches * (4 if name == "resnet50" else 2)
+        arguments = {
+            "model": made_model(model),
+            "gpus": count,
+            "batch": size,
+            "batches": batches,
+            "rounds": self.repeats.rounds,
+            "device": self.device,
+        }
+        reports = run_worker("isolated", arguments, env=env, deadline=300).reports
+        seconds = reports["seconds"]
+        ours, plain = (seconds[f"one array filled again: {which}"] for which in ("ours", "plain"))
+        notes = {
+            "model": f"{model}: {models.recipe_of(model)}",
+            "device": self.device,
+            "batches a round": count * batches,
+            "batches a second": {key: f"{1 / statistics.median(taken):.1f}" for key, taken in seconds.items()},
+            "throughput, times that of threads": ratio(seconds["plain"], seconds["ours"]),
+            "one array filled again: throughput, times that of threads": ratio(plain, ours),
+            "seconds to replace": [f"{each:.2f}" for each in reports.get("seconds to replace", [])],
+            "largest relative error of ours": f"{reports['largest error']:.1e}",
+            **({"cut short": reports["cut short"]} if "cut short" in reports else {}),
+        }
+        return Figure(seconds["ours"], seconds["plain"], notes)
+
 
 FIGURES: Figures[Benchmark] = {
     f"pool-{kind}resnet50-b{BATCH}-x{count}": (
@@ -79,6 +112,18 @@ FIGURES: Figures[Benchmark] = {
     )
     for kind, title in (("", ""), ("reused-", "one array filled again, "))
     for count in (1, 2, 4, 8)
+}
+FIGURES |= {
+    f"isolated-{name}-{size}-x{count}": (
+        f"pool with a process for each session | with threads, {title}, GPUs: {count}",
+        False,
+        functools.partial(Benchmark.isolated, name=name, batch=batch, count=count),
+    )
+    for name, size, batch, title in (
+        ("resnet50", "b64", 64, "ResNet-50, batches of 64"),
+        ("negate", "64mb", 64, "64 MB in and out, no work"),
+    )
+    for count in (1, 2)
 }
 
 

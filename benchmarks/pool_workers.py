@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
+import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -71,4 +74,59 @@ def pool(model: str, gpus: int, batch: int, batches: int, rounds: int, device: s
         take_turns(actions, gpus * batches, rounds)
 
 
-WORKERS: dict[str, Callable[..., None]] = {"pool": pool}
+def isolated(model: str, gpus: int, batch: int, batches: int, rounds: int, device: str) -> None:
+    """Report the mean seconds of a batch, of ``batches`` for each GPU: a pool with processes, and one with threads.
+
+    Both get a list, and so copy nothing twice. ``batch`` is in floats for the model without any work of its own.
+    """
+    from ortgpu import GPUSessionPool
+
+    plain = plain_session(model, device, 0)
+    feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
+    given = list(itertools.islice(itertools.cycle(feeds), batches * gpus))
+    options = {"allow_cpu": device == "cpu"}
+
+    with (
+        GPUSessionPool(model, range(gpus), isolate=True, **options) as processes,
+        GPUSessionPool(model, range(gpus), **options) as threads,
+    ):
+        kinds = {each.kind for each in (*processes.devices, *threads.devices)}
+        if kinds != {device}:
+            raise RuntimeError(f"the pools are on {', '.join(kinds)}")
+        expected = [plain.run(None, feed) for feed in feeds]
+        errors = [relative_error(found, right) for found, right in zip(processes.map(feeds), expected, strict=True)]
+        report("largest error", max(errors))
+
+        def mapped(pool: Any, feeds: Any = given) -> Callable[[], None]:
+            return lambda: deque(pool.map(feeds), 0)
+
+        def refilling(pool: Any) -> Callable[[], None]:
+            return lambda: deque(pool.map(refilled(feeds[0], len(given))), 0)
+
+        actions = {
+            "ours": mapped(processes),
+            "plain": mapped(threads),
+            "one array filled again: ours": refilling(processes),
+            "one array filled again: plain": refilling(threads),
+        }
+        take_turns(actions, len(given), rounds)
+        report("seconds to replace", [_replaced(processes, feeds[0]) for _ in range(3)])
+
+
+def _replaced(pool: Any, feed: dict[str, Any]) -> float:
+    """Return the seconds from the death of all worker processes to the first result of one that replaces them."""
+    started = time.perf_counter()
+    pids = [each.pid for each in pool.health()]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    while any(each.state == "ready" and each.pid in pids for each in pool.health()):
+        time.sleep(0.001)
+    pool.run(None, feed)
+    taken = time.perf_counter() - started
+    while any(each.state != "ready" for each in pool.health()):
+        time.sleep(0.01)
+    deque(pool.map([feed] * 20), 0)
+    return taken
+
+
+WORKERS: dict[str, Callable[..., None]] = {"pool": pool, "isolated": isolated}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from tests.gpu.programs import CUDA, attempt, free_memory
-from tests.gpu.running import elementwise
+from tests.gpu.running import elementwise, negated
 from tests.support.children import report
+from tests.support.this_machine import mapped_files
 
 
 def feed_of(value: int, size: int = 2) -> dict[str, Any]:
@@ -159,6 +162,7 @@ def batched(kind: str, model: str) -> None:
         for _ in range(5):
             asyncio.run(ask())
         report("free", [free, free_memory(session.device.uuid)])
+        report("imported", "onnxruntime" in sys.modules)
         attempt("wrong", lambda: service.run(None, {taken.name: np.zeros((1, 1), np.float32)}))
     report("threads", [thread.name for thread in threading.enumerate() if "batched" in thread.name])
     attempt("dependent", lambda: ortgpu.GPUSession(_normalised_over_items()).batched())
@@ -174,6 +178,71 @@ def _normalised_over_items() -> bytes:
     return model
 
 
+def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.01)
+
+
+def pool_isolated(sessions_per_device: int) -> None:
+    """Report on worker processes, in a program that leaves CUDA and ONNX Runtime alone."""
+    import numpy as np
+
+    import ortgpu
+    from ortgpu.environment.gpu import cuda
+
+    model, size = elementwise("n"), 16 << 20
+    large = np.arange(size, dtype=np.float32)
+    with ortgpu.GPUSessionPool(model, sessions_per_device=sessions_per_device, isolate=True) as pool:
+        uuids = [device.uuid for device in pool.devices]
+        report("devices", uuids)
+        report("workers", [[each.device.uuid, each.state] for each in pool.health()])
+        attempt("run", lambda: pool.run(None, feed_of(7))[0].tolist())
+        attempt("map, small", lambda: answers(pool, 500))
+        attempt("map, staged", lambda: answers(pool, 60, size=4 << 20))
+        # From the second time on a channel's results are written into shared memory
+        attempt("64 MB", lambda: [bool((pool.run(None, {"x": large})[0] == -large).all()) for _ in range(20)])
+        report("imported", "onnxruntime" in sys.modules)
+        report("driver", [cuda.initialised_in(), [path for path in mapped_files() if "libcuda.so" in path]])
+        attempt("wrong", lambda: pool.run(None, {"x": large.astype(np.float64)}))
+        pids = [each.pid for each in pool.health()]
+    report("left", [pid for pid in pids if os.path.exists(f"/proc/{pid}")])
+    before = [free_memory(uuid) for uuid in uuids]
+    for _ in range(3):
+        with ortgpu.GPUSessionPool(model, sessions_per_device=sessions_per_device, isolate=True) as pool:
+            answers(pool, 20, size=1 << 20)
+    report("free", [before, [free_memory(uuid) for uuid in uuids]])
+    report("threads", [thread.name for thread in threading.enumerate() if thread.name.startswith("ortgpu")])
+
+
+def pool_isolated_deaths() -> None:
+    import ortgpu
+    from ortgpu.session.pool import isolated
+
+    isolated._PROGRAM = "from tests.support.deadly_worker import main; main()"
+    with ortgpu.GPUSessionPool(elementwise("n"), sessions_per_device=2, isolate=True) as pool:
+        attempt("before", lambda: answers(pool, 20))
+        with_sessions = {each.pid for each in pool.health()}
+        attempt("poison", lambda: pool.run(None, feed_of(-700)))
+        wait_until(lambda: all(each.state == "ready" for each in pool.health()))
+        report("survivors", len(with_sessions & {each.pid for each in pool.health()}))
+        report("restarts", [each.restarts for each in pool.health()])
+        attempt("after", lambda: answers(pool, 20))
+        victim = pool.health()[0]
+        started = time.monotonic()
+        os.kill(victim.pid or 0, signal.SIGKILL)
+        wait_until(lambda: pool.health()[0].state != "ready")
+        report("noticed", time.monotonic() - started)
+        attempt("meanwhile", lambda: answers(pool, 20))
+        wait_until(lambda: pool.health()[0].state == "ready")
+        report("replaced", time.monotonic() - started)
+        report("devices", [victim.device.uuid, pool.health()[0].device.uuid])
+        attempt("at the end", lambda: answers(pool, 50, size=4 << 20))
+        report("lost", len(pool.lost))
+    attempt("a session here", lambda: negated(ortgpu.GPUSession(elementwise("n"))))
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     "pooled": pooled,
     "batched": batched,
@@ -181,4 +250,6 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "pool_out_of_memory": pool_out_of_memory,
     "pool_poisoned": pool_poisoned,
     "pool_forked": pool_forked,
+    "pool_isolated": pool_isolated,
+    "pool_isolated_deaths": pool_isolated_deaths,
 }

@@ -140,3 +140,62 @@ def test_joined_requests_give_what_separate_ones_do(resnet50: Path, kind: str) -
     assert report.error("closed").type == "ExecutionError"
     assert report.child.returncode == 0, report.child.output
     assert report.complaints() == []
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def isolated(request: pytest.FixtureRequest) -> tuple[int, Report]:
+    count: int = request.param
+    return count, run_program("pool_isolated", {"sessions_per_device": count}, deadline=200)
+
+
+def test_every_gpu_has_its_worker_processes_and_this_one_uses_none(isolated: tuple[int, Report], gpus: GPUs) -> None:
+    count, report = isolated
+    uuids = [gpu.uuid for gpu in gpus.visible]
+    assert report["devices"] == uuids
+    assert report["workers"] == [[uuid, "ready"] for uuid in uuids] * count
+    assert report["imported"] is False
+    assert report["driver"] == [None, []]
+
+
+def test_results_of_worker_processes_are_right_and_in_order(isolated: tuple[int, Report]) -> None:
+    _, report = isolated
+    assert report.returned("run") == [-7, -7]
+    assert report.returned("map, small") == [-n for n in range(500)]
+    assert report.returned("map, staged") == [-n for n in range(60)]
+    assert report.returned("64 MB") == [True] * 20
+    assert report.error("wrong").type == "InvalidArgument"
+
+
+def test_nothing_is_left_of_worker_processes(isolated: tuple[int, Report]) -> None:
+    _, report = isolated
+    assert report["left"] == []
+    for had, has in zip(*report["free"], strict=True):
+        assert had is None or had - has < 64 << 20
+    assert report["threads"] == []
+    assert report.child.returncode == 0, report.child.output
+    assert report.complaints() == []
+
+
+@pytest.fixture(scope="module")
+def deaths() -> Report:
+    return run_program("pool_isolated_deaths", deadline=200)
+
+
+def test_a_sticky_error_ends_one_worker_process_after_the_other_and_no_more(deaths: Report, gpus: GPUs) -> None:
+    error = deaths.error("poison")
+    assert error.type == "WorkerLostError"
+    assert error.fields["cause"].startswith("PoisonedContextError: ")
+    assert deaths["survivors"] == 2 * len(gpus.visible) - 2
+    assert sum(deaths["restarts"]) == 2
+    for name in ("before", "after", "meanwhile"):
+        assert deaths.returned(name) == [-n for n in range(20)]
+    assert deaths["lost"] == 0
+    assert deaths.returned("a session here") == [-1, 2]
+
+
+def test_a_killed_worker_process_is_replaced_on_its_gpu(deaths: Report) -> None:
+    assert deaths["noticed"] < 1
+    assert deaths["replaced"] < 20
+    before, after = deaths["devices"]
+    assert before == after
+    assert deaths.returned("at the end") == [-n for n in range(50)]

@@ -1,6 +1,7 @@
-"""The program of a worker process in which some values of a feed are deadly, where no kernel of a GPU can be.
+"""The program of a worker process in which some values of a feed are deadly.
 
-The rest of the process is the real one: a run raises, hangs or ends the process as one on a GPU does.
+The rest of the process is the real one: a run raises, hangs or ends the process. On a GPU the sticky error is a real
+one; elsewhere it is raised.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def main() -> None:
     def run(self: Any, output_names: Any, feed: Any, run_options: Any = None) -> Any:
         value = feed["x"].flat[0] if feed.get("x") is not None and feed["x"].size else 0
         if value == STICKY:
+            if self.device.is_gpu:
+                read_nowhere(self, feed["x"])
             raise PoisonedContextError("an illegal memory access was encountered", cuda_code=700)
         if value == FAILS:
             raise ProviderFailureError("cuDNN failed", library="cuDNN", status="CUDNN_STATUS_INTERNAL_ERROR")
@@ -38,3 +41,12 @@ def main() -> None:
 
     GPUSession.run = run  # type: ignore[method-assign, assignment]  # in this process only
     main()
+
+
+def read_nowhere(session: Any, array: Any) -> None:
+    """Make an illegal memory access on the session's GPU, which raises PoisonedContextError."""
+    binding = session.io_binding()
+    binding.bind_input("x", "cuda", session.device.ordinal, array.dtype.type, array.shape, 0x7000)  # of nobody
+    binding.bind_output("y", "cuda", session.device.ordinal)
+    session.run_with_iobinding(binding)
+    binding.copy_outputs_to_cpu()

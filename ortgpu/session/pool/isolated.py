@@ -26,14 +26,13 @@ from ...environment.packages.plugins import environ_of_child
 from ...errors import ExecutionError, GPUError, ProviderRequestError, WorkerLostError, manual
 from ...model.files import ModelSource
 from ...process.background import Thread, is_of_a_handler
-from ...process.threads import Outcome
+from ...process.threads import Executor, Outcome
 from ...provider import lifetime, living
 from ...provider.devices import Device, DeviceRequest, as_request
 from ...provider.interfaces import Value
 from ...provider.options import Carried, carries_providers
 from ...running.pinned import OrdinaryMemory
 from ...running.pipeline import mapping
-from ..request import PINNED_MEMORY_LIMIT
 from .shared_memory import Channel, Exchange
 from .workers import NotBegunError, Worker, check, named, one_of, options_of_others
 
@@ -53,7 +52,9 @@ _OPENINGS = 9  # that may fail in a row, which takes half a minute, before a wor
 _THREADS_PER_DEVICE = 4
 
 _HOST = 1, 3  # DLDeviceType: kDLCPU, kDLCUDAHost
-_LARGE = 1 << 20  # bytes of a result whose memory is used again
+_LARGE = 1 << 20  # bytes of a copy whose memory is used again
+_PIECE = 4 << 20  # bytes that a thread copies at least: waking it takes as long as a tenth of it
+_COPY_THREADS = 8
 
 _PROGRAM = f"from {__package__}.worker_process import main; main()"
 
@@ -119,11 +120,61 @@ class PickledError:
         return RuntimeError(self.text)
 
 
+class HostCopies:
+    """Copies arrays of the host, large ones by several threads into memory that is used again. Threads may share it.
+
+    ``limit`` is the most bytes to keep for later copies.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._memory = OrdinaryMemory(limit)
+        self._most = min(_COPY_THREADS, len(os.sched_getaffinity(0)))
+        self._threads = Executor(self._most - 1, "ortgpu-copy") if self._most > 1 else None
+
+    def of(self, feed: Any, waits: object = ()) -> tuple[Any, bool]:
+        """Return a copy of a feed of arrays, and True, as FeedCopies does."""
+        return {name: self.copy_of(array) for name, array in feed.items()}, True
+
+    def copy_of(self, array: NDArray[Any]) -> NDArray[Any]:
+        if array.nbytes < _LARGE:
+            return array.copy()
+        copy = self._memory.empty(array.shape, array.dtype)
+        self.fill(copy, array)
+        return copy
+
+    def fill(self, to: NDArray[Any], array: NDArray[Any]) -> None:
+        """Copy ``array`` to ``to``, which is contiguous and of the same shape and type."""
+        count = min(self._most, array.nbytes // _PIECE)
+        if self._threads is None or count < 2 or not array.flags.c_contiguous:
+            np.copyto(to, array)  # releases the interpreter lock
+            return
+        pairs = list(zip(_pieces(to, count), _pieces(array, count), strict=True))
+        outcomes: list[Outcome[None]] = [Outcome() for _ in pairs[1:]]
+        for outcome, pair in zip(outcomes, pairs[1:], strict=True):
+            try:
+                self._threads.submit(outcome, np.copyto, *pair)
+            except RuntimeError:  # the program ends, and they have
+                np.copyto(*pair)
+                outcome.give(None)
+        np.copyto(*pairs[0])
+        for outcome in outcomes:
+            outcome.result()
+
+    def close(self) -> None:
+        self._memory.close()
+        if self._threads is not None:
+            self._threads.close()
+
+
+def _pieces(array: NDArray[Any], count: int) -> list[NDArray[Any]]:
+    return np.array_split(array.reshape(-1).view(np.uint8), count)
+
+
 class _Client:
     """The end of a channel at which requests are made. The process writes 1 to ``begun[number]`` when it begins one."""
 
-    def __init__(self, channel: Channel, begun: mmap.mmap, number: int) -> None:
-        self.exchange = Exchange(channel)
+    def __init__(self, channel: Channel, begun: mmap.mmap, number: int, copies: HostCopies) -> None:
+        self.exchange = Exchange(channel, copy=copies.fill)
         self._begun = begun
         self._number = number
 
@@ -147,8 +198,9 @@ class _Client:
 class Launch:
     """All that the processes of a pool are started with."""
 
-    def __init__(self, model: ModelSource, channels: int) -> None:
+    def __init__(self, model: ModelSource, channels: int, copies: HostCopies) -> None:
         self.channels = channels
+        self.copies = copies
         self.path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
         self.size = 0
         self.descriptor: int | None = None
@@ -164,7 +216,7 @@ class Launch:
                 raise
 
     def start(self) -> WorkerProcess:
-        return WorkerProcess(self.channels, self._environ, self.descriptor)
+        return WorkerProcess(self.channels, self._environ, self.descriptor, self.copies)
 
     def close(self) -> None:
         descriptor, self.descriptor = self.descriptor, None
@@ -175,7 +227,7 @@ class Launch:
 class WorkerProcess:
     """One process of a worker, from its start to its end. Raises OSError if it cannot be started."""
 
-    def __init__(self, channels: int, environ: Mapping[str, str], descriptor: int | None) -> None:
+    def __init__(self, channels: int, environ: Mapping[str, str], descriptor: int | None, copies: HostCopies) -> None:
         with ExitStack() as opened, ExitStack() as theirs:
             ends = []
             for _ in range(1 + channels):
@@ -199,7 +251,7 @@ class WorkerProcess:
         control, *others = (Channel(ours) for ours, _ in ends)
         self.control = control
         # Those that no thread uses
-        self.clients = deque(_Client(channel, begun, number) for number, channel in enumerate(others))
+        self.clients = deque(_Client(channel, begun, number, copies) for number, channel in enumerate(others))
         self._all = tuple(self.clients)
         self.has_result = False
         self.shapes: set[object] = set()  # of feeds that have run
@@ -286,7 +338,6 @@ class ProcessWorker(Worker):
         self._devices, self._place, self._options = devices, 0 if devices else place, options
         self._deadline = deadline
         self._tell = tell  # that it is ready, or is not any more
-        self._results = OrdinaryMemory(options.get("pinned_memory_limit", PINNED_MEMORY_LIMIT))
         self._current: WorkerProcess | None = None
         self._ending: SimpleQueue[None] = SimpleQueue()
         self._is_ending = False
@@ -357,7 +408,7 @@ class ProcessWorker(Worker):
         process.has_result = True
         if self._deadline is not None:
             process.shapes.add(shapes)
-        results = [copy_of(output, self._results) for output in outputs]
+        results = [self._launch.copies.copy_of(output) for output in outputs]
         for memory in (client.exchange.ours, client.exchange.theirs):
             memory.drop_if_large()
         return results
@@ -385,7 +436,6 @@ class ProcessWorker(Worker):
         if is_gone and threading.current_thread() is not self._keeper:  # one that is stuck in the driver is left
             self._keeper.wait()
         self._current = None
-        self._results.close()
         self._launch.close()
 
     # The thread that keeps a process running
@@ -490,6 +540,7 @@ def open_processes(
     sessions_per_device: int,
     options: Mapping[str, Any],
     deadline: float | None,
+    copies: HostCopies,
     tell: Callable[[ProcessWorker], None],
 ) -> None:
     """Fill ``workers`` as open_workers does, with a process for each session.
@@ -501,7 +552,7 @@ def open_processes(
     check(sessions_per_device, options)
     requested = named(devices)
     options = _portable(options)
-    launch = Launch(model, -(-_THREADS_PER_DEVICE // sessions_per_device))
+    launch = Launch(model, -(-_THREADS_PER_DEVICE // sessions_per_device), copies)
 
     def add(place: int, devices: list[DeviceRequest] | None) -> ProcessWorker:
         worker = ProcessWorker(len(workers), place, launch, devices, options, deadline, tell)
@@ -561,29 +612,6 @@ def twice_lost(first: GPUError, error: WorkerLostError) -> WorkerLostError:
         device=error.device,
         cause=error.cause,
     )
-
-
-class HostCopies:
-    """Copies feeds, as FeedCopies does. Threads may share it. ``limit``: bytes to keep for later copies."""
-
-    def __init__(self, limit: int) -> None:
-        self._memory = OrdinaryMemory(limit)
-
-    def of(self, feed: Any, waits: object = ()) -> tuple[Any, bool]:
-        """Return a copy of a feed of arrays, and True."""
-        return {name: copy_of(array, self._memory) for name, array in feed.items()}, True
-
-    def close(self) -> None:
-        self._memory.close()
-
-
-def copy_of(array: NDArray[Any], memory: OrdinaryMemory) -> NDArray[Any]:
-    """Return a copy, which uses memory of others that are gone if it is large."""
-    if array.nbytes < _LARGE:
-        return array.copy()
-    copy = memory.empty(array.shape, array.dtype)
-    np.copyto(copy, array)  # releases the interpreter lock
-    return copy
 
 
 def host_arrays(feed: Any) -> Any:

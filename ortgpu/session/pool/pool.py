@@ -180,10 +180,14 @@ class GPUSessionPool:
         try:
             number = operator.index(sessions_per_device)
             if isolate:
-                from .isolated import open_processes  # not above: it imports numpy, and a session diagnoses its absence
+                from .isolated import (  # not above: it imports numpy, and a session diagnoses its absence
+                    HostCopies,
+                    open_processes,
+                )
 
                 tell = functools.partial(_notice, weakref.ref(self))
-                open_processes(self._workers, model, devices, number, options, deadline, tell)
+                self._copies = copies = HostCopies(self._pinned_memory_limit)
+                open_processes(self._workers, model, devices, number, options, deadline, copies, tell)
             else:
                 open_workers(self._workers, model, devices, number, options, gpu_session_class)
         except BaseException:
@@ -310,9 +314,9 @@ class GPUSessionPool:
     def _copied(self, feed: Any, waits: Iterable[Callable[[], object]]) -> tuple[Any, bool]:
         """Copy a feed, as :meth:`ortgpu.running.feed_copies.FeedCopies.of` does."""
         if self._is_isolated:
-            from .isolated import HostCopies, host_arrays
+            from .isolated import host_arrays
 
-            self._copies = self._copies or HostCopies(self._pinned_memory_limit)
+            assert self._copies is not None
             return self._copies.of(host_arrays(feed), waits)
         from ...running.device_arrays import refuse_on_gpu, with_values
         from ...running.feed_copies import FeedCopies
@@ -405,13 +409,13 @@ class GPUSessionPool:
         if os.getpid() != self._pid:
             return
         self._refuse_all()
-        if self._copies is not None:
-            self._copies.close()
         try:
             self._stop()
         except BaseException:  # an interrupt during the wait: finish when the pool is dropped
             self._stop = weakref.finalize(self, _end, weakref.ref(self), self._workers, self._pid)
             raise
+        if self._copies is not None:
+            self._copies.close()
 
     def __enter__(self) -> Self:
         return self

@@ -29,6 +29,7 @@ _ALIGNMENT = 256  # bytes, as CUDA aligns memory
 _LENGTH = struct.Struct("<Q")
 
 _Place = tuple[np.dtype[Any], tuple[int, ...], int]  # an array's type, shape, and offset in bytes
+Copy = Callable[[NDArray[Any], NDArray[Any]], object]  # to the first from the second
 Pin = Callable[[int, int], Callable[[], None]]  # pins bytes from an address on, and returns the function that unpins
 
 
@@ -98,8 +99,9 @@ class Channel:
 class SharedArrays:
     """Arrays in memory that one process writes and another one reads. ``number`` is that of the memory, 0 for none."""
 
-    def __init__(self, pin: Pin | None = None) -> None:
+    def __init__(self, pin: Pin | None = None, copy: Copy = np.copyto) -> None:
         self.number = 0
+        self._copy = copy
         self._pin = pin
         self._unpin = _nothing
         self._count = 0
@@ -172,7 +174,7 @@ class SharedArrays:
             if not is_there[number]:
                 offsets[number] = self._used
                 self._used += _aligned(array.nbytes)
-                np.copyto(self.array((array.dtype, array.shape, offsets[number])), array)  # releases the lock
+                self._copy(self.array((array.dtype, array.shape, offsets[number])), array)
         return [(array.dtype, array.shape, offset) for array, offset in zip(arrays, offsets, strict=True)], descriptor
 
     def _address(self) -> int:
@@ -186,9 +188,9 @@ class Exchange:
     Each message says which memory of the other side this one has, so that what got lost is sent again.
     """
 
-    def __init__(self, channel: Channel, pin: Pin | None = None) -> None:
+    def __init__(self, channel: Channel, pin: Pin | None = None, copy: Copy = np.copyto) -> None:
         self.channel = channel
-        self.ours = SharedArrays(pin)
+        self.ours = SharedArrays(pin, copy)
         self.theirs = SharedArrays(pin)
 
     def send(self, message: object, arrays: Sequence[NDArray[Any]] = ()) -> None:
