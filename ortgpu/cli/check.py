@@ -13,7 +13,7 @@ from ortgpu.cli.model import example_model, inputs_option, known_of
 if TYPE_CHECKING:
     from ortgpu.cli.report import SessionReport
     from ortgpu.session.placement_details import PlacementDetails
-    from ortgpu.session.tuning.tuning import Comparison
+    from ortgpu.session.tuning.comparing import Comparison
 
 CpuNodes = Literal["allow", "warn", "forbid"]
 

@@ -17,14 +17,18 @@ TOLERANCE = 2e-2
 _TIMES_PLAIN = 2
 
 
-class Reference:
-    """What results are compared with.
+class Comparison:
+    """Results of runs beside the right ones.
 
     Args:
         names: of the outputs.
         right: the results of the CPU in float32; None where it took too long.
         plain: those of plain ONNX Runtime with its own settings.
         tolerance: the distance that is allowed even where that of plain ONNX Runtime is small.
+
+    Attributes:
+        error: the largest distance of a result, relative to the largest value of the output.
+        wrong: the first fault of the results; None if there is none.
     """
 
     def __init__(
@@ -34,23 +38,25 @@ class Reference:
         self._right = plain if right is None else right
         self._tolerance = TOLERANCE if right is None and tolerance is None else tolerance
         self._accepted: list[bytes | None] = []
+        self.error = 0.0
+        self.wrong: str | None = None
 
-    def check(self, found: Sequence[Any]) -> tuple[float, str | None]:
-        """Return the largest distance of any output, and what is wrong: None if the results are accepted.
-
-        Results that are bit by bit those accepted before are not compared again.
-        """
+    def add(self, found: Sequence[Any]) -> None:
+        """Compare the results of a run. They are not compared again if they are bit by bit those accepted before."""
         bits = [each.tobytes() if isinstance(each, np.ndarray) and each.dtype != object else None for each in found]
         if bits == self._accepted and None not in bits:
-            return 0.0, None
-        worst = 0.0
+            return
         for name, right, plain, other in zip(self._names, self._right, self._plain, found, strict=True):
             distance, wrong = compare(right, plain, other, self._tolerance)
-            worst = max(worst, distance)
+            self.error = max(self.error, distance)
             if wrong is not None:
-                return worst, f"output {name!r} {wrong}"
+                self.wrong = self.wrong or f"output {name!r} {wrong}"
+                return
         self._accepted = bits
-        return worst, None
+
+    def add_all(self, several: Sequence[Sequence[Any]]) -> None:
+        for found in several:
+            self.add(found)
 
 
 def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) -> tuple[float, str | None]:

@@ -38,7 +38,7 @@ from ...running.pinned import PinnedMemory
 from ..gpu_session import GPUSession
 from ..request import PINNED_MEMORY_LIMIT
 from .children import ANSWER, REQUEST, Beginning, ChildFailedError, Measured, Place, Work
-from .comparing import Reference, compare
+from .comparing import Comparison, compare
 from .feeds import batch_dimension, make_inputs
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 200, 5
@@ -230,7 +230,7 @@ def _measured(
     ratios, seconds, worst = [], [], 0.0
     for number, feed in enumerate(work.feeds):
         right = work.right[number] if work.right is not None else None
-        checked = _Checked(Reference(names, right, expected[number], work.tolerance if effect.is_float16 else None))
+        checked = Comparison(names, right, expected[number], work.tolerance if effect.is_float16 else None)
         if not effect.captures:  # each run would capture
             checked.add(found.run(None, dict(feed)))
             checked.add_all(_at_once(found, feed))
@@ -243,24 +243,6 @@ def _measured(
         if checked.wrong is not None:
             return Measured(error=worst, wrong=checked.wrong)
     return Measured(tuple(ratios), tuple(seconds), worst)
-
-
-class _Checked:
-    """The verdict on the results so far: ``error`` is the largest, ``wrong`` the first fault."""
-
-    def __init__(self, reference: Reference) -> None:
-        self._reference = reference
-        self.error = 0.0
-        self.wrong: str | None = None
-
-    def add(self, results: Sequence[Any]) -> None:
-        error, wrong = self._reference.check(results)
-        self.error = max(self.error, error)
-        self.wrong = self.wrong or wrong
-
-    def add_all(self, several: Sequence[Sequence[Any]]) -> None:
-        for results in several:
-            self.add(results)
 
 
 def _at_once(session: InferenceSession, feed: Mapping[str, Any]) -> list[list[Any]]:
@@ -291,7 +273,7 @@ def _timed(
     found: Any,
     feed: Mapping[str, Any],
     expected: Sequence[Any],
-    checked: _Checked,
+    checked: Comparison,
     graph: int | None,
     seconds: float,
 ) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from ...provider.records import Choice, Record, default_path
 from ...provider.runtime import load_runtime
 from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described, effect_of
 from .children import Beginning, Child, ChildFailedError, Measured, Place, Work, only_tuner
-from .comparing import TOLERANCE, Reference
+from .comparing import TOLERANCE, Comparison
 
 if TYPE_CHECKING:
     from ...provider.devices import Device, DeviceRequest
@@ -214,19 +214,6 @@ def tune_at(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The results of a session beside those of the CPU in float32.
-
-    Attributes:
-        error: the largest distance of a result, relative to the largest value of the output.
-        wrong: what is wrong with the results; None if nothing is.
-    """
-
-    error: float
-    wrong: str | None
-
-
 def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping[str, Any]) -> Comparison:
     """Compare the results of an open session as :func:`tune` compares those of candidates.
 
@@ -238,7 +225,9 @@ def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping
         (right,) = child.ask("results_of_cpu", path, [feed], timeout=_LONGEST_START)
         (plain,) = child.ask("results_of_plain", path, place, [feed], timeout=_LONGEST_START)
     names = [output.name for output in session._outputs_meta]
-    return Comparison(*Reference(names, right, plain).check(session.run(None, dict(feed))))
+    found = Comparison(names, right, plain)
+    found.add(session.run(None, dict(feed)))
+    return found
 
 
 def in_float16(model: ModelSource) -> bytes:
