@@ -6,18 +6,15 @@ optimised graph that it can write. So a child process opens the model again with
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..environment.child import run_python
-from ..environment.packages.plugins import environ_of_child
-from ..errors import ExecutionError, GPUError
-from ..model.files import ModelSource, write_temporary
+from ..errors import GPUError
+from ..model.files import ModelSource
 from ..model.outline import GraphOutline, Node
 from ..provider.placement import (
     ALL_ON_CPU,
@@ -27,9 +24,9 @@ from ..provider.placement import (
     NodeKind,
     PlacedNode,
     format_table,
-    not_recorded,
 )
 from ..provider.requests import CPU, CUDA
+from .tuning.children import Child, ChildFailedError
 
 Direction = Literal["to CPU", "to GPU"]
 
@@ -41,8 +38,6 @@ _NO_KERNEL = re.compile(
 )
 _PREFERRED = re.compile(r"Force fallback to CPU execution for node: (.*?) because")
 _MOST_PARTS = 10_000_000  # fields of the optimised model
-# Files: a model passed as bytes, as it was optimised, and what the child found
-_MODEL, _OPTIMISED, _RESULT = "model", "optimised.onnx", "result.pickle"
 _COPIES = {"MemcpyToHost": "to CPU", "MemcpyFromHost": "to GPU"}
 
 
@@ -113,29 +108,23 @@ def explain_placement(
         GPUError: the model cannot be opened on the GPU, with the error class that GPUSession would raise.
         TimeoutError: it took more than ``timeout`` seconds.
     """
-    with tempfile.TemporaryDirectory(prefix="ortgpu-placement-") as folder:
-        path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
-        if isinstance(model, bytes):
-            write_temporary(os.path.join(folder, _MODEL), model)
-        request = json.dumps({"model": path, "device": device, "folder": folder})
-        ended = run_python(_CHILD, request, timeout=timeout, environ=environ_of_child())
-        if ended.timed_out:
-            raise TimeoutError(f"opening the model took more than {timeout:.0f} s")
-        if ended.returncode is None:
-            summary = "the child process that opens the model cannot be started"
-            raise ExecutionError(summary, evidence=[ended.errors])
-        log, result = ended.errors, _result_in(folder)
-        if isinstance(result, GPUError):
-            raise result
-        # Do not trust exit code 0: it is reported for every child if SIGCHLD is ignored or other code waits for it.
-        if not ended.ok or result is None:
+    source = model if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
+    with tempfile.TemporaryDirectory(prefix="ortgpu-placement-") as folder, Child(folder) as child:
+        optimised = os.path.join(folder, "optimised.onnx")
+        try:
+            placed, on_gpu = child.ask("place", source, device, optimised, timeout=timeout)
+        except GPUError:
+            raise
+        except Exception as error:
+            if isinstance(error, ChildFailedError) and error.timed_out:
+                raise TimeoutError(f"opening the model took more than {timeout:.0f} s") from None
             raise GPUError(
                 "the model could not be opened in the child process that looks at its placement",
-                evidence=[line for line in log.strip().splitlines() if line.strip()][-6:],
-            )
-        nodes = list(GraphOutline(os.path.join(folder, _OPTIMISED), _MOST_PARTS).graph.nodes)
+                evidence=[f"{type(error).__name__}: {error}"],
+            ) from error
+        log = child.errors.read_text("utf-8", "replace")
+        nodes = list(GraphOutline(optimised, _MOST_PARTS).graph.nodes)
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
-    placed, on_gpu = result
     return details_from(name, log, placed, nodes, on_gpu=on_gpu)
 
 
@@ -181,51 +170,3 @@ def details_from(
         )
 
     return PlacementDetails(model, tuple(map(of_graph, graph)), tuple((node, reason_of(node)) for node in placed))
-
-
-def _result_in(folder: str) -> tuple[list[PlacedNode], bool] | GPUError | None:
-    """Return what the child found: the placed nodes, and False if they are on the CPU; or why it did not open."""
-    import pickle
-
-    try:
-        with open(os.path.join(folder, _RESULT), "rb") as file:
-            found: tuple[list[PlacedNode], bool] | GPUError = pickle.load(file)  # noqa: S301 - by our own child
-    except (OSError, pickle.PickleError, EOFError, ImportError):
-        return None
-    return found
-
-
-_CHILD = """
-import json
-from ortgpu import GPUSession  # first: it loads what onnxruntime links, where that links CUDA
-from ortgpu.session.placement_details import child
-child(GPUSession, json.loads(sys.argv[1]))
-"""
-
-
-def child(open_session: Callable[..., Any], request: Mapping[str, Any]) -> None:
-    """Run in the child process. Its stderr is the log, and its result is a file."""
-    import pickle
-    import warnings
-
-    import onnxruntime
-
-    os.umask(0o077)  # the optimised model contains the weights
-    warnings.simplefilter("ignore")  # of nodes on the CPU, which the result shows anyway
-    model = request["model"]
-    if model is None:
-        with open(os.path.join(request["folder"], _MODEL), "rb") as file:
-            model = file.read()  # not its path: ONNX Runtime treats bytes differently
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 0
-    options.optimized_model_filepath = os.path.join(request["folder"], _OPTIMISED)
-    result: tuple[list[PlacedNode], bool] | GPUError
-    try:
-        session = open_session(model, options, device=request["device"], cpu_nodes="allow")
-        if not session.placement.known:
-            raise not_recorded("ONNX Runtime did not record where the nodes of this model are placed")
-        result = list(session.placement.nodes), session.device.is_gpu
-    except GPUError as error:
-        result = error
-    with open(os.path.join(request["folder"], _RESULT), "wb") as file:
-        pickle.dump(result, file)

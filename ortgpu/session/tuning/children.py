@@ -124,12 +124,15 @@ class Child:
 
     Args:
         folder: for this user alone. Requests and answers are files in it.
+
+    Attributes:
+        errors: the file with what the process writes to its standard error.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors = Path(folder, "errors.txt")
+        self.errors = Path(folder, "errors.txt")
 
     def __enter__(self) -> Child:
         return self
@@ -181,7 +184,7 @@ class Child:
     def _started(self) -> subprocess.Popen[bytes]:
         variables = {name: value for name, value in environ_of_child().items() if name != "ORTGPU_ENFORCE"}
         try:
-            with self._errors.open("wb") as errors:
+            with self.errors.open("wb") as errors:
                 return subprocess.Popen(
                     python_command(_PROGRAM, self._folder),
                     stdin=subprocess.PIPE,
@@ -194,7 +197,7 @@ class Child:
             raise ChildFailedError(f"no process was started: {error}") from None
 
     def _why(self, code: int) -> str:
-        said = self._errors.read_text("utf-8", "replace")
+        said = self.errors.read_text("utf-8", "replace")
         words = [line for line in said.splitlines() if line.strip()][-1:]
         return ": ".join([cause_of_death(code) or f"it ended with {code}", *words])
 

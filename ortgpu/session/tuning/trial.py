@@ -25,9 +25,10 @@ import onnxruntime
 
 from ...environment.libraries.catalogue import LIBRARIES
 from ...errors import ProviderFallbackError
+from ...model.files import ModelSource
 from ...model.outline import GraphOutline
 from ...provider.devices import Device
-from ...provider.placement import cudnn_operators
+from ...provider.placement import PlacedNode, cudnn_operators, not_recorded
 from ...provider.records import VoidRecordError, key_of
 from ...provider.requests import CPU, CUDA
 from ...provider.runtime import load_lazily_opened, open_provider
@@ -121,6 +122,22 @@ def begin(
     kind = gpu.name if gpu is not None else None
     ordinal = gpu.ordinal if gpu is not None else None
     return Beginning(uuid, ordinal, name, kind, declared, feeds, key, no_key, convolves, cudnn)
+
+
+def place(model: ModelSource, device: Any, optimised: str) -> tuple[list[PlacedNode], bool]:
+    """Open a model with a log in full, and write it as it was optimised. Return its nodes; False if it is on the CPU.
+
+    Raises:
+        GPUError: it does not open, or ONNX Runtime did not record its placement.
+    """
+    os.umask(0o077)  # the optimised model contains the weights
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 0
+    options.optimized_model_filepath = optimised
+    session = GPUSession(model, options, device=device, cpu_nodes="allow")
+    if not session.placement.known:
+        raise not_recorded("ONNX Runtime did not record where the nodes of this model are placed")
+    return list(session.placement.nodes), session.device.is_gpu
 
 
 def results_of_cpu(model: str, feeds: Sequence[Mapping[str, Any]]) -> tuple[list[Any], ...]:
