@@ -239,6 +239,66 @@ def test_what_is_about_the_gpu_is_told_to_all_of_them_and_nothing_runs_again(fai
     assert found["after"] == {"returned": [1, 4]}
 
 
+def test_everything_resolves_under_load() -> None:
+    """Threads and tasks with requests of all sizes, of which some fail by their values and some are cancelled."""
+    found = child(f"""
+        opened = session("{TABLE}")
+        with opened.batched(max_batch=8, max_queue=20) as service:
+            ended = []
+            def values_of(number):
+                return np.array([(number + each) % 10 for each in range(number % 11)], np.int64)
+            def judged(number, ask):
+                indices = values_of(number)
+                if number % 17 == 0 and indices.size:
+                    indices[-1] = 77
+                try:
+                    right = ask({{"x": indices}})[0].tolist() == indices.tolist() and 77 not in indices
+                    ended.append("right" if right else "wrong")
+                except (CancelledError, asyncio.CancelledError) as error:
+                    ended.append("cancelled")
+                except Exception as error:
+                    ended.append(type(error).__name__ if 77 in indices else "wrong")
+            def by_future(number):
+                def ask(feed):
+                    future = service.submit(None, feed)
+                    if number % 5 == 0:
+                        future.cancel()
+                    return future.result(30)
+                judged(number, ask)
+            def by_run(number):
+                judged(number, lambda feed: service.run(["y"], feed))
+            def ask(start, by):
+                for number in range(start, start + 150):
+                    by(number)
+            async def by_tasks():
+                async def one(number):
+                    indices = values_of(number)
+                    task = asyncio.create_task(service.arun(None, {{"x": indices}}))
+                    if number % 3 == 0:
+                        await asyncio.sleep(0.0001 * (number % 10))
+                        task.cancel()
+                    try:
+                        ended.append("right" if (await task)[0].tolist() == indices.tolist() else "wrong")
+                    except asyncio.CancelledError:
+                        ended.append("cancelled")
+                await asyncio.gather(*[one(number) for number in range(600)])
+            threads = [threading.Thread(target=ask, args=(150 * n, by_future if n % 2 else by_run)) for n in range(8)]
+            threads.append(threading.Thread(target=lambda: asyncio.run(by_tasks())))
+            for each in threads: each.start()
+            for each in threads: each.join()
+            report("ended", {{each: ended.count(each) for each in set(ended)}})
+            until(lambda: not service._running)
+            report("left", [len(service._waiting), service._collecting])
+        report("threads", service_threads())
+    """)
+    assert sum(found["ended"].values()) == 1800
+    assert set(found["ended"]) <= {"right", "cancelled", "InvalidArgument"}
+    assert found["ended"]["right"] > 1200
+    assert found["ended"]["InvalidArgument"] > 40
+    assert found["left"] == [0, False]
+    assert found["threads"] == []
+
+
 def test_a_full_queue_refuses_or_waits() -> None:
     found = child("""
         opened = session()

@@ -302,6 +302,26 @@ def test_requests_are_joined_for_worker_processes_too() -> None:
     assert found["results"] == [[1 + n % 3, 4, n] for n in range(60)]
 
 
+def test_requests_that_were_joined_with_a_deadly_one_end_no_further_worker() -> None:
+    """Which of them it was is not known: run again apart, it would end two more."""
+    found = child("""
+        deadly()
+        same = model_of("same (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
+        def rows(value):
+            return {"x": np.full((1, 4), value, np.float32)}
+        with isolated_pool(2, same) as made, made.batched(max_batch=4, max_wait=5) as joined:
+            joined._last = 4  # so that they run together
+            asked = [joined.submit(None, rows(value)) for value in (-9, 1, 2, 3)]
+            report("joined", [outcome(each.result) for each in asked])
+            ready(made)
+            report("again", [float(joined.run(None, rows(n))[0].max()) for n in range(3)])
+            report("restarts", sum(each.restarts for each in made.health()))
+    """)
+    assert [each["type"] for each in found["joined"]] == ["WorkerLostError"] * 4
+    assert found["again"] == [0, 1, 2]
+    assert found["restarts"] == 2
+
+
 # Deaths
 
 

@@ -21,6 +21,7 @@ class ServedGPUSession:
         max_batch_size: the most items of a run, for which requests are joined as by GPUSession.batched. With 1 each
             request runs alone, and the first axis may mean anything.
         batch_wait_timeout_s: the seconds that a request waits for others while the GPU is idle.
+        inputs: a feed for models that do not run on made-up ones, as for GPUSession.batched.
 
     A replica that cannot open its session does not become ready. ``serve.run`` then raises RuntimeError, and
     ``serve.status()`` has the cause as text. Once the session is closed, or its CUDA context poisoned, each request
@@ -35,11 +36,16 @@ class ServedGPUSession:
     """
 
     def __init__(
-        self, *arguments: Any, max_batch_size: int = 1, batch_wait_timeout_s: float = 0.002, **settings: Any
+        self,
+        *arguments: Any,
+        max_batch_size: int = 1,
+        batch_wait_timeout_s: float = 0.002,
+        inputs: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         self.session = open_session(*arguments, **settings)
         self._outputs = [entry.name for entry in self.session.get_outputs()]
-        self.batched = self.session.batched(max_batch_size, batch_wait_timeout_s)
+        self.batched = self.session.batched(max_batch_size, batch_wait_timeout_s, inputs=inputs)
 
     async def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model and return its outputs by name. ``inputs`` maps names to arrays, as for ``session.run``.

@@ -270,7 +270,8 @@ class Batched:
     def _serve(self) -> None:
         while (batch := self._collect()) is not None:
             try:
-                self._answer(batch)
+                if batch.requests:  # all may have been cancelled
+                    self._answer(batch)
             finally:
                 with self._lock:
                     self._running -= 1
@@ -341,7 +342,7 @@ class Batched:
         error: BaseException | None = None
         requests, results = batch.requests, []
         try:
-            results = self._results(batch) if requests else []
+            results = self._results(batch)
         except BaseException as raised:  # noqa: BLE001 - the outcomes raise it
             lifetime.let_go_of_variables(raised)  # arrays
             error = raised
@@ -352,19 +353,18 @@ class Batched:
             for part in (requests[:half], requests[half:]):
                 self._answer(Batch(part[0], self._buffers, part))
             return
-        for request in requests:
+        for number, request in enumerate(requests):
             request.feed = None
-        for number in range(len(requests)):
-            outcome = requests[number].outcome
             try:
                 if error is None:
-                    outcome.give(results[number])
+                    request.outcome.give(results[number])
+                elif number and isinstance(error, GPUError):  # one that several raise would have the frames of all
+                    request.outcome.fail(lifetime.fresh_copy(error))
                 else:
-                    outcome.fail(_copy_of(error) if number else error)
+                    request.outcome.fail(error)
             except BaseException:  # SystemExit, say, of a callback of a future: others wait for this thread
                 logger.exception("a callback of a request raised")
-            del outcome
-        del requests, error  # break the cycle: outcome, exception, this frame
+        del requests, request, error  # break the cycle: outcome, exception, this frame
 
     def _results(self, batch: Batch) -> list[Results]:
         """Return the outputs of each request."""
@@ -376,7 +376,7 @@ class Batched:
         if all(output.shape[:1] == (rows,) for output in outputs):
             return batch.taken_apart(outputs)
         if len(batch.requests) == 1:
-            return [self._run(batch.first.names, batch.first.feed)]
+            return [self._run(batch.first.names, batch.requests[0].feed)]
         raise ValueError("the outputs of these requests cannot be taken apart")
 
     def _refuse_waiting(self) -> None:
@@ -404,14 +404,6 @@ def _notify(notices: SimpleQueue[None]) -> None:
 
 def _closed() -> ExecutionError:
     return ExecutionError("this service of joined requests is closed", fixes=[manual("make a new one by batched()")])
-
-
-def _copy_of(error: BaseException) -> BaseException:
-    if not isinstance(error, GPUError):
-        return error
-    copy = lifetime.fresh_copy(error)  # an exception that several threads raise has the frames of all
-    copy.__cause__ = error.__cause__
-    return copy
 
 
 def _drop_cancelled(service: weakref.ref[Batched], request: weakref.ref[Request], future: Future[Any]) -> None:

@@ -120,7 +120,7 @@ def sizes_of(run: Run, feed: Arrays, at_once: int) -> tuple[int, ...]:
         return time.perf_counter() - start
 
     usual = min(seconds(largest) for _ in range(3))
-    if largest == 1 or seconds(largest - 1) < _DEAR * usual:
+    if min(seconds(size) for size in (largest - 1, largest - 2) if size) < _DEAR * usual:
         found: tuple[int, ...] = ()
     else:
         found, size = (largest,), 1 << (largest - 1).bit_length() - 1
