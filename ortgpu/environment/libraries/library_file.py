@@ -210,19 +210,35 @@ def exported_names(path: str | os.PathLike[str]) -> frozenset[str] | None:
     return None
 
 
-class _Elf:
+class _Image:
+    """An open file that begins as a library does."""
+
+    def __init__(self, file: BinaryIO, magic: bytes, kind: str) -> None:
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size
+        self._start = file.read(64)
+        if not self._start:
+            raise _DamagedError("empty file")
+        if not self._start.startswith(magic):
+            raise _DamagedError(f"not {kind}")
+        if len(self._start) < 64:
+            raise _DamagedError("truncated: the header is cut")
+
+    def read(self, offset: int, length: int) -> bytes:
+        if length > _MAX_TABLE:
+            raise _DamagedError("damaged: absurd table size")
+        if offset + length > self._size:
+            raise _DamagedError(f"truncated: {self._size} bytes, tables reach to {offset + length}")
+        self._file.seek(offset)
+        return self._file.read(length)
+
+
+class _Elf(_Image):
     """An open ELF file whose header is whole."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._size = os.fstat(file.fileno()).st_size
-        start = file.read(64)
-        if not start:
-            raise _DamagedError("empty file")
-        if start[:4] != b"\x7fELF":
-            raise _DamagedError("not an ELF file")
-        if len(start) < 64:
-            raise _DamagedError("truncated: the ELF header is cut")
+        super().__init__(file, b"\x7fELF", "an ELF file")
+        start = self._start
         if start[4:6] != b"\x02\x01":
             raise _DamagedError("not a 64-bit little-endian ELF file")
         kind, self._machine, _, _, self._programs_at, self._sections_at = struct.unpack_from("<HHIQQQ", start, 16)
@@ -288,14 +304,6 @@ class _Elf:
                 return self.read(offset + address - start, length)
         raise _DamagedError(f"{_DAMAGED_ELF}: string table outside every segment")
 
-    def read(self, offset: int, length: int) -> bytes:
-        if length > _MAX_TABLE:
-            raise _DamagedError(f"{_DAMAGED_ELF}: absurd table size")
-        if offset + length > self._size:
-            raise _DamagedError(f"truncated: {self._size} bytes, tables reach to {offset + length}")
-        self._file.seek(offset)
-        return self._file.read(length)
-
 
 def _string(table: bytes, at: int) -> str:
     end = table.find(b"\0", at)
@@ -313,25 +321,17 @@ class _Section:
     size: int  # in the file
 
 
-class _Dll:
+class _Dll(_Image):
     """An open DLL whose headers are whole, and whose sections lie within it."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._size = os.fstat(file.fileno()).st_size
-        start = file.read(64)
-        if not start:
-            raise _DamagedError("empty file")
-        if start[:2] != b"MZ":
-            raise _DamagedError("not a DLL")
-        if len(start) < 64:
-            raise _DamagedError("truncated: the header is cut")
-        (at,) = struct.unpack_from("<I", start, 60)
-        head = self._read(at, 24)
+        super().__init__(file, b"MZ", "a DLL")
+        (at,) = struct.unpack_from("<I", self._start, 60)
+        head = self.read(at, 24)
         if head[:4] != b"PE\0\0":
             raise _DamagedError("not a DLL: a program for DOS or a damaged file")
         self._machine, count, _, _, _, optional_size, flags = struct.unpack_from("<HHIIIHH", head, 4)
-        optional = self._read(at + 24, optional_size)
+        optional = self.read(at + 24, optional_size)
         self._wide = {0x10B: False, 0x20B: True}.get(struct.unpack_from("<H", optional)[0])
         if self._wide is None:
             raise _DamagedError(f"{_DAMAGED_DLL}: neither 32 nor 64 bits")
@@ -340,7 +340,7 @@ class _Dll:
         first = 112 if self._wide else 96  # the data directories
         (number,) = struct.unpack_from("<I", optional, first - 4)
         self._directories = list(struct.iter_unpack("<II", optional[first : first + 8 * min(number, 16)]))
-        self._sections = tuple(self._read_sections(self._read(at + 24 + optional_size, 40 * count)))
+        self._sections = tuple(self._read_sections(self.read(at + 24 + optional_size, 40 * count)))
         end = max((one.offset + one.size for one in self._sections), default=0)
         if not self._sections:
             raise _DamagedError(f"{_DAMAGED_DLL}: no sections")
@@ -393,8 +393,6 @@ class _Dll:
         if not address:
             return
         number, _, table = struct.unpack_from("<III", self._at(address, 40), 24)
-        if number > _MAX_NAMES:
-            raise _DamagedError(f"{_DAMAGED_DLL}: absurd table size")
         for (name,) in struct.iter_unpack("<I", self._at(table, 4 * number) if number else b""):
             yield self._string(name)
 
@@ -412,7 +410,7 @@ class _Dll:
         for one in self._sections:
             if one.address <= address < one.address + one.size:
                 within = address - one.address
-                return self._read(one.offset + within, min(length, one.size - within))
+                return self.read(one.offset + within, min(length, one.size - within))
         raise _DamagedError(f"{_DAMAGED_DLL}: a table outside every section")
 
     def _string(self, address: int) -> str:
@@ -420,9 +418,3 @@ class _Dll:
         if not end or not text:
             raise _DamagedError(f"{_DAMAGED_DLL}: a name outside its table")
         return text.decode("utf-8", "replace")
-
-    def _read(self, offset: int, length: int) -> bytes:
-        if offset + length > self._size:
-            raise _DamagedError(f"truncated: {self._size} bytes, headers reach to {offset + length}")
-        self._file.seek(offset)
-        return self._file.read(length)
