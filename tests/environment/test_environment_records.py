@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu.environment.packages.installed import read_packages
-from tests.support.made_packages import ENGINE, engine, install, names, read
+from tests.support.made_packages import ENGINE, engine, install, names
 
 # Installs whose RECORD says nothing
 
@@ -63,7 +63,6 @@ def test_another_size_is_seen_in_every_file(tmp_path: Path) -> None:
     library = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
     (tmp_path / library).write_bytes(b"ELF")  # cut short
     assert engine(tmp_path).owners[0].altered_files == (library,)
-    assert read(tmp_path, compare_files=False).onnxruntime.owners[0].altered_files == ()
 
 
 @pytest.mark.parametrize(("installer", "seen"), [("pip", True), ("conda", False)])

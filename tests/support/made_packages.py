@@ -40,8 +40,8 @@ def install(site: Path, name: str, version: str, files: Mapping[str, str], *, re
     return info
 
 
-def read(*places: Path | str, compare_files: bool = True) -> Packages:
-    return read_packages([str(place) for place in places], compare_files=compare_files)
+def read(*places: Path | str) -> Packages:
+    return read_packages([str(place) for place in places])
 
 
 def engine(*places: Path | str) -> OnnxRuntime:

@@ -145,9 +145,7 @@ class Packages:
         return next((one for one in self.others if one.name == name), None)
 
 
-def read_packages(
-    search_path: Sequence[str] | None = None, *, compare_files: bool = True, compare_contents: bool = False
-) -> Packages:
+def read_packages(search_path: Sequence[str] | None = None, *, compare_contents: bool = False) -> Packages:
     """Read which distributions lie on ``search_path`` (``sys.path``), importing none of them. Nothing raises.
 
     Only distributions that could own ``onnxruntime/`` have their RECORD read and compared with the disk: existence and
@@ -160,17 +158,17 @@ def read_packages(
     requirers = (one.name for one in found if has_cpu_build and _REQUIREMENT.search(one.read("METADATA") or b""))
     return Packages(
         requirers=tuple(sorted(set(requirers))),
-        onnxruntime=_read_onnxruntime(
-            package, places, found, compare_files, compare_contents, in_process=search_path is None
-        ),
+        onnxruntime=_read_onnxruntime(package, places, found, compare_contents, in_process=search_path is None),
         torch=_read_torch(places, found),
         nvidia=tuple(
-            _with_libraries(one, compare_files, compare_contents)
+            _with_libraries(one, compare_contents)
             for one in found
             if one.name.startswith("nvidia-") and one.name not in _OTHER_NAMES
         ),
         others=tuple(
-            _with_libraries(one, compare_contents and one.name == "numpy", True)
+            _with_libraries(one, True)
+            if compare_contents and one.name == "numpy"
+            else Distribution(one.name, one.read_version(), one.location)
             for one in found
             if one.name in _OTHER_NAMES
             or (one.name.startswith(_OTHER_PREFIXES) and not _ENGINE_NAME.fullmatch(one.name))
@@ -196,7 +194,7 @@ def _spec_of(name: str, search_path: Sequence[str] | None) -> importlib.machiner
 def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
     """Locate the files of ONNX Runtime and torch, without any distribution: a session needs no more."""
     places, package = _arrive(search_path)
-    onnxruntime = _read_onnxruntime(package, places, (), False, in_process=search_path is None)
+    onnxruntime = _read_onnxruntime(package, places, (), in_process=search_path is None)
     return Packages(onnxruntime, _read_torch(places, ()), (), ())
 
 
@@ -215,9 +213,9 @@ def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
     return places, package
 
 
-def _with_libraries(one: MetadataFolder, compare_files: bool, compare_contents: bool) -> Distribution:
+def _with_libraries(one: MetadataFolder, compare_contents: bool) -> Distribution:
     """Describe a wheel of libraries. It lists no missing files: images are trimmed, and the search finds the rest."""
-    record = (one.read("RECORD") or b"") if compare_files else b""
+    record = one.read("RECORD") or b""
     lines = [line for line in record.splitlines(keepends=True) if any(end in line for end in (b".so", b".dll"))]
     entries = parse_record(b"".join(lines)) or ()
     _, altered = _missing_and_altered(entries, one, by_content=compare_contents)
@@ -288,7 +286,6 @@ def _read_onnxruntime(
     package: _Package,
     places: Sequence[Place],
     found: Sequence[MetadataFolder],
-    compare_files: bool,
     compare_contents: bool = False,
     *,
     in_process: bool,
@@ -303,7 +300,7 @@ def _read_onnxruntime(
     elsewhere: list[Distribution] = []
     for claim in claims:
         mine = folder is not None and _is_at(claim, folder)
-        (owners if mine else elsewhere).append(_describe(claim, compare_files, compare_contents))
+        (owners if mine else elsewhere).append(_describe(claim, compare_contents))
     capi = os.path.join(folder, "capi") if folder else None
     names = frozenset(list_names(capi) if capi else ())
     build = parse_assignments(read_text(os.path.join(capi, "build_and_package_info.py"))) if capi else {}
@@ -380,10 +377,9 @@ def _is_at(claim: _Claim, folder: str) -> bool:
         return False
 
 
-def _describe(claim: _Claim, compare_files: bool, compare_contents: bool) -> Distribution:
+def _describe(claim: _Claim, compare_contents: bool) -> Distribution:
     one = claim.found
-    entries = (claim.entries or ()) if compare_files else ()
-    missing, altered = _missing_and_altered(entries, one, by_content=compare_contents)
+    missing, altered = _missing_and_altered(claim.entries or (), one, by_content=compare_contents)
     return Distribution(
         one.name,
         one.read_version(),
