@@ -48,8 +48,6 @@ class _Run:
 
     def __init__(self, config: pytest.Config) -> None:
         self.mode, self.source = _resolve_mode(config)
-        self.lines: dict[str, list[str]] = {}  # line: the workers of pytest-xdist that reported it
-        self.asked = False  # True if a test needed a GPU
         self.explained_by: str | None = None  # the test whose failure shows the whole diagnosis
         worker = getattr(config, "workerinput", {})  # of pytest-xdist
         self.worker_count: int = worker.get("workercount", 1)
@@ -96,8 +94,7 @@ class _Run:
         found = self.look()
         if found.problem is not None:
             return f"none: {_short(found.problem)}"
-        own = [found.gpus[self.worker_number % len(found.gpus)]] if self._testrun else found.gpus
-        return ", ".join(map(str, own))
+        return ", ".join(map(str, found.gpus))
 
 
 _RUN = pytest.StashKey[_Run]()
@@ -193,7 +190,6 @@ def _give_gpus(item: pytest.Item) -> tuple[Device, ...]:
     if _GPUS not in item.stash:
         requirement = _requirement(item)
         run = item.config.stash[_RUN]
-        run.asked = True
         if run.mode == "skip":
             _refuse(item, f"needs a GPU, and none is looked for: {run.source}")
         from .testing import UnmetRequirementError, choose_gpus
@@ -305,24 +301,6 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     if any(config.getoption(name, False) for name in _LISTINGS) or config.getoption("verbose") < 0:
         return None
     return f"ortgpu: {config.stash[_RUN].line()}" if any(map(_is_marked, items)) else None
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    run = session.config.stash[_RUN]
-    if run.asked and hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["ortgpu"] = run.line()
-
-
-@pytest.hookimpl(optionalhook=True)  # of pytest-xdist: a worker has ended and reports
-def pytest_testnodedown(node: Any) -> None:
-    line = getattr(node, "workeroutput", {}).get("ortgpu")
-    if line is not None:
-        node.config.stash[_RUN].lines.setdefault(line, []).append(node.gateway.id)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for line, workers in sorted(config.stash[_RUN].lines.items(), key=lambda entry: entry[1]):
-        terminalreporter.write_line(f"ortgpu: {', '.join(sorted(workers))}: {line}")
 
 
 def _short(problem: GPUError) -> str:

@@ -50,12 +50,6 @@ def test_workers_are_spread_over_the_gpus(
     result = run_child("-n", "2")
     result.assert_outcomes(passed=9)
     assert {path.name for path in pytester.path.glob("gw*-*")} == expected
-    if gpus == 2:
-        result.stdout.fnmatch_lines(
-            ["ortgpu: gw0: cuda:0 (NVIDIA H200, GPU-0)", "ortgpu: gw1: cuda:1 (NVIDIA H200, GPU-1)"], consecutive=True
-        )
-    else:
-        result.stdout.fnmatch_lines(["ortgpu: gw0, gw1: cuda:0 (NVIDIA H200, GPU-0)"])
 
 
 def looks(pytester: pytest.Pytester, first: str = "") -> None:
