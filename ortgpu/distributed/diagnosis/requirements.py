@@ -6,10 +6,10 @@ Much of that table is about packages that do not exist any more. Each such row s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from ...diagnosis.checks.surroundings import visible_gpus
-from ...diagnosis.requirements import Requirement, Status, at_least, dotted
+from ...diagnosis.requirements import GB, Requirement, at_least, dotted, reaches, row
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of
 from ...environment.packages.installed import Distribution
@@ -17,10 +17,8 @@ from ...environment.packages.metadata import numbers_of
 from ..environment import BuildVariable, Mpi, Nccl, Network, TrainingEnvironment
 from .packages import LAST_RELEASE, NEWEST_ONNX
 
-_GB = 10**9
 _FAST_ETHERNET = 10_000  # Mb/s
 _HDR = 200.0  # Gb/s of a port with four lanes
-_STATUS: Final[dict[bool | None, Status]] = {True: "pass", False: "fail", None: "unknown"}
 
 
 def check_training(environment: Environment, training: TrainingEnvironment) -> tuple[Requirement, ...]:
@@ -40,17 +38,6 @@ def check_training(environment: Environment, training: TrainingEnvironment) -> t
     )
 
 
-def _row(
-    name: str, minimum: str, recommended: str, found: str | None, met: tuple[bool | None, bool | None], note: str = ""
-) -> Requirement:
-    """Return a row. ``met`` says if the minimum and the recommendation are met; None means unknown."""
-    return Requirement(name, minimum, recommended, found, _STATUS[met[0]], _STATUS[met[1]], note)
-
-
-def _reaches(value: Any, minimum: Any, recommended: Any) -> tuple[bool | None, bool | None]:
-    return (None, None) if value is None else (value >= minimum, value >= recommended)
-
-
 def _gpus(environment: Environment) -> Requirement:
     gpus = visible_gpus(environment)
     names = ", ".join(f"{gpu.name} ({gpu.uuid or 'UUID not known'})" for gpu in gpus)
@@ -58,7 +45,7 @@ def _gpus(environment: Environment) -> Requirement:
     known = [gpu.compute_capability for gpu in gpus if gpu.compute_capability is not None]
     enough = sum(one >= (7, 0) for one in known) >= 2, sum(one >= (8, 0) for one in known) >= 8
     has_nvml = environment.driver.nvml.available
-    return _row(
+    return row(
         "GPUs",
         "2 of compute capability 7.0",
         "8 A100 or H100 (8.0 or newer)",
@@ -72,70 +59,70 @@ def _nvidia(environment: Environment) -> Iterator[Requirement]:
     version = environment.driver.version
     met = None if version is None else at_least(version, "470")
     note = "for CUDA 11.8, which the last training package links; the CUDA that is used here may need a newer one"
-    yield _row("driver", "470", "470", version, (met, met), note)
+    yield row("driver", "470", "470", version, (met, met), note)
 
     major = environment.cuda_major
     found = f"{major}.x, by the provider file" if major else None
     note = f"the last onnxruntime-training for CUDA, {LAST_RELEASE}, is built for CUDA 11.8 and no other"
-    yield _row("CUDA", "11.8", "12.x", found, _reaches(major, 11, 12), note)
+    yield row("CUDA", "11.8", "12.x", found, reaches(major, 11, 12), note)
 
     soname = next((library.soname for library in environment.libraries if library.spec.stem == "libcudnn"), None)
     number = major_of(soname) if soname else None
     found = f"{number}.x, by the provider file" if number else None
     note = f"onnxruntime-training {LAST_RELEASE} for CUDA links cuDNN 8, against the published 9.x"
-    yield _row("cuDNN", "8.x", "9.x", found, _reaches(number, 8, 9), note)
+    yield row("cuDNN", "8.x", "9.x", found, reaches(number, 8, 9), note)
 
 
 def _nccl(nccl: Nccl) -> Requirement:
     library = nccl.chosen
     note = "of the library that would be loaded; no published ONNX Runtime uses NCCL itself"
     if library is None:
-        return _row("NCCL", "2.10", "2.18", "no libnccl.so.2 was found", (False, False), note)
+        return row("NCCL", "2.10", "2.18", "no libnccl.so.2 was found", (False, False), note)
     others = len(nccl.libraries) - 1
-    return _row(
+    return row(
         "NCCL",
         "2.10",
         "2.18",
         str(library) if library.version else None,
-        _reaches(library.version, (2, 10), (2, 18)),
+        reaches(library.version, (2, 10), (2, 18)),
         note + (f"; {others} more copies" if others else ""),
     )
 
 
 def _mpi(mpi: Mpi) -> Requirement:
     version = mpi.launcher or mpi.library
-    row = ("MPI", "Open MPI 4.0 or MPICH", "Open MPI 4.1")
+    wanted = ("MPI", "Open MPI 4.0 or MPICH", "Open MPI 4.1")
     if version is None:
         if mpi.mpirun is None and mpi.mpi4py is None:
-            return _row(*row, "neither mpirun nor mpi4py", (False, False))
-        return _row(*row, None, (None, None), mpi.error or f"{mpi.mpirun} does not say what it is")
+            return row(*wanted, "neither mpirun nor mpi4py", (False, False))
+        return row(*wanted, None, (None, None), mpi.error or f"{mpi.mpirun} does not say what it is")
     launcher = f"{mpi.launcher} ({mpi.mpirun})" if mpi.launcher else "no mpirun"
     library = f"mpi4py {mpi.mpi4py} with {mpi.library}" if mpi.library else "no MPI library for mpi4py"
     met: tuple[bool | None, bool | None] = (version.vendor == "MPICH", False)
     if version.vendor == "Open MPI":
-        met = _reaches(version.version, (4, 0), (4, 1))
-    return _row(*row, f"{launcher}; {library}", met, "the probe tries whether it starts")
+        met = reaches(version.version, (4, 0), (4, 1))
+    return row(*wanted, f"{launcher}; {library}", met, "the probe tries whether it starts")
 
 
 def _host(environment: Environment) -> Iterator[Requirement]:
     host = environment.host
     note = "published so; the CUDA wheels of onnxruntime-training end at Python 3.11, only the CPU one has 3.12"
-    yield _row("Python", "3.10", "3.12", dotted(host.python), _reaches(host.python, (3, 10), (3, 12)), note)
+    yield row("Python", "3.10", "3.12", dotted(host.python), reaches(host.python, (3, 10), (3, 12)), note)
 
     is_supported = (host.system, host.machine) == ("Linux", "x86_64")
     is_ubuntu = "Ubuntu" in host.os_name if host.os_name is not None else None
     system = f"{host.os_name or host.system} {host.machine}"
-    yield _row("operating system", "Linux x86_64", "Ubuntu 22.04", system, (is_supported, is_ubuntu))
+    yield row("operating system", "Linux x86_64", "Ubuntu 22.04", system, (is_supported, is_ubuntu))
 
     size = host.memory_total
-    found = f"{size / _GB:.1f} GB" if size is not None else None
+    found = f"{size / GB:.1f} GB" if size is not None else None
     note = "of this machine, or what this process may use of it"
-    yield _row("memory", "32 GB", "256 GB", found, _reaches(size, 32 * _GB, 256 * _GB), note)
+    yield row("memory", "32 GB", "256 GB", found, reaches(size, 32 * GB, 256 * GB), note)
 
     sizes = [gpu.memory_total for gpu in visible_gpus(environment) if gpu.memory_total is not None]
     least = min(sizes, default=None)
-    found = f"{least / _GB:.1f} GB on the smallest of {len(sizes)}" if least is not None else None
-    yield _row("GPU memory", "16 GB each", "40 GB each", found, _reaches(least, 16 * _GB, 40 * _GB))
+    found = f"{least / GB:.1f} GB on the smallest of {len(sizes)}" if least is not None else None
+    yield row("GPU memory", "16 GB each", "40 GB each", found, reaches(least, 16 * GB, 40 * GB))
 
 
 def _network(network: Network) -> Requirement:
@@ -147,7 +134,7 @@ def _network(network: Network) -> Requirement:
     is_known = network.interfaces is not None
     found = "; ".join(map(str, (*ports, *network.cards)))
     note = "of this machine's ports; the way to the other nodes is not seen"
-    return _row(
+    return row(
         "network between nodes",
         "10 GbE",
         "InfiniBand HDR or NDR",
@@ -167,7 +154,7 @@ def _training_package(environment: Environment) -> Requirement:
     note = (
         f"the published 1.25.0 was never released: {LAST_RELEASE} is the newest; it shares its folder with the others"
     )
-    return _row("onnxruntime-training", LAST_RELEASE, LAST_RELEASE, found, (bool(names), bool(names)), note)
+    return row("onnxruntime-training", LAST_RELEASE, LAST_RELEASE, found, (bool(names), bool(names)), note)
 
 
 # From the package's metadata, except for onnx
@@ -186,7 +173,7 @@ def _package(training: TrainingEnvironment, name: str) -> Requirement:
         wanted, note = f"up to {NEWEST_ONNX}", "published without a limit; what newer ones write cannot be trained"
         met = met and (None if version is None else numbers_of(version)[:2] <= numbers_of(NEWEST_ONNX))
     found = "not installed" if installed is None else version or "version not known"
-    return _row(name, wanted, wanted, found, (met, met), note)
+    return row(name, wanted, wanted, found, (met, met), note)
 
 
 def _torch(environment: Environment) -> Requirement:
@@ -195,17 +182,17 @@ def _torch(environment: Environment) -> Requirement:
     is_older = None if version is None else not at_least(version, "2.9")
     note = "not published: onnxruntime.training imports it; ORTModule needs one older than 2.9"
     found = version or ("version not known" if torch else "not installed")
-    return _row("torch", "any", "older than 2.9", found, (torch is not None, is_older), note)
+    return row("torch", "any", "older than 2.9", found, (torch is not None, is_older), note)
 
 
 def _horovod(horovod: Distribution | None) -> Requirement:
     note = "published as an alternative; ONNX Runtime dropped it in 2020, and the newest, 0.28.1, is of 2023"
     found = "not installed" if horovod is None else horovod.version or "version not known"
-    return _row("Horovod", "none", "none", found, (True, True), note)
+    return row("Horovod", "none", "none", found, (True, True), note)
 
 
 def _build_variable(variable: BuildVariable) -> Requirement:
     wanted = f"unset, or {variable.holds}"
     met = variable.leads_there is not False
     note = "a build from source reads it, and nothing else; that such a build succeeds is not promised"
-    return _row(variable.name, wanted, wanted, variable.value or "not set", (met, met), note)
+    return row(variable.name, wanted, wanted, variable.value or "not set", (met, met), note)
