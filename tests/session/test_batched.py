@@ -239,9 +239,12 @@ def test_what_is_about_the_gpu_is_told_to_all_of_them_and_nothing_runs_again(fai
     assert found["after"] == {"returned": [1, 4]}
 
 
-def test_everything_resolves_under_load() -> None:
+@pytest.mark.parametrize("sizes", [(), (2, 8)])
+def test_everything_resolves_under_load(sizes: tuple[int, ...]) -> None:
     """Threads and tasks with requests of all sizes, of which some fail by their values and some are cancelled."""
     found = child(f"""
+        from ortgpu.session.pool import joinable
+        joinable.sizes_of = lambda *_: {sizes}
         opened = session("{TABLE}")
         with opened.batched(max_batch=8, max_queue=20) as service:
             ended = []
@@ -707,6 +710,21 @@ def test_padding_shows_in_no_result() -> None:
     """)
     assert found["right"] == 200
     assert set(found["sizes"]) <= {4, 16}
+
+
+def test_an_invalid_item_is_nobodys_padding() -> None:
+    found = child(f"""
+        from ortgpu.session.pool import joinable
+        joinable.sizes_of = lambda *_: (8,)
+        with session("{TABLE}").batched(max_batch=8) as service:
+            values = [3, 77, 4, 5, 77, 77, 6, 7, 8] * 3
+            results = [outcome(lambda: service.run(None, {{"x": np.array([value])}})[0].tolist()) for value in values]
+            futures = [service.submit(None, {{"x": np.array([value])}}) for value in values]
+            results += [outcome(lambda: future.result()[0].tolist()) for future in futures]
+            report("results", [each.get("returned", each.get("type")) for each in results])
+    """)
+    wanted = ["InvalidArgument" if value == 77 else [value] for value in (3, 77, 4, 5, 77, 77, 6, 7, 8)]
+    assert found["results"] == wanted * 6
 
 
 def test_made_up_items_differ() -> None:

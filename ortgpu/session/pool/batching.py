@@ -346,7 +346,7 @@ class Batched:
         except BaseException as raised:  # noqa: BLE001 - the outcomes raise it
             lifetime.let_go_of_variables(raised)  # arrays
             error = raised
-        batch.let_go()  # before the waiting threads go on
+        batch.let_go(has_run=error is None)  # before the waiting threads go on
         if isinstance(error, Exception) and not isinstance(error, GPUError) and len(requests) > 1:
             del error
             half = len(requests) // 2

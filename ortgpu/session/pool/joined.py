@@ -72,7 +72,7 @@ class Declared:
 
 
 class Buffers:
-    """Joined arrays, which are kept for the next batches. Rows that no request fills hold items of earlier ones.
+    """Joined arrays, which are kept for the next batches. Rows that no request fills hold items that have run before.
 
     Args:
         rows: of each array.
@@ -138,11 +138,11 @@ class Batch:
         self.copy()
         return {name: array[:rows] for name, array in self._arrays.items()}, False
 
-    def let_go(self) -> None:
-        """Give the arrays back."""
-        if self._arrays:
+    def let_go(self, *, has_run: bool) -> None:
+        """Give the arrays back. Those of a run that failed may hold an invalid item, which would be padding later."""
+        if self._arrays and has_run:
             self._buffers.give_back(self.first.form, self._arrays)
-            self._arrays = {}
+        self._arrays = {}
 
     def taken_apart(self, outputs: Results) -> list[Results]:
         """Return the outputs of each request. They are copies: one that is kept must not keep the memory of all."""
