@@ -13,6 +13,8 @@ import pytest
 
 from ortgpu.errors import ProviderRequestError
 from ortgpu.session.pool import joinable
+from tests.support.children import child_environment, run_python
+from tests.support.pool_child import PRELUDE as POOL_PRELUDE
 from tests.support.pool_child import child as pool_child
 
 PRELUDE = """
@@ -299,6 +301,84 @@ def test_everything_resolves_under_load(sizes: tuple[int, ...]) -> None:
     assert found["ended"]["right"] > 1200
     assert found["ended"]["InvalidArgument"] > 40
     assert found["left"] == [0, False]
+    assert found["threads"] == []
+
+
+STORM = """
+from ortgpu.session.pool import joinable
+import random
+random.seed(1)
+joinable.sizes_of = lambda _, feed, __: random.choice([(), (len(feed["x"]),), (2, len(feed["x"]))])
+pool = GPUSessionPool(model(TABLE), allow_cpu=True, sessions_per_device=2)
+ended = dict.fromkeys(("right", "wrong", "cancelled", "its own error", "full", "closed"), 0)
+
+async def ask(service, by, cancels):
+    indices = np.array([random.randrange(10) for _ in range(random.randrange(1, 9))])
+    if is_wrong := random.random() < 0.03:
+        indices[-1] = 77
+    given = {"x": indices}
+    try:
+        if by == "tasks":
+            results = await asyncio.wait_for(service.arun(None, given), random.random() / 300 if cancels else 60)
+        elif by == "run":
+            results = service.run(None, given)
+        else:
+            future = service.submit(None, given)
+            if cancels:
+                future.cancel()
+            results = future.result(60)
+        how = "wrong" if is_wrong or results[0].tolist() != indices.tolist() else "right"
+    except (CancelledError, asyncio.CancelledError, asyncio.TimeoutError):
+        how = "cancelled"
+        await asyncio.sleep(0)
+    except ortgpu.QueueFullError:
+        how = "full"
+        await asyncio.sleep(0)
+    except ortgpu.ExecutionError:
+        how = "closed"
+    except C.InvalidArgument:
+        how = "its own error" if is_wrong else "wrong"
+    with lock:
+        ended[how] += 1
+    return how != "closed"
+
+async def client(service, by, until):
+    while time.monotonic() < until and await ask(service, by, random.random() < 0.3):
+        pass
+
+async def clients(service, until):
+    await asyncio.gather(*[client(service, "tasks", until) for _ in range(20)])
+
+over = time.monotonic() + 60
+while time.monotonic() < over:
+    service = pool.batched(random.choice([1, 2, 5, 16, 64]), random.choice([0, 0.001, 0.01]),
+                           max_queue=random.choice([1, 3, 50, 1000]), when_full=random.choice(["wait", "raise"]))
+    until = time.monotonic() + random.random()
+    works = [clients(service, until), *(client(service, by, until) for by in ("run", "submit") * 3)]
+    threads = [threading.Thread(target=asyncio.run, args=(each,)) for each in works]
+    for each in threads: each.start()
+    if random.random() < 0.5:
+        time.sleep(random.random() / 2)
+        service.close()
+    for each in threads: each.join()
+    end = time.monotonic() + 10
+    while service._running or service._collecting or service._waiting:
+        assert time.monotonic() < end, "something is left"
+        time.sleep(0.001)
+    service.close()
+report("ended", ended)
+report("threads", service_threads())
+"""
+
+
+@pytest.mark.slow
+def test_storms_of_requests_for_a_minute() -> None:
+    """Services of random arguments, half of which are closed meanwhile."""
+    program = f"TABLE = {TABLE!r}\n{STORM}"
+    env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
+    found = run_python(POOL_PRELUDE + PRELUDE + program, env=env, deadline=110).ok().reports
+    assert found["ended"]["wrong"] == 0
+    assert all(count > 100 for how, count in found["ended"].items() if how != "wrong")
     assert found["threads"] == []
 
 
