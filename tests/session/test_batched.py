@@ -163,6 +163,8 @@ def test_only_what_is_alike_is_joined_and_the_rest_runs_as_it_is() -> None:
             }
             futures = {name: service.submit(None, feed) for name, feed in given.items()}
             futures["wrong output"] = service.submit(["z"], rows(1, 1, 3))
+            for number, names in enumerate((np.array(["y", "y"]), [np.ones(2)], 7, "y", ("y",), iter(["y"])) * 2):
+                futures[f"names {number}"] = service.submit(names, rows(1, 1, 3))
             gate.opened.set()
             for name, future in futures.items():
                 report(name, outcome(lambda: future.result()[0].tolist()))
@@ -181,6 +183,7 @@ def test_only_what_is_alike_is_joined_and_the_rest_runs_as_it_is() -> None:
     assert found["no mapping"]["type"] == "TypeError"
     for name in ("wrong name", "missing", "scalar", "wrong output"):
         assert "type" in found[name], name
+    assert found["names 4"] == found["names 5"] == found["names 11"] == {"returned": [[1.0] * 3]}
     assert found["sizes"].count(5) == 1  # the two narrow ones, and the one in another order
     assert found["sizes"].count(2) == 1
 
@@ -685,6 +688,7 @@ REFUSED = [
     ("(float[n] x) => (seq(float[n]) y) { y = SequenceConstruct(x) }", "output 'y' of 64 items has the type list"),
     ("(float[n, 4] x) => (float[n, 4] y) { y = Sub(x, x) }", "every item gave the same outputs"),
     ("(float[n, 4] x, seq(float[n]) s) => (float[n, 4] y) { y = Relu(x) }", "no inputs can be made up"),
+    ("() => (float[n] y) { y = Constant<value_floats=[1.0, 2.0]>() }", "there are no inputs"),
     (
         "(float[n, w] x) => (float[n, 4] y) <float[3, 4] t = {1,2,3,4,5,6,7,8,9,10,11,12}> { y = MatMul(x, t) }",
         "does not run on made-up inputs",
@@ -723,6 +727,7 @@ def test_examples_of_the_caller_are_taken_where_none_can_be_made_up() -> None:
         report("one", outcome(lambda: opened.batched(inputs={"x": examples[:1]})))
         report("wrong", outcome(lambda: opened.batched(inputs={"x": np.ones((2, 7), np.float32)})))
         report("no array", outcome(lambda: opened.batched(inputs={"x": 3.0})))
+        report("no mapping", outcome(lambda: opened.batched(inputs=[examples])))
         report("arguments", [outcome(lambda: opened.batched(**each)) for each in (
             {"max_batch": 0}, {"max_wait": -1}, {"max_wait": float("nan")}, {"max_queue": 0}, {"when_full": "never"},
             {"max_batch": 2.5}, {"no_such": 1})])
@@ -732,6 +737,7 @@ def test_examples_of_the_caller_are_taken_where_none_can_be_made_up() -> None:
     assert "every item gave the same outputs" in found["one"]["text"]
     assert found["wrong"]["type"] == "Fail"  # of the caller's own inputs
     assert found["no array"]["type"] == "ProviderRequestError"
+    assert found["no mapping"]["type"] == "TypeError"
     assert [each["type"] for each in found["arguments"]] == ["ValueError"] * 5 + ["TypeError"] * 2
     assert found["closed"]["type"] == "ExecutionError"
 

@@ -217,7 +217,12 @@ class Batched:
                 self._pid,
             )
         names, feed = for_many_runs(names), as_it_is_now(feed)
-        items, form = self._declared.items_and_form(feed, self._max_batch) if self._max_batch > 1 else (1, None)
+        items, form = 1, None
+        if isinstance(names, tuple):
+            names = list(names)
+        is_plain = names is None or (isinstance(names, list) and all(isinstance(each, str) for each in names))
+        if is_plain and self._max_batch > 1:  # other names cannot be compared
+            items, form = self._declared.items_and_form(feed, self._max_batch)
         if form is None:
             refuse_on_gpu(feed, "requests are joined in host memory")
         return Request(names, feed, items, form, outcome)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import GPUError, ProviderRequestError, manual
 from ...process.background import is_of_a_handler
-from ...running.pipeline import in_order
+from ...running.pipeline import in_order, mapping
 from ..tuning.comparing import TOLERANCE, compare
 from ..tuning.feeds import make_inputs
 
@@ -27,6 +27,10 @@ _ALONE = 4  # items that are compared with runs of one item each
 _DEAR = 2.0  # times the time of the largest run: from there on a new shape is not run for the sake of fewer items
 _WORTHWHILE = 0.9  # of the time of the next larger size
 
+_FREE = manual(
+    "export the model with a free first axis of every input and output, open it without a record of `ortgpu tune` that "
+    "fixes shapes, or leave batched() out"
+)
 _EXAMPLES = manual(
     "pass inputs={name: array}, valid inputs of two items or more that differ, or max_batch=1, which joins none"
 )
@@ -40,7 +44,7 @@ def example(inputs: Sequence[Value], given: Mapping[str, Any] | None, count: int
     """
     for each in inputs:
         if each.shape and isinstance(each.shape[0], int) and each.shape[0] >= 0:
-            raise refused(f"input {each.name!r} has a first axis of {each.shape[0]}, which is not free", manual(_FREE))
+            raise refused(f"input {each.name!r} has a first axis of {each.shape[0]}, which is not free", _FREE)
     if given is None:
         try:
             arrays = make_inputs(inputs, count)
@@ -53,17 +57,16 @@ def example(inputs: Sequence[Value], given: Mapping[str, Any] | None, count: int
             if array.dtype.kind in "iu" and array.ndim and not array.any():
                 array[1::2] = 1  # so that items differ; 0 and 1 are valid indices in most models
     else:
-        arrays = {name: np.asarray(array) for name, array in given.items()}
+        arrays = {name: np.asarray(array) for name, array in mapping(given).items()}
         for name, array in arrays.items():
             if array.ndim and len(array):
                 arrays[name] = array[np.arange(count) % len(array)]
     for name, array in arrays.items():
         if array.shape[:1] != (count,):
-            raise refused(f"input {name!r} has no first axis that counts items", manual(_FREE))
+            raise refused(f"input {name!r} has no first axis that counts items", _FREE)
+    if not arrays:
+        raise refused("there are no inputs")
     return arrays
-
-
-_FREE = "export the model with a free first axis of every input and output, or leave batched() out"
 
 
 def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> None:
@@ -149,7 +152,7 @@ def _outputs(run: Run, feed: Arrays, names: Sequence[str]) -> Sequence[Any]:
         shape = getattr(output, "shape", None)
         if shape is None or tuple(shape[:1]) != (count,):
             what = f"the shape {tuple(shape)}" if shape is not None else f"the type {type(output).__name__}"
-            raise refused(f"output {name!r} of {count} items has {what}", manual(_FREE))
+            raise refused(f"output {name!r} of {count} items has {what}", _FREE)
     return outputs
 
 
