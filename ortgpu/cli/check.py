@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ortgpu.cli import output, signals
-from ortgpu.cli.model import example_model, inputs_option, known_of
+from ortgpu.cli.model import inputs_option, known_of
+from ortgpu.diagnosis.probe.probing import RELU
 
 if TYPE_CHECKING:
     from ortgpu.cli.report import SessionReport
@@ -45,7 +46,7 @@ def check(
     compare: str | None,
     as_json: bool,
 ) -> int:
-    """Open MODEL on the GPU and prove that it runs there. Without MODEL, a small built-in one is used.
+    """Open MODEL on the GPU and prove that it runs there. Without MODEL, a built-in one with a single node is used.
 
     Shows the device, where every node was placed, the options bound, the GPU memory of the process, and the time of a
     few runs on made-up inputs (free dimensions are 1), or on those of --inputs.
@@ -127,7 +128,7 @@ def _open_and_run(
     from ortgpu import GPUSession
     from ortgpu.cli import report
 
-    source = str(model) if model else example_model()
+    source = str(model) if model else RELU
     with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu or None) as session:
         from ortgpu.cli import inputs  # after the session, which reports a missing NumPy better
 
@@ -151,4 +152,4 @@ def _look_closer(model: Path | None, device: str | None) -> PlacementDetails:
 
     doing = "Opening the model once more, to see why its nodes are where they are"
     with output.progress(doing), signals.as_exceptions():
-        return explain_placement(str(model) if model else example_model(), device=device)
+        return explain_placement(str(model) if model else RELU, device=device)

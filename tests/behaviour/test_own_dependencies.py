@@ -29,13 +29,12 @@ def ortgpu(machine: Machine, *arguments: str) -> Any:
 
 
 @pytest.mark.parametrize("breaks", [old_protobuf, no_protobuf])
-def test_the_demo_names_onnx(lab: Lab, breaks: Any) -> None:
+def test_the_demo_does_without_onnx(lab: Lab, breaks: Any) -> None:
     machine = lab.machine()
     breaks(machine.overlay)
     result = ortgpu(machine, "demo")
-    assert result.returncode == 1
-    assert "the package onnx cannot be imported" in result.output
-    assert "install --upgrade onnx protobuf" in result.output
+    assert result.returncode == 0
+    assert "no exception says so" in result.output
 
 
 def test_a_model_is_judged_without_onnx(lab: Lab, tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ SHADOWS = ["raise RuntimeError('no such thing')", "answer = 42"]
 
 
 @pytest.mark.parametrize("text", SHADOWS)
-@pytest.mark.parametrize("name", ["rich", "click", "onnx", "numpy"])
+@pytest.mark.parametrize("name", ["rich", "click", "numpy"])
 def test_a_file_of_the_users_own_is_in_the_way(lab: Lab, tmp_path: Path, name: str, text: str) -> None:
     """`click.py` beside the program: installing what is installed already would not help."""
     stray = tmp_path / f"{name}.py"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ortgpu.cli import inputs
-from ortgpu.cli.model import example_model
 from ortgpu.errors import catalogue
 from tests.lab.fixtures import Lab
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
@@ -51,15 +50,6 @@ def test_input_values() -> None:
 def test_input_that_cannot_be_made_up(kind: str) -> None:
     with pytest.raises(inputs.UnknownInputError, match=re.escape(kind)):
         inputs.make_inputs([Described("x", kind, [])])
-
-
-def test_example_model_is_valid_and_always_the_same() -> None:
-    import onnx
-
-    model = onnx.load_model_from_string(example_model())
-    onnx.checker.check_model(model, full_check=True)
-    assert (model.ir_version, [o.version for o in model.opset_import]) == (8, [17])
-    assert example_model() == example_model()
 
 
 # Without a GPU

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 
-from ...environment.inspection import Environment
-from ...errors import BrokenPackageError, CollectiveOpsUnavailableError, GPUError, ProviderError, manual
+from ...errors import CollectiveOpsUnavailableError, GPUError, ProviderError, manual
 from ...model.contents import ModelFacts
 from ...provider.placement import PlacedNode, Placement, refusal
 from ..facts import Facts
-from ..remedies import fixes as remedies
 
 # The domains whose operators are part of ONNX Runtime: core/graph/constants.h.
 _KNOWN_DOMAINS = frozenset(
@@ -39,27 +37,6 @@ def unreadable(model: ModelFacts | None) -> GPUError | None:
         f"the model {model.name} cannot be read",
         evidence=[model.problem],
         fixes=[manual(model.fix or _CHECK)],
-    )
-
-
-def onnx_broken(environment: Environment, consequence: str, text: str) -> BrokenPackageError:
-    """Return the error for a failed import of onnx, ``text``. Often protobuf is too old for it: both are updated."""
-    own = remedies.in_the_way(environment.packages, "onnx")
-    if own is not None:
-        return BrokenPackageError(
-            f"{consequence}: {own} is imported instead of the installed onnx",
-            evidence=[text],
-            fixes=[remedies.out_of_the_way(environment, own)],
-            package="onnx",
-            files=(own,),
-        )
-    names = ("onnx", "protobuf")
-    here = [f"{one.name} {one.version} in {one.location}" for one in environment.packages.others if one.name in names]
-    return BrokenPackageError(
-        f"{consequence}: the package onnx cannot be imported",
-        evidence=[text, *here],
-        fixes=[remedies.install(environment, names, upgrade=True)],
-        package="onnx",
     )
 
 

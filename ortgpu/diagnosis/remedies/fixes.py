@@ -345,8 +345,8 @@ def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | 
 
 
 def in_the_way(packages: Packages, name: str) -> str | None:
-    """Return the file that is imported as numpy or onnx, if it is not the installed one."""
-    file = {"numpy": packages.numpy_file, "onnx": packages.onnx_file}.get(name)
+    """Return the file that is imported as numpy, if it is not the installed one."""
+    file = packages.numpy_file if name == "numpy" else None
     installed = packages.other(name)
     return None if file is None or installed is None or _is_below(file, installed.location) else file
 

@@ -136,7 +136,6 @@ class Packages:
     others: tuple[Distribution, ...]  # numpy, onnx, protobuf, flatbuffers, nvidia-ml-py, cupy-*, torchvision ...
     refused: tuple[RefusedPath, ...] = ()  # of the search path, ONNX Runtime's package and the NVIDIA wheels
     numpy_file: str | None = None  # what `import numpy` would run, which need not be the installed one; None: unknown
-    onnx_file: str | None = None  # the same of onnx
     # Names of those that require "onnxruntime" itself; read only where a distribution of that name is installed.
     requirers: tuple[str, ...] = ()
 
@@ -175,7 +174,6 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_contents:
         ),
         refused=read_refused(strings_of(search_path), package.folder),
         numpy_file=_file_of_module("numpy", search_path),
-        onnx_file=_file_of_module("onnx", search_path),
     )
 
 
