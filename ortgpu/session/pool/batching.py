@@ -73,7 +73,8 @@ class Batched:
 
     Runs are padded to a few sizes, by repeating an item, if a run of a new shape takes twice as long as the largest. So
     it is with convolutions; otherwise any number of items is run as it is. Creating the service runs each size, which
-    takes up to some seconds. Many threads and event loops may share it. Closing it leaves the session or pool open.
+    takes up to some seconds. Many threads and event loops may share it. It keeps the joined arrays of one batch more than
+    it has threads, until it is closed. Closing it leaves the session or pool open.
     """
 
     def __init__(
