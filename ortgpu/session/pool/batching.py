@@ -71,10 +71,10 @@ class Batched:
         ValueError, TypeError: an argument is invalid.
         GPUError, Exception: as ``run`` of the session or pool raises.
 
-    Runs are padded to a few sizes, by repeating an item, if a run of a new shape takes twice as long as the largest. So
-    it is with convolutions; otherwise any number of items is run as it is. Creating the service runs each size, which
-    takes up to some seconds. Many threads and event loops may share it. It keeps the joined arrays of one batch more than
-    it has threads, until it is closed. Closing it leaves the session or pool open.
+    Runs are padded to a few sizes, with items that ran before, if a run of a new shape takes twice as long as the
+    largest. So it is with convolutions; otherwise any number of items is run as it is. Creating the service runs each
+    size, which takes up to some seconds. Many threads and event loops may share it. Until it is closed, it keeps the
+    joined arrays of one batch more than it has threads. Closing it leaves the session or pool open.
     """
 
     def __init__(
