@@ -813,6 +813,40 @@ def test_an_invalid_item_is_nobodys_padding() -> None:
     assert found["results"] == wanted * 6
 
 
+def test_nothing_is_written_to_memory_of_a_session_that_lost_its_gpu() -> None:
+    """A reset of the GPU frees pinned memory, and a write to it ends the process."""
+    found = child("""
+        from ortgpu.session.pool.batching import Batched
+        from ortgpu.session.pool import joinable
+        joinable.sizes_of = lambda *_: (8,)
+        opened = session()
+        memories = [object(), object()]
+        def answer():
+            if lost:
+                raise ortgpu.ProviderFailureError("it was reset")
+            return memories
+        lost, runs = False, []
+        def run(names, feed):
+            runs.append(feed["x"].__array_interface__["data"][0])
+            return opened.run(names, feed)
+        service = Batched(run, (opened.get_inputs(), opened.get_outputs()), answer, 1 << 30, 1, 2, max_batch=8)
+        def ask():
+            return outcome(lambda: service.run(None, rows(1))[0].shape)
+        del runs[:]
+        report("before", [ask(), ask()])
+        lost = True
+        report("when it is lost", ask())
+        lost, memories = False, memories[:1]
+        kept = service._buffers._idle[0][1]["x"]
+        report("after", [ask(), ask()])
+        report("same arrays", [runs[0] == runs[1], runs[2] == runs[3], runs[1] == runs[2], len(runs)])
+        service.close()
+    """)
+    assert found["before"] == found["after"] == [{"returned": [1, 4]}] * 2
+    assert found["when it is lost"]["type"] == "ProviderFailureError"
+    assert found["same arrays"] == [True, True, False, 4]
+
+
 def test_made_up_items_differ() -> None:
     inputs = [
         SimpleNamespace(name="ids", type="tensor(int64)", shape=["n", 3]),

@@ -22,7 +22,6 @@ from ...process.background import uninterrupted
 from ...process.threads import FutureOutcome, Outcome, Threads
 from ...provider import lifetime
 from ...running.device_arrays import refuse_on_gpu
-from ...running.feed_copies import FeedCopies
 from ...running.pipeline import as_it_is_now, for_many_runs
 from . import joinable
 from .joined import Awaited, Batch, Buffers, Declared, Mailbox, Request
@@ -101,7 +100,6 @@ class Batched:
         self._raises = when_full == "raise"
         self._pid = os.getpid()
         self._run = run
-        self._copies = FeedCopies(memories, memory_limit, None)
         declared, outputs = inputs_and_outputs
         self._declared = Declared(declared)
         self._sizes: tuple[int, ...] = ()
@@ -113,7 +111,7 @@ class Batched:
 
             joinable.check(run_all, feed, [each.name for each in outputs], made_up=inputs is None)
             self._sizes = joinable.sizes_of(run_all, feed, threads)
-        self._buffers = Buffers(self._max_batch, threads + 1, self._copies)
+        self._buffers = Buffers(self._max_batch, threads + 1, memories, memory_limit)
         self._sessions = sessions
         self._turn = threading.RLock()  # for waiting; reentrant, as the garbage collector may submit
         self._room: SimpleQueue[None] = SimpleQueue()  # has an item if there may be a place
@@ -200,7 +198,6 @@ class Batched:
             self._stop = weakref.finalize(self, _end, weakref.ref(self), self._threads, self._pid)
             raise
         self._buffers.close()
-        self._copies.close()
 
     def __enter__(self) -> Self:
         return self

@@ -7,13 +7,14 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...model.tensor_types import DTYPES
 from ...process.threads import Outcome
+from ...running.feed_copies import FeedCopies
 from ...running.pinned import STAGED_FROM
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...provider.interfaces import Value
-    from ...running.feed_copies import FeedCopies
     from ...running.onnxruntimes import Results
+    from ...running.pinned import PinnedMemory
 
     Arrays = dict[str, NDArray[Any]]
 
@@ -77,13 +78,28 @@ class Buffers:
     Args:
         rows: of each array.
         most: number of batches whose arrays are kept.
-        memory: for large arrays.
+        memories: returns the pinned memories of the sessions. Raises ExecutionError if one has lost its GPU.
+        limit: bytes of ordinary memory to keep.
     """
 
-    def __init__(self, rows: int, most: int, memory: FeedCopies) -> None:
-        self._rows, self._memory = rows, memory
+    def __init__(self, rows: int, most: int, memories: Callable[[], Iterable[PinnedMemory]], limit: int) -> None:
+        self._rows, self._memories = rows, memories
+        self._copies = FeedCopies(memories, limit, None)
+        self._source: tuple[int, ...] = ()
         self._idle: deque[tuple[object, Arrays]] = deque(maxlen=most)
         self._lock = threading.Lock()  # for threads of the service, in which no interrupt comes
+
+    def source(self) -> tuple[int, ...]:
+        """Return what identifies the memory now. Arrays in other memory must not be written to: CUDA may have freed it.
+
+        Raises:
+            ExecutionError: a session is closed, or has lost its GPU.
+        """
+        source = tuple(id(memory) for memory in self._memories())
+        if source != self._source:
+            self._source = source
+            self._idle.clear()
+        return source
 
     def take(self, request: Request) -> Arrays:
         """Return arrays for requests like this one. Raises MemoryError."""
@@ -96,17 +112,19 @@ class Buffers:
         for name, given in request.feed.items():
             shape = (self._rows, *given.shape[1:])
             small = given.dtype.hasobject or math.prod(shape) * given.itemsize < STAGED_FROM
-            arrays[name] = np.empty(shape, given.dtype) if small else self._memory.empty(shape, given.dtype)
+            arrays[name] = np.empty(shape, given.dtype) if small else self._copies.empty(shape, given.dtype)
             arrays[name][:] = given[:1]
         return arrays
 
-    def give_back(self, form: object, arrays: Arrays) -> None:
+    def give_back(self, form: object, arrays: Arrays, source: tuple[int, ...]) -> None:
         with self._lock:
-            self._idle.append((form, arrays))
+            if source == self._source:
+                self._idle.append((form, arrays))
 
     def close(self) -> None:
-        """Free the arrays that are not in use."""
+        """Free the memory that is not in use."""
         self._idle.clear()
+        self._copies.close()
 
 
 class Batch:
@@ -119,9 +137,13 @@ class Batch:
         self.is_full = False
         self._arrays: Arrays = {}
         self._copied = self._rows = 0  # requests and items in these arrays
+        self._source: tuple[int, ...] = ()
 
     def copy(self) -> None:
-        """Copy what is not copied yet. Raises MemoryError; calling it again goes on."""
+        """Copy what is not copied yet. Raises MemoryError, ExecutionError; calling it again goes on."""
+        source = self._buffers.source()
+        if source != self._source:
+            self._arrays, self._copied, self._rows, self._source = {}, 0, 0, source
         requests = self.requests[self._copied :]
         if requests and not self._arrays:
             self._arrays = self._buffers.take(requests[0])
@@ -141,7 +163,7 @@ class Batch:
     def let_go(self, *, has_run: bool) -> None:
         """Give the arrays back. Those of a run that failed may hold an invalid item, which would be padding later."""
         if self._arrays and has_run:
-            self._buffers.give_back(self.first.form, self._arrays)
+            self._buffers.give_back(self.first.form, self._arrays, self._source)
         self._arrays = {}
 
     def taken_apart(self, outputs: Results) -> list[Results]:
