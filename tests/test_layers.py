@@ -25,9 +25,9 @@ ROOMS = (
 MOST_ENTRIES = 17
 MOST_FLOORS = 6
 
-# Modules of the diagnosis that hold no checks: these ask for facts, or try something in a child process. `failure` asks
-# once a session could not be opened; `execution` looks around once a run has failed, for what its words do not say.
-WITHOUT_CHECKS = {"diagnosing", "failure", "probe.probing", "execution"}
+# Modules of the diagnosis that hold no checks: these ask for facts, or try something in a child process. `execution`
+# looks around once a run has failed, for what its words do not say.
+WITHOUT_CHECKS = {"diagnosing", "probe.probing", "execution"}
 READS = re.compile(r"(read|inspect|try|run|load|locate|find|list)(_|$)|initialise|processes_on|sessions$|current_rank")
 
 

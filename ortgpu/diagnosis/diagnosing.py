@@ -1,4 +1,4 @@
-"""Judge facts: run the checks, and put their findings in order."""
+"""Judge facts: run the checks, and put their findings in order; explain what has failed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..environment.inspection import Environment, as_plain, inspect_environment
 from ..environment.libraries.catalogue import spec_for
@@ -18,20 +18,31 @@ from ..errors import (
     DriverNotFoundError,
     DriverTooOldError,
     GPUError,
+    LibraryConflictError,
     LibraryNotFoundError,
     LibraryVersionError,
     NoDeviceError,
+    OnnxRuntimeNotInstalledError,
+    ProviderFailureError,
+    ProviderFallbackError,
     UnsupportedDeviceError,
     UnsupportedPlatformError,
+    manual,
 )
 from ..model.contents import ModelFacts, collective_operators, read_model
+from ..provider.living import sessions
 from ..provider.placement import cudnn_operators, cufft_operators
-from .checks import devices, driver, imports, libraries, opening, packages, plugins, surroundings
+from .checks import devices, driver, imports, libraries, opening, packages, surroundings
 from .checks import model as model_checks
 from .facts import Facts, Observed, Request
+from .messages.runtime_words import OF_WHEELS
 from .probe import attempts
 from .probe.result import ProbeResult
 from .remedies import fixes as remedies
+
+if TYPE_CHECKING:
+    from ..environment.gpu.cuda import CudaState
+    from ..provider.runtime import Runtime
 
 Check = Callable[[Facts], GPUError | None]
 
@@ -43,11 +54,11 @@ CHECKS: tuple[Check, ...] = (
     packages.shadowed,
     packages.broken_files,
     packages.conflicting,
-    plugins.incomplete,
+    packages.plugin_incomplete,
     packages.cpu_only,
-    plugins.unknown_to_release,
-    plugins.of_another_release,
-    plugins.of_no_plugin,
+    packages.plugins_unknown,
+    packages.plugin_of_another_release,
+    packages.no_plugin,
     packages.replaced_after_import,
     packages.in_sub_interpreter,
     packages.provider_missing,
@@ -75,8 +86,8 @@ CHECKS: tuple[Check, ...] = (
     driver.device_files_closed,
     driver.not_ready,
     devices.none_visible,
-    plugins.without_device,
-    plugins.unregistered,
+    packages.plugin_without_device,
+    packages.plugin_unregistered,
     opening.unusable,
     devices.busy,
     attempts.died,
@@ -223,8 +234,6 @@ def inspect_after(result: ProbeResult) -> Environment:
 
 def observed_by(result: ProbeResult) -> Observed:
     """Return what the child of a probe saw, for the checks."""
-    from ..provider.living import sessions
-
     imported, provider, loaded = result.step("import"), result.step("provider"), result.step("libraries")
     providers = imported.data.get("providers") if imported is not None else None
     problem = provider.data.get("plugin_problem") if provider is not None else None
@@ -238,4 +247,85 @@ def observed_by(result: ProbeResult) -> Observed:
         cuda=result.cuda,
         probe=result,
         sessions=sessions(),
+    )
+
+
+# Why this process could not open a session
+
+_FOR_WHAT_NO_CHECK_KNOWS = (
+    manual("run `ortgpu doctor`: it opens the driver, the provider and a small session in a process of its own"),
+    manual("if a session opens there, restart this process and open its first GPUSession before CUDA is used"),
+    manual("else please report it to the maintainers of ortgpu, with the output of `ortgpu doctor --json --redact`"),
+)
+
+
+def why_unusable(
+    runtime: Runtime,
+    *,
+    request: Request | None = None,
+    cuda: CudaState | None = None,
+    cause: BaseException | None = None,
+) -> GPUError | None:
+    """Return the most likely error, with the other problems attached.
+
+    None if neither the environment nor the words of ``cause`` say anything about the GPU. Without a ``cause`` there is
+    always an error, at the last a :class:`ProviderFallbackError`. ``cuda``: the driver's answer to this process, if it
+    was asked.
+    """
+    facts = Facts(inspect_environment(), request or Request(), _observed(runtime, request, cuda))
+    problems = find_problems(facts)
+    fatal = [problem for problem in problems if problem.severity == "fatal"]
+    # Altered files seemed harmless, and are a better guess than none.
+    fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
+    said = opening.of_construction(str(cause), facts) if cause is not None else None
+    if said is None and cause is not None:
+        return None
+    if said is None or isinstance(said, ProviderFallbackError):  # which names no cause
+        too_few = driver.too_few_descriptors(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
+        explaining = fatal or ([too_few] if too_few is not None else [])
+    elif isinstance(said, ProviderFailureError) and said.library in OF_WHEELS:
+        # A known problem of the libraries explains why one of them fails.
+        explaining = fatal or [problem for problem in problems if isinstance(problem, LibraryConflictError)]
+    else:
+        explaining = [problem for problem in fatal if said.code in problem.explains and problem.code != said.code]
+    if explaining:
+        cause, others = explaining[0], [problem for problem in problems if said is None or problem.code != said.code]
+        cause.severity = "fatal"
+        if said is not None and not isinstance(said, ProviderFallbackError):
+            said.consequence_of = cause.code
+            others.insert(0, said)
+        return cause.with_others(others)
+    if said is None:
+        said = ProviderFallbackError(
+            "ONNX Runtime did not bind its CUDA provider, and no check knows why",
+            evidence=[
+                *([runtime.import_error] if runtime.import_error else []),
+                f"providers in this build: {', '.join(runtime.available_providers or ())}",
+            ],
+        )
+    if isinstance(said, ProviderFallbackError):
+        said.fixes = _FOR_WHAT_NO_CHECK_KNOWS
+    return said.with_others(problem for problem in problems if problem.code != said.code)
+
+
+def why_no_module(runtime: Runtime) -> GPUError:
+    """Return the error for a process that cannot import ONNX Runtime at all."""
+    error = why_unusable(runtime)
+    return error if error is not None else OnnxRuntimeNotInstalledError("ONNX Runtime cannot be imported")
+
+
+def _observed(runtime: Runtime, request: Request | None, cuda: CudaState | None) -> Observed:
+    needs_collective_ops = request is not None and bool(request.collective_operators)
+    return Observed(
+        import_error=runtime.import_error,
+        has_session=None if runtime.import_error else runtime.module is not None,
+        available_providers=runtime.available_providers,
+        preload=runtime.preload,
+        cudnn_mixed=runtime.preload.cudnn_mixed if runtime.preload is not None else (),
+        provider_error=runtime.provider_error,
+        plugin_problem=runtime.plugin_problem,
+        cuda=cuda,
+        has_collective_ops=runtime.has_collective_ops if needs_collective_ops else None,
+        sessions=sessions() if cuda is not None and cuda.code == 0 else (),  # else none is on a GPU
+        numpy_error=runtime.numpy_error,
     )

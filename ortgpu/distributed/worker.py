@@ -196,10 +196,10 @@ def _describe(channel: Channel, rank: Rank) -> CudaDevice | None:
 
 
 def _why_no_device() -> GPUError:
-    from ..diagnosis import failure
+    from ..diagnosis import diagnosing
     from ..provider.runtime import load_runtime
 
-    error = failure.why_unusable(load_runtime(), cuda=initialise())
+    error = diagnosing.why_unusable(load_runtime(), cuda=initialise())
     assert error is not None  # a process without a device has a cause
     found = (error, *error.others)  # faults of ONNX Runtime or its libraries do not matter here
     return next((each for each in found if isinstance(each, (DriverError, DeviceError))), error)

@@ -13,9 +13,9 @@ from ..provider.runtime import load_runtime
 
 _runtime = load_runtime()
 if _runtime.module is None:
-    from ..diagnosis import failure
+    from ..diagnosis import diagnosing
 
-    raise failure.why_no_module(_runtime)
+    raise diagnosing.why_no_module(_runtime)
 
 # ruff: noqa: E402 - the imports below need ONNX Runtime, whose libraries load_runtime loads first
 import onnxruntime

@@ -588,7 +588,7 @@ class OpeningContext:
             in_doubt = any(stem.startswith(("libcudnn", "libcufft")) for stem in absent)
             in_doubt = in_doubt or (report is not None and bool(report.cudnn_mixed))
             operators = read_model(self.plan.request.model).operators if in_doubt else frozenset()
-        from ..diagnosis import failure
+        from ..diagnosis import diagnosing
         from ..diagnosis.facts import Request
 
         request = Request(
@@ -599,4 +599,4 @@ class OpeningContext:
             collective_operators=read_collective_operators(self.plan.request.model),
         )
         self.depends_on_model = bool(request.cudnn_operators or request.cufft_operators or request.collective_operators)
-        return failure.why_unusable(self.runtime, request=request, cuda=self.cuda, cause=cause)
+        return diagnosing.why_unusable(self.runtime, request=request, cuda=self.cuda, cause=cause)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from ortgpu.diagnosis import failure
+from ortgpu.diagnosis import diagnosing
 from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.facts import Facts, Observed, Request
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
@@ -128,7 +128,7 @@ def outcome(session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | st
         mock.patch.object(opening, "load_lazily_opened", return_value=runtime),
         mock.patch.object(opening, "initialise", return_value=cuda),
         mock.patch.object(opening, "context_is_active", return_value=None),
-        mock.patch.object(failure, "inspect_environment", return_value=HEALTHY.environment),
+        mock.patch.object(diagnosing, "inspect_environment", return_value=HEALTHY.environment),
     ):
         try:
             request = SessionRequest(model_of(session.operators), device=device)

@@ -35,7 +35,7 @@ def played(code: str) -> Any:
 
 def test_what_keeps_a_session_from_opening() -> None:
     found = played("""
-from ortgpu.diagnosis.failure import why_unusable
+from ortgpu.diagnosis.diagnosing import why_unusable
 from ortgpu.environment.gpu.cuda import CudaState
 from ortgpu.provider.runtime import load_runtime
 works = CudaState(0, None, os.getpid())  # the driver, which where it does not has no sessions of this process either

@@ -9,22 +9,25 @@ from collections.abc import Sequence
 from ...environment.libraries.library_file import wrong_machine
 from ...environment.packages.installed import Distribution, OnnxRuntime
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
-from ...environment.packages.plugins import provider_file_name
+from ...environment.packages.plugins import PluginPackage, provider_file_name
 from ...errors import (
     BrokenPackageError,
     ConflictingPackagesError,
     CPUOnlyPackageError,
     Fix,
     GPUError,
+    LibraryVersionError,
+    NoDeviceError,
     OnnxRuntimeNotInstalledError,
+    ProviderFallbackError,
     UnsupportedPlatformError,
     manual,
 )
 from ...provider.requests import CUDA
 from ..facts import Facts
 from ..messages import loader_words
-from ..messages.runtime_words import says_why
 from ..remedies import fixes as remedies
+from .opening import of_construction
 
 _CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
 _WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"
@@ -415,7 +418,8 @@ def did_its_work(facts: Facts, name: str) -> bool:
     observed = facts.observed
     session, preload = observed.step("session"), observed.preload
     if session is not None and not session.ok:  # if its words say why, the package is not the cause
-        return says_why(session.detail)
+        said = of_construction(session.detail, facts)
+        return said is not None and not isinstance(said, ProviderFallbackError)
     if session is not None:
         return True
     imported = CUDA in (observed.available_providers or ())
@@ -536,3 +540,126 @@ def in_sub_interpreter(facts: Facts) -> GPUError | None:
         ],
         package=facts.environment.packages.onnxruntime.build_name,
     )
+
+
+# CUDA as a plugin: the package that brings it, and what came of registering it
+
+_REGISTER = (
+    "import onnxruntime, {module} as plugin; "
+    "onnxruntime.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())"
+)
+
+
+def plugin_incomplete(facts: Facts) -> GPUError | None:
+    """Check that a package of a CUDA plugin has the provider's library: a warning if CUDA comes another way.
+
+    A meta-package has none, nor a module, and requires one that has.
+    """
+    installed = facts.environment.packages.onnxruntime
+    whole = any(one.library for one in installed.plugins)
+    lacking = (one for one in installed.plugins if one.is_for_cuda and one.library is None)
+    empty = next((one for one in lacking if one.folder is not None or not whole), None)
+    if empty is None:
+        return None
+    where = f"expected in {empty.folder}" if empty.folder is not None else f"its module is not in {empty.location}"
+    return BrokenPackageError(
+        f"the plugin package {empty} has no CUDA provider library",
+        evidence=[where],
+        fixes=[manual(f"install {empty.name} again, from where it came")],
+        severity="warning" if installed.arrival is not None else "fatal",
+        package=empty.name,
+    )
+
+
+def plugin_of_another_release(facts: Facts) -> GPUError | None:
+    """Check that a plugin that uses internals of ONNX Runtime belongs to the installed release."""
+    environment = facts.environment
+    installed, wanted = environment.packages.onnxruntime, environment.release_wanted
+    arrival, name = installed.arrival, installed.build_name or "onnxruntime"
+    if arrival is None or wanted is None or facts.observed.plugin_problem == "no device":
+        return None
+    bundled = arrival.way == "bundled plugin"
+    fitting = f"{name}=={installed.version if bundled else wanted}"
+    reinstall = remedies.reinstall_onnxruntime(environment, requirement=fitting)
+    return LibraryVersionError(
+        f"the CUDA plugin belongs to ONNX Runtime {wanted}, and {name} {installed.version} is installed: "
+        "it would end this process",
+        evidence=[f"plugin: {arrival.library}", "it calls Provider_GetHost, which differs between releases"],
+        fixes=[reinstall if bundled else remedies.install(environment, [fitting])],
+        needed=(f"{name} {wanted}",),
+    )
+
+
+def no_plugin(facts: Facts) -> GPUError | None:
+    """Check that the file is a plugin: a provider of a release before 1.23 is none."""
+    text = facts.observed.provider_error or ""
+    if "CreateEpFactories" not in text:
+        return None
+    return LibraryVersionError(
+        "the file of the CUDA plugin is none that ONNX Runtime can register: it lacks CreateEpFactories",
+        evidence=[text, "providers have that function from release 1.23 on"],
+        fixes=replace_build(facts),
+        needed=("CreateEpFactories",),
+    )
+
+
+def plugin_without_device(facts: Facts) -> GPUError | None:
+    """Check that a registered plugin lists a GPU: ONNX Runtime finds devices by files of the system, not by CUDA."""
+    if facts.observed.plugin_problem != "no device":
+        return None
+    where, ways = "in /sys/class/drm and /sys/bus/pci/devices", ["or start this container with /sys of its host"]
+    if facts.environment.host.is_windows:
+        where, ways = "among the devices of Windows", []
+    return NoDeviceError(
+        "the CUDA plugin is registered, and lists no GPU",
+        evidence=[f"ONNX Runtime looks for GPUs {where}, and sees none"],
+        fixes=[*replace_build(facts), *map(manual, ways)],
+    )
+
+
+def plugin_unregistered(facts: Facts) -> GPUError | None:
+    """Check that a session of others has the plugin: the guard judges sessions and registers nothing."""
+    installed = facts.environment.packages.onnxruntime
+    if facts.observed.plugin_problem != "not registered" or installed.arrival is None:
+        return None
+    package = installed.arrival.package
+    if installed.arrival.way == "bundled plugin":
+        return CPUOnlyPackageError(
+            f"the CUDA plugin of {installed.build_name} {installed.version} was not registered when it was imported",
+            evidence=[
+                f"plugin: {installed.arrival.library}",
+                "ONNX Runtime does that only if its libraries are loaded",
+            ],
+            fixes=[Fix("import ortgpu; ortgpu.preload(); import onnxruntime", kind="python")],
+            package=installed.build_name,
+            version=installed.version,
+        )
+    return CPUOnlyPackageError(
+        f"{package or 'a CUDA plugin'} is installed, and this program has not registered it",
+        evidence=[f"plugin: {installed.arrival.library}", f"{installed.build_name} {installed.version} has no CUDA"],
+        fixes=[_registration(package, installed.arrival.library)],
+        package=installed.build_name,
+        version=installed.version,
+    )
+
+
+def plugins_unknown(facts: Facts) -> GPUError | None:
+    """Check that this release of ONNX Runtime takes plugins."""
+    installed = facts.environment.packages.onnxruntime
+    if facts.observed.plugin_problem != "no plugins":
+        return None
+    return CPUOnlyPackageError(
+        f"{installed.build_name or 'onnxruntime'} {installed.version} has no CUDA, and takes no plugins",
+        evidence=["register_execution_provider_library came with release 1.23"],
+        fixes=replace_build(facts),
+        package=installed.build_name,
+        version=installed.version,
+    )
+
+
+def _registration(package: PluginPackage | None, library: str) -> Fix:
+    if package is None:
+        code = f"import onnxruntime; onnxruntime.register_execution_provider_library({CUDA!r}, {library!r})"
+    else:
+        code = _REGISTER.format(module=os.path.basename(package.folder or ""))
+    return Fix(f"import ortgpu; ortgpu.preload(); {code}", kind="python")

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .cuda_codes import code_in
-
 _FAILURE = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
 OF_WHEELS = frozenset({"CUBLAS", "CUDNN", "CUFFT", "CURAND"})
 FOR_A_HANDLE = 1 << 30  # bytes; more than a handle of cuBLAS or cuDNN needs, with its kernels
@@ -125,21 +123,6 @@ def is_of_the_model(text: str) -> bool:
 
 def without_given_names(text: str) -> str:
     return _GIVEN_NAMES.sub("", text)
-
-
-def says_why(text: str) -> bool:
-    """Return True if a text names the cause why a session does not open, other than the model."""
-    if "is not a registered function/op" in text or is_of_the_model(text):
-        return False
-    words = without_given_names(text)
-    not_loaded = NOT_LOADED.search(text)
-    return (
-        code_in(words) is not None
-        or read_library_status(words) is not None
-        or any(known.search(text) for known in (GRAPH_REFUSED, OPTION_NAME, OPTION_VALUE))
-        or any(known.search(words) for known in (LIMIT, ALLOCATION, TENSORRT, WITHOUT_CUDNN, GENERATION))
-        or (not_loaded is not None and not_loaded[1] == "tensorrt")
-    )
 
 
 _TELLING = re.compile(

@@ -336,7 +336,7 @@ def has_collective_ops() -> bool:
     runtime = load_runtime()
     found = runtime.has_collective_ops
     if found is None:
-        from ...diagnosis import failure
+        from ...diagnosis import diagnosing
 
-        raise failure.why_no_module(runtime)
+        raise diagnosing.why_no_module(runtime)
     return found

@@ -174,9 +174,9 @@ def tune_at(
     started = time.monotonic()
     runtime = load_runtime()
     if runtime.module is None:
-        from ...diagnosis import failure
+        from ...diagnosis import diagnosing
 
-        raise failure.why_no_module(runtime)
+        raise diagnosing.why_no_module(runtime)
     by_content = isinstance(wanted.model, bytes) or wanted.precision == "float16"
     feeds = tuple(dict(feed) for feed in wanted.feeds) if wanted.feeds is not None else None
     with model_in_folder(wanted.model) as (folder, model), Child(folder) as child:
