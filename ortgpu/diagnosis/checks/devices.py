@@ -21,7 +21,7 @@ from ...errors import (
     manual,
     shell,
 )
-from ...provider.devices import Device, choose, narrowed_by, ordinal_of
+from ...provider.devices import Device, choose, describe, narrowed_by, not_found, ordinal_of
 from ...provider.requests import CUDA, TENSORRT
 from ..facts import Facts
 from ..messages.cuda_codes import NO_DEVICE, RESTART_WINDOWS, returned_by_cuinit
@@ -78,16 +78,31 @@ _OF_A_JOB_WITHOUT = "NoDevFiles"  # CUDA_VISIBLE_DEVICES in a job of Slurm that 
 
 
 def named_device(facts: Facts) -> GPUError | None:
-    """Check that the requested device is among those that CUDA shows, if it was asked."""
+    """Check that the requested device exists: by CUDA's answer, or by NVML's if CUDA was not asked."""
     requested, cuda = facts.request.device, facts.observed.cuda
     hidden = facts.environment.variables.now.get("CUDA_VISIBLE_DEVICES")
-    if requested in (None, "auto") or cuda is None or not cuda.devices:
+    if requested is None or requested == "auto":
         return None
-    try:
-        choose(requested, cuda.devices, lambda _: None, narrowed_by(hidden, cuda.hidden_by))
-    except DeviceNotFoundError as error:
-        return error
-    return None
+    if cuda is not None and cuda.devices:
+        try:
+            choose(requested, cuda.devices, lambda _: None, narrowed_by(hidden, cuda.hidden_by))
+        except DeviceNotFoundError as error:
+            return error
+        return None
+    gpus = visible_gpus(facts.environment)
+    if not gpus:
+        return None
+    ordinal = ordinal_of(requested)
+    if ordinal is not None:
+        found = ordinal < len(gpus)
+    else:
+        found = any(
+            (gpu.uuid or "").lower().startswith(str(requested).strip().lower()) or gpu.mig_uuids for gpu in gpus
+        )
+    if found:
+        return None
+    available = [describe(number, gpu.name, gpu.uuid) for number, gpu in enumerate(gpus)]
+    return not_found(requested, available, narrowed=narrowed_by(hidden, hidden))
 
 
 def none_visible(facts: Facts) -> GPUError | None:
