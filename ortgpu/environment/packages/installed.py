@@ -18,7 +18,7 @@ import sys
 import zipimport
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from .metadata import (
     MetadataFolder,
@@ -203,7 +203,8 @@ def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
     if spec is not None and isinstance(spec.loader, zipimport.zipimporter):
         package = _Package(package.folder, package.importable, spec.origin)
     elif search_path is None:
-        package = _loaded_onnxruntime() or (package if package.importable else _specified_onnxruntime() or package)
+        if "onnxruntime" in sys.modules or not package.importable:
+            package = _specified_onnxruntime() or package
         if package.folder:  # loaded from a place that has left sys.path since
             known = {os.path.realpath(place.folder) for place in places}
             parent = os.path.dirname(package.folder)
@@ -254,29 +255,16 @@ def _find_onnxruntime(places: Sequence[Place]) -> _Package:
     return _Package(leftover, importable=False, shadowed_by=shadow)
 
 
-def _loaded_onnxruntime() -> _Package | None:
-    module = sys.modules.get("onnxruntime")
-    if not isinstance(getattr(module, "__spec__", None), importlib.machinery.ModuleSpec):
-        return None  # nothing was loaded: it is what tests put in its place, and a mock has any attribute
-    file, path = getattr(module, "__file__", None), getattr(module, "__path__", None)
-    try:
-        if path is not None and isinstance(file, str):
-            return _Package(os.path.dirname(os.path.abspath(file)), importable=True)
-        if path is not None:
-            return _Package(next((os.path.abspath(one) for one in path), None), importable=False)
-    except (OSError, TypeError, ValueError):
-        pass
-    return None
-
-
 def _specified_onnxruntime() -> _Package | None:
-    # Editable installs and frozen bundles are known to import hooks only. Finding a top-level module imports nothing.
+    """Return the package that was imported, or that an import hook knows: of an editable install, or a frozen bundle.
+
+    None for what tests put in its place, and for a module file. Finding a top-level module imports nothing.
+    """
     try:
-        spec = importlib.util.find_spec("onnxruntime")
-        if spec is None or not spec.submodule_search_locations or not isinstance(spec.origin, str):
-            return None
-        return _Package(os.path.abspath(next(iter(spec.submodule_search_locations))), importable=True)
-    except Exception:  # noqa: BLE001 - hooks are anybody's code
+        spec: Any = importlib.util.find_spec("onnxruntime")
+        folder = os.path.abspath(next(iter(spec.submodule_search_locations)))
+        return _Package(folder, importable=isinstance(spec.origin, str))
+    except Exception:  # noqa: BLE001 - hooks are anybody's code, and a mock has any attribute
         return None
 
 
