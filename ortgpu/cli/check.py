@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ortgpu.cli import output, signals
-from ortgpu.cli.model import inputs_option, known_of
 from ortgpu.diagnosis.probe.probing import RELU
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ CpuNodes = Literal["allow", "warn", "forbid"]
 )
 @click.option("--allow-cpu", is_flag=True, help="If no GPU can be used, open the model on the CPU, and say so.")
 @click.option("--runs", type=click.IntRange(min=0), default=10, show_default=True, help="Timed runs; 0: none at all.")
-@inputs_option
+@output.inputs_option
 @click.option("--placement", is_flag=True, help="Also why nodes are not on the GPU, and the copies; opens MODEL again.")
 @click.option("--compare", type=click.Choice(["cpu"]), help="Compare the results with the CPU's in float32.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
@@ -75,7 +74,7 @@ def check(
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
         if not as_json:
             report.show_warnings(output.stdout(), report.split_warnings(caught)[1])
-        return output.show_problem(error, known_of(model, error), as_json, model=name)
+        return output.show_problem(error, as_json, model=model)
     on_cpu_because, warned = report.split_warnings(caught)
     refused = inputs is not None and found.latency_error is not None  # failing on made-up inputs proves nothing
     wrong = compared.wrong if compared is not None else None

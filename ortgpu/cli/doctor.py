@@ -115,7 +115,7 @@ def doctor(
     except (LauncherConflictError, click.ClickException) as error:
         if not as_json:
             raise
-        return output.show_problem(error, (), as_json, model=None)
+        return output.show_problem(error, as_json)
     environment, training = diagnosis.environment, diagnosis.training
     if isinstance(training, TrainingFacts):
         rows = check_training(environment, training.environment)

@@ -48,6 +48,14 @@ class FileToWrite(click.Path):
         return path
 
 
+inputs_option = click.option(
+    "--inputs",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Run on these inputs, of a file that numpy.savez wrote, by their names (.npz).",
+)
+
+
 def prepare_streams() -> None:
     """Escape characters that the encoding lacks. Discard what a stream that the parent has closed is given."""
     for name in ("stdout", "stderr"):
@@ -192,10 +200,19 @@ def show_error(
     line(console, f"More: ortgpu explain {error.code}", style="dim")
 
 
-def show_problem(error: Exception, also: Sequence[GPUError], as_json: bool, *, model: str | None) -> int:
-    """Show why a command came to nothing, or write it as its document. Return its exit code."""
+def show_problem(error: Exception, as_json: bool, *, model: Path | None = None, also: Sequence[GPUError] = ()) -> int:
+    """Show why a command came to nothing, or write it as its document. Return its exit code.
+
+    With an error of ONNX Runtime goes what is ``also`` known, or what our own reader finds wrong with the model.
+    """
+    if model is not None and not also and not isinstance(error, GPUError):
+        from ortgpu.diagnosis.checks.model import judge_file
+        from ortgpu.model.contents import read_model
+
+        also = judge_file(read_model(model))
     if as_json:
-        write_json(document(ok=False, model=model, error=error_document(error, also)))
+        name = str(model) if model else None
+        write_json(document(ok=False, model=name, error=error_document(error, also)))
     else:
         show_error(stdout(), error, also)
     return 1

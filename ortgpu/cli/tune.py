@@ -11,7 +11,6 @@ import click
 
 from ortgpu.cli import output, signals
 from ortgpu.cli.bench import check_plot, parse_batches
-from ortgpu.cli.model import inputs_option, known_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--device", metavar="D", help='Which GPU: an index, "cuda:1" or a UUID.')
 @click.option("--batch", "batches", metavar="N,N,...", callback=parse_batches, help="Batch sizes.  [default: 1, or 32]")
-@inputs_option
+@output.inputs_option
 @click.option(
     "--objective",
     type=click.Choice(["latency", "throughput"]),
@@ -93,7 +92,7 @@ def tune(
                 on_trial=progress.show,
             )
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
-        return output.show_problem(error, known_of(model, error), as_json, model=str(model))
+        return output.show_problem(error, as_json, model=model)
     if as_json:
         output.write_json(output.document(ok=True, model=str(model), **found.as_dict()))
     else:

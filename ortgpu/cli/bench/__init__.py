@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortgpu.cli import output
-from ortgpu.cli.model import inputs_option, known_of
 from ortgpu.errors import GPUError
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | No
 @click.option(
     "--rounds", type=click.IntRange(min=5), default=10, show_default=True, help="Blocks of calls for each way."
 )
-@inputs_option
+@output.inputs_option
 @click.option("--allow-cpu", is_flag=True, help="If no GPU can be used, measure on the CPU, and say so.")
 @click.option(
     "--plot",
@@ -109,9 +108,9 @@ def bench(
     except click.UsageError:
         raise
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
-        return output.show_problem(error, known_of(model, error), as_json, model=str(model))
+        return output.show_problem(error, as_json, model=model)
     if opened.error is not None and not figures:
-        return output.show_problem(opened.error, (GPUError(refusal(inputs)),), as_json, model=str(model))
+        return output.show_problem(opened.error, as_json, model=model, also=(GPUError(refusal(inputs)),))
     device, recommended = opened.session.device, recommend(figures)
     on_cpu_because, warned = report.split_warnings(caught)
     if as_json:
