@@ -3,11 +3,11 @@
     python -m benchmarks.chaos [--minutes N] [--kill SECONDS] [--spoil SECONDS] [--cpu] [--json FILE]
 
 Clients send batches to a pool with ``isolate=True`` over all GPUs and compare each result. Meanwhile a worker process
-is killed every few seconds, a model of a second pool poisons its CUDA context, one of a third hangs, and storms of
-requests are cancelled. Then one worker alone is killed, and the time to the first result of its successor is taken.
+is killed every few seconds, requests to a second pool hang or poison its CUDA contexts, and storms of requests are
+cancelled. Then one worker alone is killed, and the time to the first result of its successor is taken.
 
 Exit status 1: a result was wrong, a request had neither result nor typed error, a process was left, or memory or
-descriptors grew. ``--cpu`` has small models on the CPU, where nothing poisons: to see that it works.
+descriptors grew. ``--cpu`` has small models on the CPU, where a sticky error is only raised: to see that it works.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from benchmarks.throughput import ON_THE_CPU
 from benchmarks.throughput_workers import relative_error
 from benchmarks.workers import feed_of
 from ortgpu import GPUError, GPUSessionPool
+from ortgpu.session.pool import isolated
 from ortgpu.testing import LEAK_MARGIN
+from tests.support import deadly_worker
 from tests.support.children import run_child
 from tests.support.plain_session import plain_session
 from tests.support.this_machine import environment_record, find_gpus
@@ -48,28 +50,8 @@ BATCHES = (1, 2, 4, 8)
 CLIENTS = 8
 STORM = 64  # requests, most of which are cancelled
 LATE = 120.0  # seconds after which a request counts as lost
-DEADLINE = 2.0  # seconds of a run of the model that hangs
-FOREVER = 1 << 60  # turns of its loop
-OUTSIDE = 1 << 40  # an index into a tensor of four elements
+DEADLINE = 2.0  # seconds of a run of the pool in which some hang
 RECOVERIES = 5
-
-HEADER = '<ir_version: 8, opset_import: ["": 17]> '
-HANGS = """hangs (int64 count, float[1] x) => (float[1] y) {
-    go = Constant <value = bool {1}> ()
-    y = Loop (count, go, x) <body = step (int64 i, bool c, float[1] a) => (bool d, float[1] b) {
-        d = Identity (c)
-        b = Neg (a)
-    }>
-}"""
-# On a GPU it reads where the index says.
-POISONS = "poisons (float[4] x, int64[4] i) => (float[4] y) { y = GatherElements <axis = 0> (x, i) }"
-
-
-def parsed(text: str) -> bytes:
-    import onnx.parser
-
-    model: bytes = onnx.parser.parse_model(HEADER + text).SerializeToString()
-    return model
 
 
 def save_expected(model: str, device: str, file: str) -> None:
@@ -90,6 +72,10 @@ def read_expected(file: str) -> dict[int, Pair]:
     with np.load(file) as saved:
         name = str(saved["name"])
         return {batch: ({name: saved[f"in{batch}"]}, saved[f"out{batch}"]) for batch in BATCHES}
+
+
+def _feed_of(value: float) -> dict[str, Any]:
+    return {"x": np.full(4, value, np.float32)}
 
 
 class Account:
@@ -124,7 +110,7 @@ class Account:
 
 
 class Pools:
-    """The three pools, and what happens to them until :attr:`ended` is set."""
+    """The two pools, and what happens to them until :attr:`ended` is set."""
 
     def __init__(self, model: str, device: str, gpus: int, pairs: dict[int, Pair]) -> None:
         common: dict[str, Any] = {"isolate": True, "allow_cpu": device == "cpu", "cpu_nodes": "allow"}
@@ -137,9 +123,9 @@ class Pools:
         self.failed: list[str] = []
         self._pairs, self._pick = pairs, random.Random(0)
         self.load = GPUSessionPool(model, sessions_per_device=each, **common)
-        self._hangs = GPUSessionPool(parsed(HANGS), sessions_per_device=2, deadline=DEADLINE, **common)
-        self._poisons = GPUSessionPool(parsed(POISONS), sessions_per_device=2, **common) if device == "cuda" else None
-        self.all = [pool for pool in (self.load, self._hangs, self._poisons) if pool is not None]
+        isolated._PROGRAM = "from tests.support.deadly_worker import main; main()"
+        self.spoiling = GPUSessionPool(made_model("negate"), sessions_per_device=2, deadline=DEADLINE, **common)
+        self.all = [self.load, self.spoiling]
 
     def _submitted(self) -> tuple[Future[Any], Any]:
         feed, expected = self._pairs[self._pick.choice(BATCHES)]
@@ -165,24 +151,18 @@ class Pools:
                 self.killed += 1
 
     def spoil(self) -> None:
-        """Have one pool hang and one poison a context. Both must go on afterwards."""
-        x = np.ones(1, np.float32)
-        self._end_of(self._hangs, {"count": np.array(FOREVER), "x": x}, {"count": np.array(2), "x": x})
-        if self._poisons is not None:
-            x, right = np.ones(4, np.float32), np.arange(4)
-            self._end_of(self._poisons, {"x": x, "i": np.full(4, OUTSIDE)}, {"x": x, "i": right})
-
-    def _end_of(self, pool: GPUSessionPool, bad: dict[str, Any], good: dict[str, Any]) -> None:
-        for each in [pool.submit(None, good) for _ in range(8)]:  # all workers know the shapes: the deadline holds
-            each.result(LATE)
-        self.notice()
-        try:
-            pool.submit(None, bad).result(LATE)
-            self.failed.append("a request that poisons or hangs had a result")
-        except GPUError as error:
-            self.spoilt[f"{type(error).__name__}: {getattr(error, 'cause', error.summary)}"] += 1
-        if not (pool.submit(None, good).result(LATE)[0] == good["x"]).all():
-            self.failed.append("a result was wrong after a worker was lost")
+        """Have a request hang, and one poison the context. The pool must go on afterwards."""
+        for value in (deadly_worker.HANGS, deadly_worker.STICKY):
+            for each in [self.spoiling.submit(None, _feed_of(1)) for _ in range(8)]:
+                each.result(LATE)  # all workers know the shape then: the deadline holds
+            self.notice()
+            try:
+                self.spoiling.submit(None, _feed_of(value)).result(LATE)
+                self.failed.append(f"a request that is deadly ({value}) had a result")
+            except GPUError as error:
+                self.spoilt[f"{type(error).__name__}: {getattr(error, 'cause', error.summary)}"] += 1
+            if self.spoiling.submit(None, _feed_of(1)).result(LATE)[0][0] != -1:
+                self.failed.append("a result was wrong after a worker was lost")
 
     def notice(self) -> None:
         for pool in self.all:
