@@ -341,8 +341,9 @@ class GPUSession(LastOfOurs):
     def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Any) -> Batched:
         """Return a service that joins concurrent requests of few items into runs of up to ``max_batch`` items.
 
-        It has ``run``, ``submit``, ``arun`` for an event loop, and ``close``, and is a context manager. Two threads
-        serve it. :class:`ortgpu.session.pool.batching.Batched` has the options and says what is raised.
+        It has ``run``, ``submit``, ``arun`` for an event loop, and ``close``, and is a context manager. Three threads
+        serve it: two run, and one collects. :class:`ortgpu.session.pool.batching.Batched` has the options, and says
+        what is raised.
         """
         from ..running.pinned import memory_of
         from ..running.pipeline import staged_run
@@ -354,7 +355,7 @@ class GPUSession(LastOfOurs):
             lambda: (memory_of(self),),
             self._pinned_memory_limit,
             sessions=1,
-            threads=2,
+            threads=3,
             max_batch=max_batch,
             max_wait=max_wait,
             **options,
