@@ -1,74 +1,111 @@
-"""A web service with one session for each process, which the process opens when it starts, or ends.
+"""A web service with a worker process for each GPU: one that dies is replaced, and the service goes on.
 
     uvicorn service:app
     gunicorn --preload --worker-class uvicorn_worker.UvicornWorker service:app
 
-MODEL is the path of the model, which has one input, of float32; "model.onnx" by default. If no GPU can be used, the
-process logs the cause and ends with exit code 3, and gunicorn ends with it. After a sticky CUDA error the process ends
-too, since CUDA works again in a new process only. gunicorn, or the supervisor of the container, starts that.
+MODEL is the path of the model, "model.onnx" by default. It has one input, of float32, named by INPUT, "x" by default.
+If no GPU can be used, the process logs the cause and ends with exit code 3, and gunicorn ends with it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Response
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from ortgpu import GPUError, GPUOutOfMemoryError, GPUSession, PoisonedContextError
+from ortgpu import ExecutionError, GPUError, GPUOutOfMemoryError, GPUSessionPool
 
 log = logging.getLogger("uvicorn.error")
+
+INPUT = os.environ.get("INPUT", "x")
+DEADLINE = 30.0  # seconds of a run, after which its worker is replaced; and of the end of the service
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    # In each worker: a session that gunicorn --preload opened before its fork would not work after it.
+    # In each worker of gunicorn: a pool that was opened before the fork would not work after it.
     try:
-        app.state.session = GPUSession(os.environ.get("MODEL", "model.onnx"), cpu_nodes="forbid")
+        pool = GPUSessionPool(
+            os.environ.get("MODEL", "model.onnx"), isolate=True, deadline=DEADLINE, cpu_nodes="forbid"
+        )
     except GPUError as error:
         log.critical("%s", error)
         os._exit(3)  # an exception would be logged with the frames of three libraries; 3 is what uvicorn ends with
-    with app.state.session:
-        log.info("ready: %r", app.state.session)
+    with pool:
+        app.state.pool, app.state.registry = pool, CollectorRegistry()
+        app.state.registry.register(Health(pool))
+        app.state.seconds = Histogram("predict_seconds", "Seconds of a prediction", registry=app.state.registry)
+        log.info("ready: %s", ", ".join(str(each.device) for each in pool.health()))
         yield
+        try:
+            pool.drain(timeout=DEADLINE)
+        except TimeoutError as error:
+            log.warning("%s", error)
+
+
+class Health(Collector):
+    """The state of the pool, read when /metrics is asked for."""
+
+    def __init__(self, pool: GPUSessionPool) -> None:
+        self._pool = pool
+
+    def collect(self) -> Iterator[Metric]:
+        ready = GaugeMetricFamily("worker_ready", "1 if the worker can run requests", labels=["worker", "device"])
+        running = GaugeMetricFamily("worker_in_flight", "Requests that the worker runs", labels=["worker"])
+        restarts = CounterMetricFamily("worker_restarts", "Processes that replaced one that died", labels=["worker"])
+        for number, worker in enumerate(self._pool.health()):
+            ready.add_metric([str(number), str(worker.device)], worker.state == "ready")
+            running.add_metric([str(number)], worker.in_flight)
+            restarts.add_metric([str(number)], worker.restarts)
+        yield from (ready, running, restarts)
+        yield GaugeMetricFamily("queued", "Requests that wait", self._pool.queued)
 
 
 app = FastAPI(lifespan=lifespan)
 
 
-@app.get("/health")
-def health() -> dict[str, str]:
-    """Say that the process answers. One that needs a restart ends by itself."""
+@app.get("/healthz")
+def healthz() -> dict[str, str]:
+    """Say that the process answers. It replaces its workers itself, so no supervisor has to restart it."""
     return {"status": "alive"}
 
 
-@app.get("/ready")
-def ready() -> dict[str, str]:
-    """Say where the model runs; 503 if it cannot."""
-    try:
-        app.state.session.get_inputs()  # raises if the process lost the GPU
-    except GPUError as error:
-        raise HTTPException(503, error.summary) from None
-    return {"status": "ready", "device": str(app.state.session.device)}
+@app.get("/readyz")
+def readyz(response: Response) -> dict[str, Any]:
+    """Say what the workers do; 503 if none can run a request now."""
+    workers = [
+        {"device": str(each.device), "state": each.state, "pid": each.pid, "restarts": each.restarts}
+        for each in app.state.pool.health()
+    ]
+    if not any(each["state"] == "ready" for each in workers):
+        response.status_code = 503
+    return {"workers": workers}
+
+
+@app.get("/metrics")
+def metrics() -> Response:
+    return Response(generate_latest(app.state.registry), media_type="text/plain; version=0.0.4")
 
 
 @app.post("/predict")
 def predict(rows: list[list[float]]) -> list[list[float]]:
-    """Run the model on a batch. FastAPI calls this in threads, as it is not async; they may share a session."""
-    session: GPUSession = app.state.session
+    """Run the model on a batch. FastAPI calls this in threads, as it is not async; they may share a pool."""
     try:
-        feed = {session.get_inputs()[0].name: np.asarray(rows, np.float32)}
-        results: list[list[float]] = session.run(None, feed)[0].tolist()
-        return results
-    except GPUOutOfMemoryError as error:  # the session goes on working
+        with app.state.seconds.time():
+            feed = {INPUT: np.asarray(rows, np.float32)}
+            results: list[list[float]] = app.state.pool.run(None, feed)[0].tolist()
+            return results
+    except GPUOutOfMemoryError as error:  # the worker goes on
         raise HTTPException(503, error.summary, headers={"Retry-After": "1"}) from None
-    except PoisonedContextError as error:
-        log.critical("%s", error)
-        signal.raise_signal(signal.SIGTERM)  # end when the running requests are answered
+    except ExecutionError as error:  # two workers died of it, or the service ends
         raise HTTPException(503, error.summary) from None
     except GPUError:
         raise  # 500; the log has it

@@ -67,7 +67,7 @@ def test_the_image_serves(image: images.Stage, tmp_path: Path) -> None:
     port = free_port()
     command = image.arguments([*image.command, "--port", str(port)], {"ORTGPU_ALLOW_CPU": "1"})
     with served_by(command, port, tmp_path, {"PATH": images.PATH}) as service:
-        service.wait_for(lambda: service.ask("/ready")[0] == 200, 4 * DEADLINE)
+        service.wait_for(lambda: service.ask("/readyz")[0] == 200, 4 * DEADLINE)
         assert service.ask("/predict", [[-1, 2, -3, 4]]) == (200, [[0, 2, 0, 4]])
 
 
