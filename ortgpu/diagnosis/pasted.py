@@ -47,7 +47,7 @@ _ELSEWHERE = Environment(
     host=Host("Linux", "x86_64", None, None, None, (3, 12, 0), "CPython", "python", None, None, False, None, False),
     installer=Installer("pip", "pip install", "pip uninstall -y"),
     packages=Packages(
-        OnnxRuntime("", True, (Distribution("onnxruntime", None, ""),), (), None, None, None, None, None),
+        OnnxRuntime("", True, (Distribution("onnxruntime", None, ""),), (), None, None, None, None, None, None),
         torch=None,
         nvidia=(),
         others=(),

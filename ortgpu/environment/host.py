@@ -51,6 +51,7 @@ class Host:
     address_space: int | None = None  # bytes that this process may map (ulimit -v); None: no limit, or unknown
     data: int | None = None  # bytes of them that may be private and writable (ulimit -d); None: as before
     open_files: OpenFiles | None = None
+    stack: int | None = None  # bytes, of the stack that each thread gets (ulimit -s); None: as before
     service: str | None = None  # that runs this process for its users: "Google Colab"; None: none is known
 
     @property
@@ -81,6 +82,7 @@ def read_host(root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None 
         frozen=is_frozen() or is_pex(),
         address_space=_read_limits("RLIMIT_AS")[0],
         data=_read_limits("RLIMIT_DATA")[0],
+        stack=_read_limits("RLIMIT_STACK")[0],
         open_files=_read_open_files(),
         service=_read_service(variables),
     )

@@ -115,7 +115,7 @@ ENVIRONMENTS = st.builds(
         st.builds(
             OnnxRuntime,
             *(st.none() | PATHS, FLAGS, some(DISTRIBUTIONS), some(DISTRIBUTIONS), st.none() | NAMES, st.none() | TEXT),
-            *(VERSIONS, st.none() | PATHS, st.none() | PATHS),
+            *(VERSIONS, st.none() | PATHS, st.none() | PATHS, st.none() | PATHS),
             st.none() | PATHS | st.just("/app.pyz/onnxruntime/__init__.py"),
         ),
         st.none() | st.builds(Torch, st.none() | TEXT, VERSIONS, PATHS),

@@ -15,7 +15,7 @@ from ortgpu.environment.packages.installed import OnnxRuntime
 from tests.support.made_facts import HEALTHY
 
 HOST = HEALTHY.environment.host
-NOTHING = OnnxRuntime(None, False, (), (), None, None, None, None, None)
+NOTHING = OnnxRuntime(None, False, (), (), None, None, None, None, None, None)
 
 WINDOWS = {"system": "Windows", "machine": "AMD64", "libc": None}
 

@@ -46,6 +46,7 @@ def healthy() -> Environment:
             cuda_version=(13, 0),
             provider_library=f"{SITE}/onnxruntime/capi/libonnxruntime_providers_cuda.so",
             extension=f"{SITE}/onnxruntime/capi/onnxruntime_pybind11_state.cpython-312-x86_64-linux-gnu.so",
+            tensorrt_library=None,
         ),
         None,
         (Distribution("nvidia-cudnn-cu13", "9.27.0.42", SITE),),
@@ -300,7 +301,7 @@ def test_nothing_is_guessed() -> None:
     unknown = replace(
         healthy(),
         packages=Packages(
-            OnnxRuntime(None, False, (), (), None, None, None, None, None), None, (), ()
+            OnnxRuntime(None, False, (), (), None, None, None, None, None, None), None, (), ()
         ),
         provider=None,
         libraries=(),

@@ -54,7 +54,7 @@ def training_facts(**changes: Any) -> TrainingFacts:
 
 def engine(**changes: Any) -> Environment:
     """The healthy machine with a training package in the place of that for inference."""
-    installed = OnnxRuntime(FOLDER, True, (TRAINING,), (), TRAINING.name, "1.19.2", None, None, None)
+    installed = OnnxRuntime(FOLDER, True, (TRAINING,), (), TRAINING.name, "1.19.2", None, None, None, None)
     packages = replace(HEALTHY.environment.packages, onnxruntime=replace(installed, **changes), torch=TORCH)
     return replace(HEALTHY.environment, packages=packages, provider=None, libraries=())
 

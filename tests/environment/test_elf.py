@@ -112,6 +112,8 @@ def assert_as_readelf(path: Path) -> None:
     assert elf.soname == next(iter(values("SONAME")), None)
     paths = [part for line in values("RPATH") + values("RUNPATH") for part in line.split(":") if part]
     assert list(elf.search_path) == paths
+    stack = re.search(r"GNU_STACK +(?:0x\w+ +){5}([RWE ]+?) +0x", text)
+    assert elf.executable_stack == ("E" in stack[1] if stack else None)
     sections = re.findall(r"\] (\S+) +(?:PROGBITS|STRTAB) +\w+ (\w+) (\w+)", text)
     assert ".dynstr" in {name for name, _, _ in sections}
     for name, offset, size in sections[:40]:
@@ -125,6 +127,7 @@ def test_the_tiny_library(tiny: Path) -> None:
     assert elf.soname == "libtiny.so.3"
     assert elf.needed[0] == "libm.so.6"
     assert elf.search_path == ("/one", "$ORIGIN/two")
+    assert elf.executable_stack is False
 
 
 def test_a_section_that_is_not_there(tiny: Path) -> None:

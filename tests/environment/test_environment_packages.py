@@ -28,6 +28,7 @@ def test_one_healthy_install(tmp_path: Path) -> None:
         cuda_version=(13, 0),
         provider_library=str(capi / "libonnxruntime_providers_cuda.so"),
         extension=str(capi / "onnxruntime_pybind11_state.so"),
+        tensorrt_library=str(capi / "libonnxruntime_providers_tensorrt.so"),
         arrival=Arrival("built in", str(capi / "libonnxruntime_providers_cuda.so")),
     )
 
@@ -35,7 +36,7 @@ def test_one_healthy_install(tmp_path: Path) -> None:
 def test_nothing_installed(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found == Packages(
-        OnnxRuntime(None, False, (), (), None, None, None, None, None), torch=None, nvidia=(), others=()
+        OnnxRuntime(None, False, (), (), None, None, None, None, None, None), torch=None, nvidia=(), others=()
     )
 
 
@@ -63,7 +64,7 @@ def test_a_cpu_build(tmp_path: Path) -> None:
 
 def test_windows_names(tmp_path: Path) -> None:
     capi = tmp_path / "onnxruntime" / "capi"
-    files = ("onnxruntime_providers_cuda.dll", "onnxruntime_pybind11_state.pyd")
+    files = ("onnxruntime_providers_cuda.dll", "onnxruntime_providers_tensorrt.dll", "onnxruntime_pybind11_state.pyd")
     install(
         tmp_path,
         "onnxruntime_gpu",
@@ -71,7 +72,7 @@ def test_windows_names(tmp_path: Path) -> None:
         {"onnxruntime/__init__.py": "", **{f"onnxruntime/capi/{name}": "MZ" for name in files}},
     )
     found = engine(tmp_path)
-    assert (found.provider_library, found.extension) == tuple(str(capi / one) for one in files)
+    assert (found.provider_library, found.tensorrt_library, found.extension) == tuple(str(capi / one) for one in files)
 
 
 def test_the_extension_of_this_python_comes_first(tmp_path: Path) -> None:

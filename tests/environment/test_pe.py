@@ -53,7 +53,7 @@ def read_bytes(scratch: Path, data: bytes) -> PeFile:
     assert found.path == str(scratch)
     if found.problem is not None:
         assert found.problem
-        assert (found.machine, found.name, found.needed) == (None, None, ())
+        assert (found.machine, found.name, found.needed, found.delayed) == (None, None, (), ())
     return found
 
 
@@ -64,6 +64,7 @@ def test_a_whole_dll(scratch: Path) -> None:
         machine="x86_64",
         name="cublas64_13.dll",
         needed=("cublasLt64_13.dll", "KERNEL32.dll"),
+        delayed=("SHELL32.dll",),
     )
     at = find_section(scratch, ".nv_fatb")
     assert at is not None

@@ -78,6 +78,7 @@ HEALTHY = Facts(
                 cuda_version=(13, 0),
                 provider_library=PROVIDER,
                 extension=EXTENSION,
+                tensorrt_library=None,
             ),
             torch=None,
             nvidia=(Distribution("nvidia-cublas", "13.1.0", SITE), Distribution("nvidia-cudnn-cu13", "9.14.0", SITE)),

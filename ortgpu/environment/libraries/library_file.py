@@ -22,13 +22,13 @@ _ELF_MACHINES = {3: "i386", 21: "ppc64", 40: "arm", 62: "x86_64", 183: "aarch64"
 _DLL_MACHINES = {0x014C: "i386", 0x01C4: "arm", 0x8664: "x86_64", 0xAA64: "aarch64"}
 _MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
-_PT_LOAD, _PT_DYNAMIC = 1, 2
+_PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
 _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 10, 14, 15, 29
 _SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym
 _MAX_TABLE = 64 << 20  # bytes; the longest string table seen is that of libcudnn_cnn_infer.so.8, with 7 MB
 
 _IS_DLL = 0x2000  # IMAGE_FILE_DLL
-_EXPORTS, _IMPORTS = 0, 1  # of the data directories
+_EXPORTS, _IMPORTS, _DELAYED_IMPORTS = 0, 1, 13  # of the data directories
 _MAX_ENTRIES = 4096  # libraries of one table; some twenty are usual
 _MAX_NAMES = 1 << 20  # functions of one library
 _MAX_NAME = 4096  # bytes
@@ -46,6 +46,7 @@ class ElfFile:
     soname: str | None = None
     needed: tuple[str, ...] = ()
     search_path: tuple[str, ...] = ()  # DT_RPATH and DT_RUNPATH entries
+    executable_stack: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class PeFile:
     machine: str | None = None
     name: str | None = None  # that the linker gave it; a file that was renamed keeps it
     needed: tuple[str, ...] = ()  # DLLs without which it is not opened
+    delayed: tuple[str, ...] = ()  # DLLs that are opened at the first call
 
 
 LibraryFile = ElfFile | PeFile
@@ -267,14 +269,17 @@ class _Elf(_Image):
         table = self.read(self._programs_at, self._program_size * self._program_count)
         loads: list[tuple[int, int, int]] = []
         dynamic: tuple[int, int] | None = None
+        stack: bool | None = None
         end = self._sections_at + self._section_size * self._section_count
         for index in range(self._program_count):
-            kind, _, offset, address, _, length = struct.unpack_from("<IIQQQQ", table, index * self._program_size)
+            kind, flags, offset, address, _, length = struct.unpack_from("<IIQQQQ", table, index * self._program_size)
             if kind == _PT_LOAD:
                 loads.append((address, offset, length))
                 end = max(end, offset + length)
             elif kind == _PT_DYNAMIC:
                 dynamic = (offset, length)
+            elif kind == _PT_GNU_STACK:
+                stack = bool(flags & 1)
         if end > self._size:
             raise _DamagedError(f"truncated: {self._size} of {end} bytes")
         if dynamic is None:
@@ -293,6 +298,7 @@ class _Elf(_Image):
             soname=next(iter(all_of(_DT_SONAME)), None),
             needed=all_of(_DT_NEEDED),
             search_path=tuple(part for path in paths for part in path.split(":") if part),
+            executable_stack=stack,
         )
 
     def _string_table(self, values: dict[int, int], loads: list[tuple[int, int, int]]) -> bytes:
@@ -338,6 +344,7 @@ class _Dll(_Image):
         if not flags & _IS_DLL:
             raise _DamagedError("not a DLL: a program")
         first = 112 if self._wide else 96  # the data directories
+        (self._base,) = struct.unpack_from("<Q" if self._wide else "<I", optional, 24 if self._wide else 28)
         (number,) = struct.unpack_from("<I", optional, first - 4)
         self._directories = list(struct.iter_unpack("<II", optional[first : first + 8 * min(number, 16)]))
         self._sections = tuple(self._read_sections(self.read(at + 24 + optional_size, 40 * count)))
@@ -359,6 +366,7 @@ class _Dll(_Image):
             machine=_DLL_MACHINES.get(self._machine, f"machine {self._machine:#x}"),
             name=self._own_name(),
             needed=tuple(name for name, _ in self.imports()),
+            delayed=tuple(self._delayed_imports()),
         )
 
     def find_section(self, wanted: str) -> tuple[int, int] | None:
@@ -378,6 +386,15 @@ class _Dll(_Image):
             if name == 0:
                 return
             yield self._string(name), lookup or bound
+
+    def _delayed_imports(self) -> Iterator[str]:
+        address, _ = self._directory(_DELAYED_IMPORTS)
+        for at in range(address, address + 32 * _MAX_ENTRIES, 32) if address else ():
+            attributes, name = struct.unpack("<II", self._at(at, 8))
+            if name == 0:
+                return
+            # Bit 0 says that addresses are relative; before Visual C++ 7 they were not.
+            yield self._string(name if attributes & 1 else name - self._base)
 
     def names_in(self, table: int) -> Iterator[str]:
         width, form = (8, "<Q") if self._wide else (4, "<I")

@@ -77,6 +77,7 @@ class OnnxRuntime:
     cuda_version: tuple[int, int] | None  # the CUDA that the build names
     provider_library: str | None  # path of libonnxruntime_providers_cuda.so / .dll, wherever CUDA comes from
     extension: str | None  # path of onnxruntime_pybind11_state
+    tensorrt_library: str | None  # path of libonnxruntime_providers_tensorrt.so / .dll, if it is there
     # What `import onnxruntime` takes instead of `folder`: a module file (somebody's own onnxruntime.py), or the package
     # in a zip archive. Without this field that environment would look healthy.
     shadowed_by: str | None = None
@@ -305,6 +306,7 @@ def _read_onnxruntime(
         cuda_version=parse_cuda_version(build.get("cuda_version")),
         provider_library=arrival.library if arrival is not None else None,
         extension=extension,
+        tensorrt_library=_first_of(capi, names, [provider_file_name("tensorrt", each) for each in FILE_NAMES]),
         shadowed_by=package.shadowed_by,
         imported_as=_imported_as(folder, build.get("package_name"), build.get("__version__")),
         arrival=arrival,
