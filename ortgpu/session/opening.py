@@ -480,6 +480,7 @@ def _cudnn_lacks_code(report: PreloadReport, capability: tuple[int, int] | None)
 _read_architectures_once = functools.cache(read_architectures_of_cudnn)  # loaded files do not change
 
 
+@functools.cache  # of sets that few kinds of model have; each takes 0.3 ms
 def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bool) -> frozenset[str]:
     stems: set[str] = set()
     if cudnn or everything:
