@@ -101,6 +101,20 @@ def test_what_map_does_is_measured_for_throughput(
     assert {"search": "heuristic", "staging": "none"} in tried
 
 
+def test_providers_of_the_caller_are_measured_as_given(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "workspace")
+    cpu: tuple[Any, ...] = (("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"}),)
+    for given, fails in ((cpu, False), (("TensorrtExecutionProvider", "CPUExecutionProvider"), True)):
+        found = tune_at(CPU, Wanted(network, batches=(2,), budget=60, providers=given), tmp_path / "record.json")
+        trial = found.trials[-1]
+        assert trial.settings["providers"].partition("ExecutionProvider")[0] in ("CPU", "Tensorrt")
+        assert (trial.ratio is None) is fails
+        assert trial.verdict.startswith("rejected: ProviderFallbackError" if fails else "as given")
+        assert "providers" not in read_record(tmp_path / "record.json").named.settings
+
+
 def test_what_is_much_slower_alone_is_not_combined(
     network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

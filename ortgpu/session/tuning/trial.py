@@ -220,11 +220,14 @@ def prepare(path: str) -> None:
     _prepared(path)
 
 
-def measure(path: str, settings: Settings, seconds: float) -> Measured:
-    """Measure a candidate, each batch for some seconds. What it raises is in ``wrong``."""
+def measure(path: str, settings: Settings | None, seconds: float) -> Measured:
+    """Measure a candidate, each batch for some seconds. What it raises is in ``wrong``. None: the given providers."""
     work, plain, expected = _prepared(path)
     try:
-        return _measured(work, settings, plain, expected, seconds)
+        effect = effect_of(settings or {})
+        model = work.half if effect.is_float16 and work.half is not None else work.model
+        opened = _open_given(work) if settings is None else _open(model, work.place, settings, work.dimensions)
+        return _measured(work, effect, opened, plain, expected, seconds)
     except Exception as error:  # noqa: BLE001 - whatever a candidate does, others may be tried
         return Measured(wrong=f"{type(error).__name__}: {error}".strip().partition("\n")[0])
 
@@ -236,13 +239,21 @@ def _prepared(path: str) -> tuple[Work, Any, list[Any]]:
     return work, plain, [plain.run(None, dict(feed)) for feed in work.feeds]
 
 
+def _open_given(work: Work) -> Any:
+    """Return a session with the caller's providers. Raises ProviderFallbackError, or what ONNX Runtime raises."""
+    session = onnxruntime.InferenceSession(work.model, _quiet(), providers=list(work.given))
+    first = work.given[0] if isinstance(work.given[0], str) else work.given[0][0]
+    bound = tuple(session.get_providers())
+    if bound[0] != first:
+        raise ProviderFallbackError(f"ONNX Runtime did not bind {first}", bound=bound)
+    session.disable_fallback()
+    return session
+
+
 def _measured(
-    work: Work, settings: Settings, plain: Any, expected: Sequence[Sequence[Any]], seconds_of_each: float
+    work: Work, effect: Effect, found: Any, plain: Any, expected: Sequence[Sequence[Any]], seconds_of_each: float
 ) -> Measured:
     """Compare the results of a candidate with the right ones, and its time with plain ONNX Runtime's, in turns."""
-    effect = effect_of(settings)
-    model = work.half if effect.is_float16 and work.half is not None else work.model
-    found = _open(model, work.place, settings, work.dimensions)
     names = [output.name for output in plain.get_outputs()]
     ratios, seconds, worst = [], [], 0.0
     for number, feed in enumerate(work.feeds):

@@ -109,6 +109,7 @@ def tune(
     budget: float = BUDGET,
     record: str | os.PathLike[str] | None = None,
     on_trial: Callable[[Trial], object] = lambda _: None,
+    providers: Sequence[Any] = (),
 ) -> Tuning:
     """Measure which settings suit a model on its GPU, compare every result, and keep the best in a record.
 
@@ -121,13 +122,15 @@ def tune(
         device: as for GPUSession.
         feeds: inputs to measure with, one mapping for each batch. Without them inputs are made up: batches of
             ``batches`` items, other free dimensions are 1.
-        objective: "latency" measures single runs with their arrays on the GPU, by default one item; "throughput" three
-            runs at a time from arrays to arrays, by default 32 items.
+        objective: "latency" measures single runs with their arrays on the GPU, by default one item; "throughput" four
+            runs at a time from arrays to arrays, as ``map`` makes them, by default 32 items.
         precision: "float16" also tries float16 inside, with inputs and outputs as they are. Its results may be off by
             2e-2 of the largest value of an output.
         budget: seconds after which no further candidate is tried.
         record: where to write the record, instead of the user's cache folder.
         on_trial: called with each trial when it has ended.
+        providers: as for GPUSession, to be measured as they are given at the end, for the budget again: TensorRT, say,
+            which is no candidate and was never run here. No record has them.
 
     Raises:
         GPUError: the model cannot be opened on the GPU.
@@ -143,7 +146,9 @@ def tune(
         raise ValueError(f'objective must be "latency" or "throughput", not {objective!r}')
     if precision not in ("float32", "float16"):
         raise ValueError(f'precision must be "float32" or "float16", not {precision!r}')
-    wanted = Wanted(model, device, feeds, tuple(batches or _BATCHES[objective]), objective, precision, budget, on_trial)
+    shapes = tuple(batches or _BATCHES[objective])
+    given = tuple(providers)
+    wanted = Wanted(model, device, feeds, shapes, objective, precision, budget, on_trial, given)
     return tune_at(Place(), wanted, record)
 
 
@@ -159,6 +164,7 @@ class Wanted:
     precision: Precision = "float32"
     budget: float = BUDGET
     on_trial: Callable[[Trial], object] = lambda _: None
+    providers: tuple[Any, ...] = ()
 
 
 def tune_at(
@@ -273,7 +279,7 @@ class Search:
         self.compared_with = "the CPU's float32"
         self._work = Work(
             model, place, begun.feeds, dimensions=self.dimensions, threads=_THREADS[wanted.objective],
-            tolerance=TOLERANCE,
+            tolerance=TOLERANCE, given=wanted.providers,
         )  # fmt: skip
 
     def run(self) -> None:
@@ -295,6 +301,8 @@ class Search:
         self.automatic = self._better(self._better(Choice(plain, 1.0), start, gain=1.01), automatic)
         self.named = self._better(self.automatic, named)
         self._look_where_they_diverge()
+        if self._wanted.providers:
+            self._measure_given()
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -381,11 +389,19 @@ class Search:
             else:
                 self._late[key] = f"{described(settings)}: the time was up"
 
-    def _measure(self, settings: Settings, *, again: bool) -> Measured:
+    def _measure_given(self) -> None:
+        names = [each if isinstance(each, str) else each[0] for each in self._wanted.providers]
+        found = self._measure(None, again=True, patience=max(self._patience, self._wanted.budget))
+        trial = _judged({"providers": " ".join(names)}, found)
+        self._keep(replace(trial, verdict="as given") if found.wrong is None else trial, None)
+
+    def _measure(self, settings: Settings | None, *, again: bool, patience: float | None = None) -> Measured:
         seconds = 2 * self._seconds if again else self._seconds
         try:
             self._child.ask("prepare", self._file, timeout=_LONGEST_START)
-            found: Measured = self._child.ask("measure", self._file, settings, seconds, timeout=self._patience)
+            found: Measured = self._child.ask(
+                "measure", self._file, settings, seconds, timeout=patience or self._patience
+            )
         except Exception as error:  # noqa: BLE001 - whatever a candidate does, the others are tried
             found = Measured(wrong=first_line(error))
         if found.wrong is not None:
