@@ -162,12 +162,13 @@ def test_pool_takes_every_figure(tmp_path: Path) -> None:
     record, _ = record_of(tmp_path, "pool")
     assert record["failed"] == record["left out"] == {}
     assert list(record["figures"]) == [
-        f"pool-{kind}resnet50-b256-x{count}" for kind in ("", "reused-") for count in (1, 2, 4, 8)
+        *(f"pool-{kind}resnet50-b256-x{count}" for kind in ("", "reused-") for count in (1, 2, 4, 8)),
+        *(f"isolated-{what}-x{count}" for what in ("resnet50-b64", "negate-64mb") for count in (1, 2)),
     ]
-    for figure in record["figures"].values():
+    for name, figure in record["figures"].items():
         assert figure["ratio"] > 0
         assert len(figure["values"]["ours"]) == len(figure["values"]["plain"]) == 3
-        assert float(figure["notes"]["times one GPU"]) > 0
+        assert float(figure["notes"]["throughput, times that of threads" if "iso" in name else "times one GPU"]) > 0
         assert float(figure["notes"]["largest relative error of ours"]) < 1e-5
 
 
@@ -230,9 +231,9 @@ def test_chaos_accounts_for_every_request(tmp_path: Path) -> None:
     assert record["requests"]["right"] > 100
     assert record["killed"] >= 3
     assert record["restarts"] >= record["killed"]
-    hung, poisoned = sorted(record["spoilt"])
-    assert hung == "WorkerLostError: its deadline of 2 s has passed"
+    poisoned, hung = sorted(record["spoilt"])
     assert "PoisonedContextError" in poisoned
+    assert hung == "WorkerLostError: its deadline of 2 s has passed"
     assert len(record["seconds from a death to the first result"]) == 5
 
 

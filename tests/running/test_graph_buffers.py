@@ -18,7 +18,7 @@ PAIR = model('''pair (float[n, 2] x, float[m] w) => (float[n, 2] y, float[m] z, 
     z = Neg(w)
     s = Shape(x)
 }''')
-SMALL, LARGE, HUGE = 16384, 16385, 1 << 19  # floats: 64 KiB, more, and 2 MiB, which threads copy
+SMALL, LARGE, HUGE = 65536, 65537, 1 << 19  # floats: 256 KiB, more, and 2 MiB, which threads copy
 
 def right(session, value, rows, size, names=None):
     feed = {"x": np.full((rows, 2), value, np.float32), "w": np.full(size, value + 1, np.float32)}
@@ -50,9 +50,9 @@ def test_small_and_large_arrays_in_one_graph(with_stub: Any, limit: int) -> None
         session.close()
         report([len(found), all(found), threads_copy, pinned, stub.stub_pinned_bytes(), stub.stub_device_bytes()])
     """)
-    # Blocks of 64 KiB: of the third graph the two inputs and two of the outputs take one each. Runs of the last graph
+    # Blocks of 64 KiB: of the third graph the two inputs and two of the outputs take four each. Runs of the last graph
     # use 4 MiB for "x", 2 for "w" and 4 for "y", and "y" may be wanted twice.
-    pinned = {0: 0, 1 << 16: 1 << 16, 1 << 24: (1 + 1 + 5 + 1 + 1 + 1 + 3 * 64 + 32) << 16}[limit]
+    pinned = {0: 0, 1 << 16: 1 << 16, 1 << 24: (1 + 1 + 17 + 1 + 1 + 1 + 3 * 64 + 32) << 16}[limit]
     assert found == [144, True, limit == 1 << 24, pinned, 0, 0]
 
 

@@ -139,3 +139,41 @@ def test_a_forked_child_keeps_its_results_refuses_and_frees_nothing(staged_child
         report([json.loads(os.read(read, 1000)), again[0].item(), ordinary.bytes_held == held])
     """)
     assert found == [["ForkedSessionError", True, True], -4, True]
+
+
+@pytest.mark.parametrize("can_be_pinned", [True, False])
+def test_results_are_written_into_shared_memory_where_there_is_some(staged_child: Any, can_be_pinned: bool) -> None:
+    """As in a worker process of a pool: its feed lies in shared memory, and its results are to."""
+    found = staged_child(f"""
+        import socket
+        from ortgpu.session.pool.shared_memory import Channel, Exchange
+        from ortgpu.session.pool.worker_process import _pin
+        if not {can_be_pinned}:
+            os.environ["STUB_CUDART_FAIL"] = "cudaHostRegister=2"
+        ours, theirs = (Exchange(Channel(end)) for end in socket.socketpair())
+        theirs = Exchange(theirs.channel, lambda address, size: _pin(runtime, address, size))
+        session = staged(NEG)
+        session._gpu_runner._runs.place = theirs.ours.try_empty
+        pinned, right = [], []
+        for number in range(4):
+            ours.send(None, [big(number)["x"]])
+            _, (array,) = theirs.receive()
+            (result,) = session.run(None, {{"x": array}})
+            pinned.append([is_pinned(array), is_pinned(result)])
+            theirs.send(None, [result])
+            _, (arrived,) = ours.receive()
+            right.append(bool((arrived == -number).all()))
+            del array, result, arrived
+        allocations = stub.stub_allocations()
+        ours.close(), theirs.close()
+        session.close()
+        gc.collect()
+        report([right, pinned, allocations, stub.stub_pinned_bytes(), stub.stub_last_error(), ran])
+    """)
+    right, pinned, allocations, left, error, ran = found
+    assert right == [True] * 4
+    # The first result comes before there is shared memory for it.
+    assert pinned == [[can_be_pinned, can_be_pinned and number > 0] for number in range(4)]
+    assert allocations == 1  # for the first result; what is not pinned uses that too
+    assert (left, error) == (0, 0)
+    assert ran == [True] * 4

@@ -523,12 +523,15 @@ def test_a_worker_that_dies_while_it_opens_is_an_error_of_the_constructor() -> N
     assert found["left"] == []
 
 
-@pytest.mark.parametrize("deaths", [8, pytest.param(200, marks=pytest.mark.slow)], ids=["few", "many"])
+MANY = pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
+
+
+@pytest.mark.parametrize("deaths", [8, MANY], ids=["few", "many"])
 def test_descriptors_threads_and_memory_do_not_grow_with_deaths(deaths: int) -> None:
     found = child(
         f"""
+        isolated._BACK_OFF = (0.01, 0.02)  # one of the two may have no request between two deaths
         made = isolated_pool(2)
-        same = np.ones(4, np.float32)
         def die():
             for each in made.health():
                 kill(each.pid)
