@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from .files import FileContent, ModelSource, open_model, stamp_of
-from .protobuf import Bytes, Extent, Reader, TooManyFieldsError, length_delimited, whole_number
+from .protobuf import Bytes, Extent, Reader, TooManyFieldsError
 
 STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
 
@@ -21,7 +21,6 @@ STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node an
 UNREADABLE = (OSError, ValueError, IndexError, TypeError)
 
 MOST_PARTS = 100_000  # fields of a model beside those within nodes: a tenth of a second. Ten times as many within nodes
-_MOST_OF_WEIGHTS = 100_000  # fields of large initializers
 _LARGE = 1024  # bytes of an initializer or a list; smaller ones can be shapes
 
 
@@ -34,7 +33,6 @@ class Tensor(NamedTuple):
     name: bytes
     data_type: int  # TensorProto.DataType
     shape: list[int]
-    values: Extent | None  # None unless they are all there is beside the other fields, in one piece
     external: Mapping[bytes, bytes] | None  # the entries that say where the values are, if they are in another file
 
 
@@ -175,15 +173,6 @@ class GraphOutline:
         self._stamp: tuple[int, ...] | None = None  # of the file
         self._found: Content | None = None
 
-    def read(self, content: Bytes, most_of_graph: int = MOST_PARTS) -> None:
-        """Read the outline from the content of the model, if the caller has read it anyway. It is not kept.
-
-        Raises:
-            TooManyFieldsError: the main graph has more than ``most_of_graph`` nodes and initializers, for instance.
-        """
-        self._stamp = stamp_of(self.model)
-        self._found = _read_content(content, self._most_parts, most_of_graph)
-
     def small_graph(self, most: int) -> Graph | None:
         """Return the main graph, or None if it has more than ``most`` nodes and initializers, which are not read."""
         try:
@@ -224,14 +213,12 @@ class GraphOutline:
 
     def _content(self, most_of_graph: int = MOST_PARTS) -> Content:
         if self._found is None:
+            self._stamp = stamp_of(self.model)  # first: a file that another replaces meanwhile is not current
             if isinstance(self.model, bytes):
-                self.read(self.model, most_of_graph)
+                self._found = _read_content(self.model, self._most_parts, most_of_graph)
             else:
-                stamp = stamp_of(self.model)  # first: a file that another replaces meanwhile is not current
                 with open_model(os.fspath(self.model)) as file:
-                    self.read(FileContent(file), most_of_graph)
-                self._stamp = stamp
-        assert self._found is not None
+                    self._found = _read_content(FileContent(file), self._most_parts, most_of_graph)
         return self._found
 
 
@@ -241,8 +228,6 @@ class Content(NamedTuple):
     opsets: list[tuple[bytes, int]]
     ir_version: int
     kept: bytes  # of the main graph and of functions
-    around: list[Extent]  # of the model's fields but the graph
-    of_graph: list[tuple[int, int, Extent]]  # of each field of the main graph: number, where it starts, and its content
 
 
 _ASKED_FOR = frozenset((1, 5, 11, 12))  # of a graph
@@ -252,8 +237,6 @@ _WITHOUT_VALUES = frozenset((1, 2, 8, 13, 14))  # of a tensor
 
 def _read_content(data: Bytes, most: int, most_of_graph: int) -> Content:
     reader = Reader(data, most)
-    around: list[Extent] = []
-    of_graph: list[tuple[int, int, Extent]] = []
     parts = defaultdict[int, list[Extent]](list)
     functions: list[Extent] = []
     opsets: list[tuple[bytes, int]] = []
@@ -267,16 +250,11 @@ def _read_content(data: Bytes, most: int, most_of_graph: int) -> Content:
         kept.append(message)
         return start, size
 
-    has_graph, at = False, 0
+    has_graph = False
     for number, value, content in reader.fields():
-        if number != 7:
-            around.append((at, content[1]))
-        at = content[1]
         if number == 7:
-            has_graph, start = True, content[0]
+            has_graph = True
             for inner, _, part in reader.fields(content):
-                of_graph.append((inner, start, part))
-                start = part[1]
                 if inner == 5 and part[1] - part[0] > _LARGE:
                     parts[5].append(keep(_without_values(reader, part)))
                 elif inner in _ASKED_FOR:
@@ -294,7 +272,7 @@ def _read_content(data: Bytes, most: int, most_of_graph: int) -> Content:
     copies = b"".join(kept)
     inside = Reader(copies, 10 * most)
     own = [Function(inside, each) for each in functions]
-    return Content(Graph(inside, parts), own, opsets, ir_version, copies, around, of_graph)
+    return Content(Graph(inside, parts), own, opsets, ir_version, copies)
 
 
 def _without_values(reader: Reader, tensor: Extent) -> bytes:
@@ -348,10 +326,9 @@ def _read_attribute(reader: Reader, message: Extent) -> tuple[bytes, Attribute]:
 
 
 def _read_tensor(reader: Reader, message: Extent) -> Tensor:
-    name, data_type, values = b"", 0, None
+    name, data_type, is_external = b"", 0, False
     shape: list[int] = []
     external: dict[bytes, bytes] = {}
-    is_external, is_plain = False, True
     for number, value, part in reader.fields(message):
         if number == 1:
             shape += reader.numbers(value, part)
@@ -359,16 +336,12 @@ def _read_tensor(reader: Reader, message: Extent) -> Tensor:
             data_type = value or 0
         elif number == 8:
             name = reader.text(part)
-        elif number == 9:
-            values = part
-        else:
-            is_plain = False
-            if number == 13:
-                texts = {inner: reader.text(each) for inner, _, each in reader.fields(part)}
-                external[texts.get(1, b"")] = texts.get(2, b"")
-            elif number == 14:
-                is_external = value == _EXTERNAL
-    return Tensor(name, data_type, shape, values if is_plain else None, external if is_external else None)
+        elif number == 13:
+            texts = {inner: reader.text(each) for inner, _, each in reader.fields(part)}
+            external[texts.get(1, b"")] = texts.get(2, b"")
+        elif number == 14:
+            is_external = value == _EXTERNAL
+    return Tensor(name, data_type, shape, external if is_external else None)
 
 
 _EXTERNAL = 1  # TensorProto.DataLocation
@@ -390,48 +363,3 @@ def _read_value(reader: Reader, message: Extent) -> Value:
 def _size(reader: Reader, dimension: Extent) -> int | None:
     sizes = [value for number, value, _ in reader.fields(dimension) if number == 1 and value is not None]
     return sizes[-1] if sizes else None
-
-
-def with_values_elsewhere(
-    data: Bytes, outline: GraphOutline, least: int, data_types: Collection[int]
-) -> tuple[bytes, list[Tensor]] | None:
-    """Return the model with large initializers of its main graph made external, and these initializers.
-
-    Those are the ones of ``data_types`` with at least ``least`` bytes that a node takes. ``outline``: of ``data``.
-    None if they are less than half of the model, one of them is an output, two have the same name, or the model has
-    external data already. Raises ValueError or IndexError for what is no model.
-    """
-    reader = Reader(data, _MOST_OF_WEIGHTS)
-    graph, content = outline.graph, outline.content
-    found: dict[Extent, Tensor] = {}
-    for number, _, part in content.of_graph:
-        if number == 5 and part[1] - part[0] >= least:
-            tensor = _read_tensor(reader, part)
-            if tensor.values is not None and tensor.data_type in data_types:
-                found[part] = tensor
-    names = {tensor.name for tensor in found.values()}
-    if len(names) < len(found) or not names.isdisjoint(graph.outputs):
-        return None
-    taken = {name for node in graph.nodes for name in node.inputs}
-    if not taken.issuperset(names):
-        taken.update(name for node in graph.all_nodes() for name in node.inputs)
-    moved = {part: tensor for part, tensor in found.items() if tensor.name in taken}
-    if not moved or 2 * sum(end - start for start, end in moved) < len(data):
-        return None  # all that is not moved is copied, several times
-    structure = b"".join(
-        length_delimited(5, _external(moved[part])) if part in moved else reader.text((start, part[1]))
-        for _, start, part in content.of_graph
-    )
-    model = b"".join([*map(reader.text, content.around), length_delimited(7, structure)])
-    already = model.count(_LOCATION) > len(moved)
-    return None if already else (model, list(moved.values()))
-
-
-def _external(tensor: Tensor) -> bytes:
-    dimensions = b"".join(whole_number(1, size) for size in tensor.shape)
-    described = dimensions + whole_number(2, tensor.data_type) + length_delimited(8, tensor.name)
-    where = _LOCATION + length_delimited(2, b"elsewhere")
-    return described + length_delimited(13, where) + whole_number(14, _EXTERNAL)
-
-
-_LOCATION = length_delimited(1, b"location")  # the key of what tells where external data is, in graphs of any depth

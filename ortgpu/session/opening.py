@@ -11,7 +11,6 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from onnxruntime.capi import onnxruntime_pybind11_state as native
@@ -48,12 +47,11 @@ from ..provider.records import Found, VoidRecordError, find_record
 from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
 from ..provider.settings import CAPTURE, OF_THE_SESSION
-from ..running.onnxruntimes import InferenceSession, is_onnxruntimes, session_on_cpu
+from ..running.onnxruntimes import InferenceSession, session_on_cpu
 from .chosen import unfit
 from .plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of, why_untuned
 from .plugin_limits import check_before_opening, check_before_running
 from .request import SessionRequest, Verified, cpu_is_allowed_by_variable
-from .weights import Weights, weights_in_place
 
 if TYPE_CHECKING:
     from ..running.plain_runs import RunningSession
@@ -253,33 +251,25 @@ def _open_with_choices(
     session: RunningSession, construct: Callable[..., None], plan: Plan, outline: GraphOutline, runtime: Runtime
 ) -> tuple[Plan, Placement] | None:
     """Open the session with what suits its model. None if nothing does, or if the session does not open so."""
-    weights = weights_in_place(outline) if _takes_weights(construct, plan) else None
     record = _record_for(plan, outline)
     chosen = for_model(plan, runtime.release, outline, record)
-    if chosen.is_float16:
-        weights = None
     if CAPTURE in chosen.chosen:
         chosen = _in_own_stream(session, chosen, runtime)
-    while chosen != plan or weights is not None:
+    while chosen != plan:
         try:
-            placement = _open(session, construct, chosen, outline, weights)
+            placement = _open(session, construct, chosen, outline)
         except Exception as refusal:  # a choice must not keep a session from opening
             if is_of_a_handler(refusal):
                 raise
             # Log the text alone: a handler may keep the error, and the error keeps the half-made session.
             logger.debug("a session does not open as chosen: %s", str(refusal))
-            if weights is None:
-                if record is not None:
-                    logger.warning("a session does not open with the record %s", record.path)
-                return None
-            weights = None  # free them first: the memory may not have room for two copies
-            continue
+            if record is not None:
+                logger.warning("a session does not open with the record %s", record.path)
+            return None
         dropped = unfit(chosen.chosen, placement)
-        if weights is None and not outline.is_current:
-            dropped = chosen.chosen.keys() - plan.chosen.keys()  # they may fit another model
+        if not outline.is_current:  # the choices were made for another model
+            dropped = chosen.chosen.keys() - plan.chosen.keys()
         if not dropped:
-            if weights is not None:
-                weights.give_back()
             return chosen, placement
         chosen = chosen.without(dropped)
         for name in lifetime.HELD_BY_ONNXRUNTIME:  # free it first: the GPU may not have room for two
@@ -318,18 +308,12 @@ def _sound_record(plan: Plan, outline: GraphOutline, named: str | os.PathLike[st
 
 
 def _open(
-    session: RunningSession,
-    construct: Callable[..., None],
-    plan: Plan,
-    outline: GraphOutline | None = None,
-    weights: Weights | None = None,
+    session: RunningSession, construct: Callable[..., None], plan: Plan, outline: GraphOutline | None = None
 ) -> Placement:
-    """Call InferenceSession's constructor as planned. Return the placement. ``weights`` are taken from memory."""
+    """Call InferenceSession's constructor as planned. Return the placement."""
     request = plan.request
     model, options = request.model, request.sess_options
-    if weights is not None:
-        model, options = weights.structure, _as_planned(weights.options(), plan)
-    elif not plan.chosen.keys().isdisjoint(OF_THE_SESSION):
+    if not plan.chosen.keys().isdisjoint(OF_THE_SESSION):
         options = _as_planned(recording_options(), plan)
     if plan.is_float16:
         from .tuning.tuning import in_float16
@@ -354,23 +338,6 @@ def _as_planned(options: Any, plan: Plan) -> Any:
     for name, size in plan.dimensions.items():
         options.add_free_dimension_override_by_name(name, size)
     return options
-
-
-def _takes_weights(construct: Callable[..., None], plan: Plan) -> bool:
-    """Return False if the caller passed SessionOptions, uses other providers, or patches the constructor.
-
-    SessionOptions would keep the weights for the next session. TensorRT may read weights at any time. A tracer that
-    patches the constructor expects the model that the caller named.
-    """
-    if plan.request.sess_options is not None or not {requests.CUDA, requests.CPU}.issuperset(plan.providers.names):
-        return False
-    function: Any = getattr(construct, "__func__", None)
-    while type(function) is FunctionType and str(function.__globals__.get("__name__")).startswith(_HOME):  # the guard
-        function = getattr(function, "__wrapped__", None)
-    return is_onnxruntimes(function)
-
-
-_HOME = f"{__package__}."
 
 
 def _verify(session: RunningSession, plan: Plan, placement: Placement, context: OpeningContext) -> Verified:

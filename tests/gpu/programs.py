@@ -270,12 +270,11 @@ if __name__ == "__main__":
         running,
         staging,
         throughput,
-        weights,
     )
 
     others = (
         graph_buffers, handles, layouts, lifetime, neighbours, pooling, refused, requesting, running, staging,
-        throughput, weights,
+        throughput,
     )  # fmt: skip
     try:
         programs = dict(PROGRAMS)

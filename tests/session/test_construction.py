@@ -1,24 +1,24 @@
-"""Sessions that are made with their weights in place: what a caller, a tracer and a log notice of it. On the CPU."""
+"""A session is opened with what suits its model: what a caller, a signal's handler and a log notice of it.
+
+And a file that a writer changes meanwhile ends no process.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.provider.runtime import load_runtime
-from ortgpu.session.weights import _FIRST
-from tests.session.test_weights import large_model, matrix
+from tests.lab.fixtures import Lab
 from tests.support.cpu_session import child
 from tests.support.networks import CHANNELS, Network
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.skipif(load_runtime().release < _FIRST, reason="of ONNX Runtime 1.31 and newer"),
-]
+since_131 = pytest.mark.skipif(load_runtime().release < (1, 31), reason="options are chosen since ONNX Runtime 1.31")
 
 SETUP = """
 import weakref
@@ -26,63 +26,49 @@ import onnxruntime
 from onnxruntime import InferenceSession
 from onnxruntime.capi import onnxruntime_inference_collection as collection
 from ortgpu.model.outline import GraphOutline
-from ortgpu.session import opening, weights
+from ortgpu.session import opening
 from ortgpu.provider import requests as providers
 from ortgpu.provider.runtime import load_runtime
 from ortgpu.session.plan import Plan
 from ortgpu.session.request import SessionRequest
 
 CPU = providers.parse(["CPUExecutionProvider"], None)
-GIVEN = providers.parse([("CUDAExecutionProvider", {"enable_cudnn": "1"}), "CPUExecutionProvider"], None)
+GIVEN = providers.parse(["CUDAExecutionProvider", "CPUExecutionProvider"], None)
 path = sys.argv[1]
 
-def construct(model=path):
+def construct(**arguments):
     session = InferenceSession.__new__(InferenceSession)
-    plan = Plan(SessionRequest(model, providers=GIVEN), CPU)
-    opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(model), load_runtime())
+    plan = Plan(SessionRequest(path, providers=GIVEN, **arguments), CPU, gpu=None)
+    opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(path), load_runtime())
     return session, opened and opened[0].chosen
-
-memories = []
-def watched(outline, plain=opening.weights_in_place):
-    found = plain(outline)
-    if found is not None:
-        memories.append(weakref.ref(found._memory))
-    return found
-opening.weights_in_place = watched
-
-def is_in_memory():
-    gc.collect()
-    [memory] = memories
-    return memory() is not None
 """
 
 
-def constructed(path: Path, code: str) -> Any:
-    return child(SETUP + code, str(path))
+def matrix_model(side: int, operator: str = "MatMul") -> Any:
+    """A product of the input with a matrix; a session on CUDA needs no cuDNN for it, which is an option to choose."""
+    matrix = np.random.default_rng(0).standard_normal((side, side)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x", "m"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", side])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", side])],
+        [numpy_helper.from_array(matrix, "m")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "a-model-of-this-test.onnx"
-    onnx.save(large_model(), path)
+    onnx.save(matrix_model(4), path)
     return path
 
 
-@pytest.fixture
-def refused(tmp_path: Path) -> Path:
-    """ONNX Runtime refuses it however it is opened."""
-    path = tmp_path / "a-wrong-model-of-this-test.onnx"
-    model = large_model()
-    model.graph.node[0].op_type = "Unheard"
-    onnx.save(model, path)
-    return path
-
-
-@pytest.mark.parametrize("where", ["(weights, 'with_values_elsewhere')", "(collection.C, 'InferenceSession')"])
+@since_131
 @pytest.mark.parametrize("kind", ["Exception", "OSError"])
-def test_what_a_handler_of_a_signal_raises_is_not_lost(path: Path, where: str, kind: str) -> None:
+def test_what_a_handler_of_a_signal_raises_is_not_lost(path: Path, kind: str) -> None:
     """The time limit of a job: without it the model would be opened again, without one."""
-    found = constructed(path, f"""
+    found = child(f"""{SETUP}
 class TimeLimit({kind}):
     pass
 def limit(*_):
@@ -90,69 +76,37 @@ def limit(*_):
 signal.signal(signal.SIGALRM, limit)
 def slow(*_, **__):
     signal.raise_signal(signal.SIGALRM)
-setattr(*{where}, slow)
+collection.C.InferenceSession = slow
 report(outcome(construct))
-""")  # fmt: skip
+""", str(path))  # fmt: skip
     assert found == {"type": "TimeLimit", "text": "of the job"}
 
 
-def test_a_log_that_keeps_its_records_keeps_nothing_of_a_session(refused: Path) -> None:
+@since_131
+def test_a_log_that_keeps_its_records_keeps_nothing_of_a_session(tmp_path: Path) -> None:
     """As those of test runners and error trackers do."""
-    found = constructed(refused, """
+    path = tmp_path / "a-wrong-model-of-this-test.onnx"
+    onnx.save(matrix_model(4), path)
+    found = child(f"""{SETUP}
 class Keeping(logging.Handler):
     kept = []
     def emit(self, record):
         self.kept.append(record)
+def refusing(*_, **__):
+    raise RuntimeError("refused by this test")
+collection.C.InferenceSession = refusing
 logging.getLogger("ortgpu").addHandler(Keeping())
 logging.getLogger("ortgpu").setLevel(logging.DEBUG)
 session, options = construct()
+made = weakref.ref(session)
 del session
-report([options, "Unheard" in Keeping.kept[0].getMessage(), is_in_memory()])
-""")  # fmt: skip
+gc.collect()
+report([options, "refused by this test" in Keeping.kept[0].getMessage(), made() is not None])
+""", str(path))  # fmt: skip
     assert found == [None, True, False]
 
 
-@pytest.mark.parametrize("guard", ["", "ortgpu.install()", "ortgpu.install(); ortgpu.install()"])
-def test_a_guard_is_no_tracer(path: Path, guard: str) -> None:
-    found = constructed(path, f"{guard}\nsession, options = construct()\nreport([options, is_in_memory()])")
-    assert found == [{}, True]
-
-
-@pytest.mark.parametrize("guard", ["", "ortgpu.install()"])
-def test_a_tracer_sees_the_model_that_the_caller_named(path: Path, guard: str) -> None:
-    found = constructed(path, f"""
-import functools
-seen, plain = [], InferenceSession.__init__
-@functools.wraps(plain)
-def traced(self, path_or_bytes, *given, **named):
-    seen.append(path_or_bytes)
-    plain(self, path_or_bytes, *given, **named)
-InferenceSession.__init__ = traced
-{guard}
-construct()
-InferenceSession(path, providers=["CPUExecutionProvider"])
-report([each == path for each in seen])
-""")  # fmt: skip
-    assert found == [True]
-
-
-def test_a_model_that_names_a_weight_twice_opens_as_ever(tmp_path: Path) -> None:
-    """With the last of them, says ONNX Runtime."""
-    model = large_model()
-    model.graph.initializer.append(numpy_helper.from_array(matrix(2), "m"))
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path)
-    assert constructed(path, "report(construct()[1])") is None
-
-
-def test_a_weight_that_no_node_takes_costs_no_second_attempt(tmp_path: Path) -> None:
-    model = large_model()
-    model.graph.initializer.append(numpy_helper.from_array(matrix(2)[:500], "unused"))
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path)
-    assert constructed(path, "report(construct()[1])") == {}
-
-
+@since_131
 @pytest.mark.parametrize("replaced", [False, True])
 def test_what_is_chosen_for_a_file_is_not_for_the_one_that_replaces_it(tmp_path: Path, replaced: bool) -> None:
     """A layout that suits the old model can make wrong results of the new one, whose weights are computed."""
@@ -165,7 +119,6 @@ def test_what_is_chosen_for_a_file_is_not_for_the_one_that_replaces_it(tmp_path:
     found = child(f"""{SETUP}
 from pathlib import Path
 from ortgpu.provider.records import Choice, Record, key_of
-given = providers.parse(["CUDAExecutionProvider", "CPUExecutionProvider"], None)
 new, record = sys.argv[2:]
 best = Choice({{"layout": "channels-last, biases fused"}}, 0.6)
 Record(key_of(GraphOutline(path), None), best, best).write(Path(record))
@@ -175,9 +128,77 @@ def replacing(plan, release, outline, record, plain=opening.for_model):
         os.replace(new, outline.model)
     return chosen
 opening.for_model = replacing
-session = InferenceSession.__new__(InferenceSession)
-plan = Plan(SessionRequest(path, providers=given, tuned=record), CPU, gpu=None)
-opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(path), load_runtime())
-report([opened is not None and "prefer_nhwc" in opened[0].chosen, hasattr(session, "_sess")])
+session, chosen = construct(tuned=record)
+report([chosen is not None and "prefer_nhwc" in chosen, hasattr(session, "_sess")])
 """, str(path), str(new), str(record))  # fmt: skip
     assert found == [not replaced, not replaced]
+
+
+OPEN_AND_REWRITE = """
+import os, shutil, sys, time, warnings
+import onnxruntime
+from ortgpu import GPUSession
+warnings.simplefilter("ignore")
+onnxruntime.set_default_logger_severity(4)
+path, openings = sys.argv[1], int(sys.argv[2])
+GPUSession(path)
+raised = {}
+writer = os.fork()
+if not writer:
+    while os.getppid() != 1:
+        shutil.copyfile(path + ".new", path)
+        time.sleep(0.01)
+    os._exit(0)
+try:
+    opened = 0
+    for number in range(openings):
+        options = onnxruntime.SessionOptions() if number % 4 == 3 else None
+        try:
+            GPUSession(path, options)
+            opened += 1
+        except Exception as error:
+            raised[type(error).__name__] = raised.get(type(error).__name__, 0) + 1
+finally:
+    os.kill(writer, 9)
+    os.waitpid(writer, 0)
+report([opened, raised])
+"""
+
+
+@pytest.mark.parametrize("openings", [30, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_sessions_open_while_the_file_is_written(
+    lab: Lab, provider_library: str, tmp_path: Path, openings: int
+) -> None:
+    """What a session raises is ONNX Runtime's, and nothing ends the process."""
+    for name in ("model.onnx", "model.onnx.new"):
+        onnx.save(matrix_model(4096), tmp_path / name)
+    machine = lab.machine_that_places(provider_library)
+    arguments = [str(tmp_path / "model.onnx"), str(openings)]
+    opened, raised = machine.run(OPEN_AND_REWRITE, argv=arguments, timeout=1700).ok().json
+    assert opened + sum(raised.values()) == openings
+    assert raised.keys() <= {"InvalidProtobuf", "InvalidGraph", "Fail", "InvalidArgument"}, raised
+
+
+MAPPINGS = """
+import pickle, sys
+mapped = []
+def watch(event, given):
+    if event == "mmap.__new__" and given[0] != -1:
+        mapped.append([os.readlink(f"/proc/self/fd/{given[0]}"), *given])
+import os
+sys.addaudithook(watch)
+import onnxruntime
+import ortgpu
+from ortgpu import GPUSession
+path = sys.argv[1]
+GPUSession(path)
+pickle.dumps(GPUSession(path, onnxruntime.SessionOptions(), [("CUDAExecutionProvider", {"use_tf32": "0"})]))
+ortgpu.diagnose(path)
+report(mapped)
+"""
+
+
+def test_no_file_is_mapped(lab: Lab, provider_library: str, path: Path) -> None:
+    """Nor are libraries, to be looked at: a writer that cuts one short would end the process as well."""
+    machine = lab.machine_that_places(provider_library)
+    assert machine.run(MAPPINGS, argv=[str(path)]).ok().json == []
