@@ -95,7 +95,8 @@ class Hub:
             self._drop(connection)
 
     def _accept(self, _events: int) -> None:
-        assert self._listener is not None
+        if self._listener is None:  # an event of the same look has let in the last rank
+            return
         try:
             connected, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):  # closed by the other side

@@ -230,6 +230,7 @@ class _Published:
             partial.replace(self._path)  # also over the file of a process that was killed
         except BaseException:
             listener.close()
+            partial.unlink(missing_ok=True)
             raise
         self._is_ours = True
         return listener, key

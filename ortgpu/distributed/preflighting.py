@@ -293,6 +293,7 @@ class Participant:
         if is_rank_0 and "in" in answer:
             link.trust(wire.FROM_RANK_0)
             self._has_joined = True
+            self._heed_verdict()  # it may have come with the admission
             self._tell({"at": [self._number, self._step]})
             if self._failure is not None:
                 self._fail(self._failure)
@@ -412,16 +413,19 @@ class Participant:
 
     def _hear_hub(self, link: wire.Connection) -> None:
         try:
-            for message in link.receive():
-                if "verdict" in message and self._has_joined:
-                    raise wire.error_from_message(message["verdict"])
-                self._from_hub.append(message)
+            self._from_hub += link.receive()
+            self._heed_verdict()
             if len(self._from_hub) > _WAITING:
                 raise wire.GarbledError("it sends more messages than rank 0")
         except wire.GarbledError:  # not rank 0
             link.is_open = False
         if not link.is_open:
             self._forget(link)
+
+    def _heed_verdict(self) -> None:
+        for message in self._from_hub:
+            if self._has_joined and "verdict" in message:  # before, it may be a stranger's
+                raise wire.error_from_message(message["verdict"])
 
     def _hear_child(self, child: Child) -> None:
         for message in child.channel.receive():

@@ -345,10 +345,9 @@ def runtime_folder() -> Path:
         folder.mkdir(exist_ok=True)
         return folder
     refused = []
-    for parent, name in (
-        (os.environ.get("XDG_RUNTIME_DIR"), "ortgpu"),
-        (tempfile.gettempdir(), f"ortgpu-{os.getuid()}"),
-    ):
+    for is_runtime, name in ((True, "ortgpu"), (False, f"ortgpu-{os.getuid()}")):
+        # On a full disk or a read-only system there is no temporary folder, and none may be needed
+        parent = os.environ.get("XDG_RUNTIME_DIR") if is_runtime else tempfile.gettempdir()
         if not parent or not os.path.isdir(parent):  # a launcher hands on XDG_RUNTIME_DIR of the host it was called on
             continue
         folder = Path(parent, name)

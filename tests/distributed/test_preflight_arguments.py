@@ -112,6 +112,43 @@ def test_somebody_else_is_there_in_the_place_of_rank_0(said: str) -> None:
         assert any("does not answer as rank 0 does" in fact for fact in caught.value.evidence), caught.value
 
 
+_HASTY_RANK_0 = """
+import socket
+from ortgpu.distributed.wire import FROM_A_RANK, Decoder, encode, error_to_message, proof
+from ortgpu.environment.ranks import short_name
+from ortgpu.errors import RendezvousError
+
+listener = socket.create_server(("127.0.0.1", 0))
+port = listener.getsockname()[1]
+print(port, flush=True)
+connected, _ = listener.accept()
+connected.sendall(encode({"challenge": "x"}))
+(hello,) = Decoder(FROM_A_RANK).feed(connected.recv(1 << 16))
+verdict = error_to_message(RendezvousError("of another rank", ranks=(2,)))
+said = {"in": True, "proof": proof(short_name(str(port)), "rank 0", hello["challenge"])}
+connected.sendall(encode(said) + encode({"welcome": 9.0}) + encode({"verdict": verdict}))
+while connected.recv(1 << 16):
+    pass
+"""
+
+
+@pytest.mark.lab
+def test_a_verdict_that_comes_with_the_admission() -> None:
+    """The last rank of a job in which another has failed: it is let in and told at once, perhaps in one packet."""
+    server = subprocess.Popen([sys.executable, "-c", _HASTY_RANK_0], stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        address = f"127.0.0.1:{int(server.stdout.readline())}"
+        with pytest.raises(RendezvousError) as caught:
+            preflight(10, rank=Rank(1, 3, 1, 3), address=address)
+    finally:
+        server.kill()
+        server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
+    assert (caught.value.summary, caught.value.ranks) == ("of another rank", (2,))
+
+
 @pytest.mark.parametrize(("variable", "value"), [(SECRET, " \n"), (SECRET_FILE, "/nowhere"), (SECRET_FILE, "")])
 def test_a_secret_that_is_none(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a command that failed leaves it: the ranks do not meet without one."""
@@ -119,6 +156,24 @@ def test_a_secret_that_is_none(variable: str, value: str, monkeypatch: pytest.Mo
     with pytest.raises(RendezvousError, match=f"^{variable} gives no secret") as caught:
         preflight(4, rank=Rank(1, 2, 1, 2), address="127.0.0.1:23456")
     assert caught.value.fixes
+
+
+def test_a_disk_without_room(tmp_path: Path) -> None:
+    """Rank 0 cannot write where it listens. It says so, and no part of the file is left."""
+    program = (
+        "import resource, ortgpu\n"
+        "from ortgpu.distributed import Rank, preflight\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))\n"
+        "try:\n"
+        "    preflight(4, rank=Rank(0, 2, 0, 2, 'openmpi'))\n"
+        "except ortgpu.RendezvousError as error:\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+        "    print(error.summary)\n"
+    )
+    done = run_python(program, env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)})
+    assert done.stdout == "rank 0 cannot listen for the other ranks\n", done
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("name", ["a" * 70, "node..1", "a b"])

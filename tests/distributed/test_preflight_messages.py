@@ -299,6 +299,23 @@ def test_the_door_is_closed_when_all_are_there(rank_0: Rank0) -> None:
         rank_0.open()
 
 
+def test_somebody_knocks_while_the_last_rank_comes_in(rank_0: Rank0) -> None:
+    """Both are there at one look: the first closes the door, and there is nobody to answer the second."""
+    rank_0.answer(rank_0.connect(rank=1))
+    last = rank_0.open()
+    number = rank_0.answer(last)["challenge"]
+    hello = {"ortgpu": __version__, "challenge": "mine", "world_size": 2, "rank": 0, "host": "here", "seconds": [9, 9]}
+    last.sendall(encode({"proof": proof(KEY, "rank", number, hello), **hello}))
+    until = time.monotonic() + 10
+    while not (ready := rank_0.selector.select(1)):
+        assert time.monotonic() < until
+    rank_0.open()
+    (knock,) = rank_0.selector.select(10)[1:]
+    for key, events in (*ready, knock):
+        key.data(events)
+    assert rank_0.answer(last) == LET_IN
+
+
 @pytest.mark.lab
 @pytest.mark.parametrize(
     "nonsense",
