@@ -51,8 +51,8 @@ def check(
     few runs on made-up inputs (free dimensions are 1), or on those of --inputs.
 
     Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu or ORTGPU_ALLOW_CPU=1. 1: it is not, or
-    it does not run on the inputs of --inputs, or --compare finds wrong results, and the reason is printed. 2: wrong
-    usage, for instance no such file.
+    it does not run on the inputs of --inputs, or --compare finds wrong results or none, and the reason is printed. 2:
+    wrong usage, for instance no such file.
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
@@ -76,7 +76,8 @@ def check(
             report.show_warnings(output.stdout(), report.split_warnings(caught)[1])
         return output.show_problem(error, as_json, model=model)
     on_cpu_because, warned = report.split_warnings(caught)
-    refused = inputs is not None and found.latency_error is not None  # failing on made-up inputs proves nothing
+    # Failing on made-up inputs proves nothing, but leaves nothing to compare
+    refused = found.latency_error is not None and (inputs is not None or compare is not None)
     wrong = compared.wrong if compared is not None else None
     failed = refused or wrong is not None
     if as_json:

@@ -54,6 +54,17 @@ def test_check_runs_on_given_inputs(model: Path, fitting: Path) -> None:
     assert document["latency_ms"] is not None
 
 
+def test_results_that_nothing_could_be_compared_with(model: Path, fitting: Path) -> None:
+    """Who asks for a comparison is not told that all is well without one."""
+    document = checked(model, "--compare", "cpu", returncode=1)
+    assert document["compared"] is None
+    assert str(document["latency_error"]).startswith("the model does not run on made-up inputs (--inputs FILE")
+    shown = ortgpu("check", str(model), "--compare", "cpu", "--allow-cpu", env=NO_GPU)
+    assert "OK:" not in shown.stdout
+    assert any(text.startswith("the model does not run on made-up inputs") for text in shown.stdout.splitlines())
+    assert checked(model, "--compare", "cpu", "--inputs", fitting)["compared"] == {"error": 0.0, "wrong": None}
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64], ids=str)
 def test_given_inputs_that_do_not_fit(model: Path, tmp_path: Path, dtype: type) -> None:
     """ONNX Runtime has exceptions of its own for some, and plain ones for others."""
