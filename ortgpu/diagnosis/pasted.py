@@ -39,7 +39,7 @@ _AVAILABLE = re.compile(r"'CUDAExecutionProvider' is not in available provider n
 _NOT_INSTALLED = re.compile(r"No module named '?onnxruntime'?$")
 _LACKS_A_DLL = re.compile(r"LoadLibrary failed with error 126\b.*onnxruntime_providers_cuda")  # before 1.22
 _LIBRARY = re.compile(r"\.(?:so|dll)\b", re.IGNORECASE)
-_BEFORE_THE_LOADER = re.compile(r".*(?:with error: |Error: )")
+_BEFORE_THE_LOADER = re.compile("with error: |Error: ")
 
 
 # A machine on which nothing is known to be wrong
@@ -100,7 +100,7 @@ def _judged(line: str) -> Iterator[GPUError | None]:
 
     if listed := _AVAILABLE.search(line):
         yield packages.cpu_only(seen(available_providers=tuple(listed[1].split(", "))))
-    words = _BEFORE_THE_LOADER.sub("", line)
+    words = _BEFORE_THE_LOADER.split(line)[-1]
     refused = _LIBRARY.search(words) is not None and loader_words.refuses(words)
     if loader_words.not_found_for(words) == LIBCUDA:
         yield driver.not_found(Facts(replace(_ELSEWHERE, driver=replace(_ELSEWHERE.driver, libcuda=None))))

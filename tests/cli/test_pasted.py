@@ -142,3 +142,11 @@ def test_long_log_takes_no_time() -> None:
     started = time.monotonic()
     assert recognise("2026-11-23 INFO a request was answered in 3 ms\n" * 5_000 + "CUDA failure 100: x") is not None
     assert time.monotonic() - started < 20  # seconds; it takes one
+
+
+def test_long_line_without_spaces_is_read() -> None:
+    """As a log holds an image in base64: patterns that start anew at each letter would take hours for it."""
+    said = f"2026-11-23 a request holds {'QUJD' * 500_000}\n{CALL}CUDA failure 100: no CUDA-capable device is detected"
+    command = [sys.executable, "-m", "ortgpu", "explain", "-"]
+    done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=DEADLINE, check=True)
+    assert done.stdout.startswith("no-device: ")

@@ -56,7 +56,7 @@ def may_not_be_read(words: str) -> bool:
 
 def lacks_thread_storage(words: str) -> str | None:
     """Return the file for which glibc has no thread-local storage left: it keeps little for libraries opened late."""
-    match = re.search(r"(\S+): cannot allocate memory in static TLS block", words)
+    match = re.search(r"(?<!\S)(\S+): cannot allocate memory in static TLS block", words)
     return match[1] if match else None
 
 

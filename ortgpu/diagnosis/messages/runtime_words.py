@@ -112,8 +112,9 @@ _OF_THE_MODEL = re.compile(
     r"|\w+ : (?:Load model|This is an invalid model|Invalid model|External data path|Type Error|Node(?= \()"
     r"|Error: Duplicate definition-site|\S+[/\\]core[/\\]graph))\b"
 )
-# The author of a model may name folders and nodes after a provider.
-_GIVEN_NAMES = re.compile(r"\"[^\"]*\"|'[^']*'|\S*[/\\]\S*")
+# The author of a model may name folders and nodes after a provider. A path is looked for from its beginning only: a
+# search from every letter of a long word would take for ever.
+_GIVEN_NAMES = re.compile(r"\"[^\"]*\"|'[^']*'|(?<![^\s\"'])\S*[/\\]\S*")
 
 
 def is_of_the_model(text: str) -> bool:
