@@ -52,13 +52,20 @@ for _ in range(200):
 """
 
 
-def read(python: Path, path: str) -> list[str]:
+def read(python: Path, path: str, cwd: Path = ROOT) -> list[str]:
     env = {**os.environ, "PATH": path}
     env.pop("PYTHONPATH", None)
     done = subprocess.run(
-        [python, "-c", READ, str(ROOT)], env=env, capture_output=True, text=True, check=True, timeout=60
+        [python, "-c", READ, str(ROOT)], env=env, cwd=cwd, capture_output=True, text=True, check=True, timeout=60
     )
     return done.stdout.splitlines()
+
+
+def test_a_folder_of_that_name_is_not_pip(bare_python: Path, tmp_path: Path) -> None:
+    """As a project has one for its requirements; ``python -m pip`` finds nothing to run in it."""
+    (tmp_path / "pip").mkdir()
+    _, install, _ = read(bare_python, "/nowhere", tmp_path)
+    assert "-m ensurepip &&" in install
 
 
 def test_without_pip_and_uv_pip_comes_first(bare_python: Path) -> None:

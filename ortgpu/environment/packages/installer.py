@@ -82,7 +82,8 @@ def read_installer() -> Installer:
     python = this_interpreter() or "python3"
     # Not importlib.util.find_spec: setuptools takes a search for pip as the sign that this process is pip's, and takes
     # its own distutils out of the process (_distutils_hack.DistutilsMetaFinder.spec_for_pip).
-    has_pip = PathFinder.find_spec("pip") is not None
+    spec = PathFinder.find_spec("pip")
+    has_pip = spec is not None and spec.origin is not None  # else it is any folder of that name
     found = _uv(python) if not has_pip and shutil.which("uv") else _pip(python, has_pip)
     return replace(
         found,
