@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -76,3 +77,24 @@ def test_a_file_of_the_users_own_is_in_the_way(lab: Lab, tmp_path: Path, name: s
     assert result.returncode == 1
     assert f"rename {stray}, or take its folder off the search path" in result.output
     assert "install --" not in result.output
+
+
+@pytest.mark.parametrize("probe", [False, True])
+def test_a_file_of_the_users_own_hides_a_module_of_python(lab: Lab, tmp_path: Path, probe: bool) -> None:
+    """`numbers.py` beside the program, which NumPy imports: NumPy is whole, and to install it again would not help."""
+    stray = tmp_path / "numbers.py"
+    stray.write_text("one = 1", encoding="utf-8")
+    code = f"""
+        import ortgpu
+        try:
+            ortgpu.GPUSession({str(lab.models.relu)!r})
+        except ortgpu.GPUError as error:
+            found = ortgpu.diagnose(probe=True).problems[0] if {probe} else error
+            report(found.as_dict())
+    """
+    found = lab.machine().run(dedent(code), env={"PYTHONPATH": str(tmp_path)}).ok().json
+    assert (found["type"], found["details"]["files"]) == ("BrokenPackageError", [str(stray)])
+    assert found["summary"] == f"import onnxruntime fails: {stray} is imported instead of Python's own module"
+    assert [fix["text"] for fix in found["fixes"]] == [
+        f"rename {stray}, or take its folder off the search path of this program"
+    ]

@@ -68,6 +68,13 @@ def failed(facts: Facts) -> GPUError | None:
         return _numpy_imported_again(facts, text)
     if any("built with baseline optimizations" in line for line in (text, *_printed_meanwhile(facts))):
         return _processor_too_old(facts, text)
+    if (own := _hiding_a_standard_module(facts, text)) is not None:
+        return BrokenPackageError(
+            f"import onnxruntime fails: {own} is imported instead of Python's own module",
+            evidence=dict.fromkeys(filter(None, (text, facts.observed.numpy_error))),
+            fixes=[remedies.out_of_the_way(facts.environment, own)],
+            files=(own,),
+        )
     whole = _way_to_load_whole_files(facts, text)
     if whole is None and (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
@@ -105,6 +112,13 @@ def _file_in(words: str, facts: Facts) -> str:
 def _printed_meanwhile(facts: Facts) -> list[str]:
     """Return what was printed during the import: of a failure of NumPy the error itself says "import numpy failed"."""
     return [*facts.observed.printed("import"), *filter(None, [facts.observed.numpy_error])]
+
+
+def _hiding_a_standard_module(facts: Facts, text: str) -> str | None:
+    """Return the file of the user's, such as numbers.py, that hides the module of Python which the words quote."""
+    quoted = {name for line in (text, *_printed_meanwhile(facts)) for name in re.findall(r"'(\w+)['.]", line)}
+    hiding = facts.environment.packages.hiding_standard
+    return next((path for path in hiding if os.path.basename(path).removesuffix(".py") in quoted), None)
 
 
 def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:

@@ -11,6 +11,7 @@ import base64
 import errno
 import importlib.machinery
 import importlib.util
+import itertools
 import os
 import re
 import stat
@@ -139,6 +140,7 @@ class Packages:
     numpy_file: str | None = None  # what `import numpy` would run, which need not be the installed one; None: unknown
     # Names of those that require "onnxruntime" itself; read only where a distribution of that name is installed.
     requirers: tuple[str, ...] = ()
+    hiding_standard: tuple[str, ...] = ()  # files of the search path that are imported as modules of Python itself
 
     def other(self, name: str) -> Distribution | None:
         """Return the first of ``others`` with this name on the search path, or None."""
@@ -175,7 +177,21 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_contents:
         ),
         refused=read_refused(strings_of(search_path), package.folder),
         numpy_file=_file_of_module("numpy", search_path),
+        hiding_standard=tuple(_hiding_standard(places)),
     )
+
+
+def _hiding_standard(places: Iterable[Place]) -> Iterator[str]:
+    """Yield what lies before the standard library on the search path, under a name of one of its modules."""
+    home = os.path.dirname(os.__file__)
+    for place in itertools.takewhile(lambda each: not _is_same(each.folder, home), places):
+        for name in sorted(place.names):
+            path = os.path.join(place.folder, name)
+            module = name.removesuffix(".py")
+            if module in sys.stdlib_module_names and os.path.isfile(
+                path if module != name else os.path.join(path, "__init__.py")
+            ):
+                yield path
 
 
 def _file_of_module(name: str, search_path: Sequence[str] | None) -> str | None:
@@ -281,12 +297,12 @@ def _read_onnxruntime(
     # A wheel made without setuptools under a name of its own shows in RECORD only; reading every RECORD is slow, so
     # only where a folder would else have no owner.
     claims = _claims(found, thorough=False)
-    if folder and not any(_is_at(claim, folder) for claim in claims):
+    if folder and not any(_is_same(claim.home, folder) for claim in claims):
         claims = _claims(found, thorough=True)
     owners: list[Distribution] = []
     elsewhere: list[Distribution] = []
     for claim in claims:
-        mine = folder is not None and _is_at(claim, folder)
+        mine = folder is not None and _is_same(claim.home, folder)
         (owners if mine else elsewhere).append(_describe(claim, compare_contents))
     capi = os.path.join(folder, "capi") if folder else None
     names = frozenset(list_names(capi) if capi else ())
@@ -358,11 +374,8 @@ def _claims(found: Sequence[MetadataFolder], *, thorough: bool) -> list[_Claim]:
     return claims
 
 
-def _is_at(claim: _Claim, folder: str) -> bool:
-    try:
-        return os.path.realpath(claim.home) == os.path.realpath(folder)
-    except (OSError, ValueError):
-        return False
+def _is_same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _describe(claim: _Claim, compare_contents: bool) -> Distribution:
