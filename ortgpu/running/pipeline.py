@@ -73,8 +73,7 @@ def map_session(
 
     if ahead == 1:
         return in_threads(source)
-    pace = Pace(source, ahead, in_line=session._gpu_runner.maps_in_line)
-    return _in_the_faster_way(session, pace, in_threads, in_line)
+    return _in_the_faster_way(session, source, ahead, in_threads, in_line)
 
 
 def may_be_written_to(feeds: Any, in_flight: int) -> bool:
@@ -113,52 +112,64 @@ def mapping(feed: Any) -> Any:
 
 def _in_the_faster_way(
     session: RunningSession,
-    pace: Pace[Feed],
+    feeds: Iterator[Feed],
+    in_flight: int,
     in_threads: Callable[[Iterator[Feed]], Iterator[Result]],
     in_line: Callable[[Feed], Result],
 ) -> Iterator[Result]:
     """Yield the results of each stretch of feeds. The session's next iteration begins in the way in which this ends."""
     runner = session._gpu_runner
+    # Taken from the runner, so that iterations at the same time do not share it.
+    pace, runner.pace = runner.pace or Pace(), None
+    pace.begin(feeds, in_flight)
     try:
         while not pace.has_ended:
             yield from map(in_line, pace) if pace.in_line else in_threads(pace)
     finally:
-        runner.maps_in_line = pace.in_line
+        pace.end()
+        runner.pace = pace
 
 
-class Pace(Iterator[Feed]):
+class Pace(Iterator[Any]):
     """Feeds in stretches: those of one are run by threads, those of the next by the iterating thread.
 
     Passing a feed to another thread and its result back takes longer than a short run. Both ways are timed, with the
     caller's own work between results, and the faster one is kept for many feeds. Threads keep feeds that take longer
-    than a millisecond.
+    than a millisecond. One object serves the iterations of a session, one after another: they may be too short for both
+    ways to be timed in one.
 
     Args:
-        in_flight: the number of feeds that threads take ahead.
-        in_line: begin in the iterating thread.
         clock: returns seconds.
     """
 
-    def __init__(
-        self,
-        feeds: Iterator[Feed],
-        in_flight: int,
-        *,
-        in_line: bool = False,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.in_line = in_line  # the way of this stretch; at its end, of the next
-        self.has_ended = False
-        self._feeds = feeds
-        self._block = self._left = _BLOCK * in_flight
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.in_line = False  # the way of this stretch; at its end, of the next
+        self.has_ended = True
+        self._feeds: Iterator[Any] = iter(())
+        self._block = self._left = 0  # feeds that are timed together, and those of them that are left
         self._clock = clock
-        self._since = clock() if in_line else None  # None: the block after a change of ways is not timed
+        self._began = 0.0
+        self._spent = 0.0  # seconds of this block in earlier iterations
+        self._is_timed = False  # the block after a change of ways is not
         self._in_threads: float | None = None  # seconds of the last block, while the other way is tried
-        self._due = _KEPT[0] if in_line else 0  # blocks until both ways are timed
+        self._due = 0  # blocks until both ways are timed
         self._kept = _KEPT[0]
 
-    def __next__(self) -> Feed:
-        if not self._left:
+    def begin(self, feeds: Iterator[Any], in_flight: int) -> None:
+        """Begin an iteration, in which threads take ``in_flight`` feeds ahead."""
+        self._feeds, self.has_ended = feeds, False
+        if self._block != _BLOCK * in_flight:
+            self._block = self._left = _BLOCK * in_flight
+            self._spent, self._is_timed, self._in_threads = 0.0, False, None
+        self._began = self._clock()
+
+    def end(self) -> None:
+        """End an iteration. The time until the next one does not count."""
+        self._spent += self._clock() - self._began
+        self._feeds = iter(())
+
+    def __next__(self) -> Any:
+        if not self._left or (self.in_line and self._is_long()):
             in_line = self.in_line
             self._judge()
             if self.in_line is not in_line:
@@ -170,14 +181,19 @@ class Pace(Iterator[Feed]):
             self.has_ended = True
             raise
 
+    def _took(self) -> float:
+        return self._spent + self._clock() - self._began
+
+    def _is_long(self) -> bool:
+        return self._took() > _SHORT * self._block
+
     def _judge(self) -> None:
         """Choose the way of the next block, by the time of the last one."""
-        now, was_in_line = self._clock(), self.in_line
-        took = now - self._since if self._since is not None else None
-        if took is not None:
-            if took > _SHORT * self._block:
-                self.in_line = False
-            elif self._due:
+        took, was_in_line = self._took(), self.in_line
+        if took > _SHORT * self._block:
+            self.in_line = False
+        elif self._is_timed:
+            if self._due:
                 self._due -= 1
             elif not self.in_line:
                 self._in_threads, self.in_line = took, True
@@ -188,7 +204,8 @@ class Pace(Iterator[Feed]):
                 self._in_threads, self._due = None, self._kept
                 self._kept = min(2 * self._kept, _KEPT[1])
         self._left = self._block
-        self._since = now if self.in_line is was_in_line else None
+        self._is_timed = self.in_line is was_in_line
+        self._began, self._spent = self._clock(), 0.0
 
 
 def _captured_in_order(

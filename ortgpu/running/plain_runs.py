@@ -52,7 +52,7 @@ class PlainRunner:
     """
 
     is_captured = False
-    maps_in_line = False  # how the last iteration of map ended
+    pace: Any = None  # see pipeline.Pace
 
     def __init__(self, session: RunningSession | None = None, direct_below: int = sys.maxsize) -> None:
         names = _names_for_direct_runs(session) if session is not None else None

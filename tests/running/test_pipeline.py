@@ -30,7 +30,30 @@ def test_results_are_those_of_run_in_order() -> None:
     assert found == [60, True, True, []]
 
 
-@pytest.mark.parametrize(
+class Clock:
+    """A session's feeds in both ways, by a clock that goes on by what each takes."""
+
+    def __init__(self, threads_take: float, line_takes: float) -> None:
+        self.takes = {False: threads_take, True: line_takes}
+        self.now = 0.0
+        self.pace = Pace(lambda: self.now)
+
+    def iterate(self, count: int, in_flight: int = 8) -> list[bool]:
+        """Return for each feed of an iteration whether the iterating thread ran it."""
+        in_line: list[bool] = []
+        self.pace.begin(iter(range(count)), in_flight)
+        while not self.pace.has_ended:
+            way = self.pace.in_line
+            for _ in self.pace:
+                in_line.append(way)
+                self.now += self.takes[way]
+        self.pace.end()
+        self.now += 60  # nothing that an iteration took
+        assert len(in_line) == count
+        return in_line
+
+
+PACES = pytest.mark.parametrize(
     ("threads_take", "line_takes", "least", "most"),
     [
         pytest.param(1.8e-4, 1e-4, 9_800, 9_900, id="a short run"),
@@ -38,24 +61,30 @@ def test_results_are_those_of_run_in_order() -> None:
         pytest.param(0.025, 0.052, 0, 0, id="a long run"),
     ],
 )
+
+
+@PACES
 def test_the_faster_way_is_kept(threads_take: float, line_takes: float, least: int, most: int) -> None:
-    now = 0.0
-    pace, in_line = Pace(iter(range(10_000)), 8, clock=lambda: now), []
-    while not pace.has_ended:
-        way = pace.in_line
-        for _ in pace:
-            in_line.append(way)
-            now += line_takes if way else threads_take
-    assert len(in_line) == 10_000
-    assert least <= sum(in_line) <= most
+    assert least <= sum(Clock(threads_take, line_takes).iterate(10_000)) <= most
+
+
+@PACES
+@pytest.mark.parametrize("count", [5, 20, 80, 125])
+def test_the_faster_way_is_found_by_iterations_that_are_too_short_for_both(
+    count: int, threads_take: float, line_takes: float, least: int, most: int
+) -> None:
+    """An iteration of 80 feeds ended while the other way was tried, and all later ones were made in that way."""
+    clock = Clock(threads_take, line_takes)
+    assert least <= sum(sum(clock.iterate(count)) for _ in range(10_000 // count)) <= most
 
 
 def test_feeds_that_become_long_go_back_to_the_threads() -> None:
-    now = 0.0
-    pace = Pace(iter(range(1000)), 8, in_line=True, clock=lambda: now)
-    for _ in pace:
-        now += 0.05
-    assert (pace.in_line, pace.has_ended, next(pace)) == (False, False, 32)
+    clock = Clock(1.8e-4, 1e-4)
+    assert clock.iterate(1000)[-1] is True
+    clock.takes = {False: 0.02, True: 0.05}
+    assert [sum(clock.iterate(10)) for _ in range(5)] == [1, 0, 0, 0, 0]
+    clock.takes = {False: 3e-4, True: 9e-4}
+    assert sum(sum(clock.iterate(10)) for _ in range(1000)) <= 512
 
 
 def test_short_runs_of_a_generator_that_fills_one_array_give_the_results_of_run() -> None:
