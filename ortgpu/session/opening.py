@@ -288,10 +288,10 @@ def _record_for(plan: Plan, outline: GraphOutline) -> Found | None:
     found = _sound_record(plan, outline, named)
     if found is not None or tuned != "now":
         return found
-    from .tuning.tuning import tune
+    from .tuning.tuning import tune_unless_tuned
 
     try:
-        tune(plan.request.model, device=plan.gpu.ordinal)
+        tune_unless_tuned(plan.request.model, plan.gpu.ordinal)
     except Exception as error:  # a session opens without a record
         if is_of_a_handler(error):
             raise

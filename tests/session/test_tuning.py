@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from ortgpu.provider.records import read_record
+from ortgpu.provider.records import Choice, read_record
 from ortgpu.provider.settings import AUTOMATIC, SETTINGS
 from ortgpu.session.tuning import tuning
 from ortgpu.session.tuning.children import Child, ChildFailedError, Place, only_tuner
 from ortgpu.session.tuning.comparing import compare
-from ortgpu.session.tuning.tuning import Trial, Wanted, tune, tune_at
+from ortgpu.session.tuning.tuning import Search, Trial, Wanted, tune, tune_at
 from tests.support.networks import Network
 from tests.support.tuning_faults import CPU, FAULTY, HOPELESS
 
@@ -140,7 +143,9 @@ def test_a_model_that_does_not_run_raises_as_a_session_does(tmp_path: Path) -> N
     assert not (tmp_path / "record.json").exists()
 
 
-@pytest.mark.parametrize("argument", [{"objective": "speed"}, {"precision": "int8"}])
+@pytest.mark.parametrize(
+    "argument", [{"objective": "speed"}, {"precision": "int8"}, {"feeds": []}, {"batches": [4, 0]}]
+)
 def test_invalid_arguments(argument: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         tune("model.onnx", **argument)
@@ -151,6 +156,51 @@ def test_one_tuner_at_a_time() -> None:
         pass
     with only_tuner("test", 0):
         pass
+
+
+class NoSearch(Search):
+    """A search that tries nothing."""
+
+    ends: ClassVar[list[float]] = []
+
+    def run(self) -> None:
+        self.ends.append(self.end)
+        self.automatic = self.named = Choice({}, 1.0)
+
+
+def test_waiting_for_another_tuner_takes_nothing_from_the_time_to_search(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two tuners had no time left: it tried nothing, and wrote that over the record of the first."""
+    waited = 1.5
+
+    @contextlib.contextmanager
+    def late(device: str, patience: float) -> Iterator[None]:
+        with only_tuner(device, patience):
+            time.sleep(waited)
+            yield
+
+    monkeypatch.setattr(tuning, "only_tuner", late)
+    before = time.monotonic()
+    tune_at(CPU, Wanted(network, budget=10), tmp_path / "record.json", NoSearch)
+    assert NoSearch.ends[-1] >= before + waited + 0.8 * 10
+
+
+def test_a_session_that_waited_for_another_tuner_uses_its_record(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "record.json"
+    monkeypatch.setattr(tuning, "default_path", lambda *_: path)
+    monkeypatch.setattr(tuning, "Place", lambda: CPU)
+    monkeypatch.setattr(tuning, "Search", NoSearch)
+    searches = []
+    for content in ("", "{}", None):
+        if content is not None:
+            path.write_text(content)
+        tuning.tune_unless_tuned(str(network), None)
+        searches.append(len(NoSearch.ends))
+    assert searches[1] == searches[0] + 1  # of a record that cannot be used
+    assert searches[2] == searches[1]
 
 
 def test_a_child_goes_on_after_what_it_raised_and_is_another_one_after_its_end(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...model.files import ModelSource, write_temporary
 from ...provider.lifetime import device_of
-from ...provider.records import Choice, Record, default_path
+from ...provider.records import Choice, Key, Record, VoidRecordError, default_path, read_record
 from ...provider.runtime import load_runtime
 from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described, effect_of
 from .children import Beginning, Child, ChildFailedError, Measured, Place, Work, only_tuner
@@ -41,6 +41,7 @@ _SECONDS = 0.4  # to measure each batch of a candidate
 _HOPELESS = 1.5  # times as long as without a setting: it is not combined with others
 _FLOAT16 = 0.4  # of the time to search is for float16, where that is a candidate
 _SEARCHING = 0.8  # of the budget; the rest is for measuring the best once more, and for where others diverge
+_PATIENCE = 2  # budgets, for which another tuner of the GPU is waited for: those that began together end together
 _LONGEST_START = 120.0  # seconds of the first child, which has everything to load
 _SHORTEST = 15.0  # seconds that any child may take
 
@@ -147,9 +148,21 @@ def tune(
     if precision not in ("float32", "float16"):
         raise ValueError(f'precision must be "float32" or "float16", not {precision!r}')
     shapes = tuple(batches or _BATCHES[objective])
+    if (feeds is not None and not feeds) or min(shapes) < 1:
+        raise ValueError("there must be a feed, or a batch, and batches must be of one item or more")
     given = tuple(providers)
     wanted = Wanted(model, device, feeds, shapes, objective, precision, budget, on_trial, given)
     return tune_at(Place(), wanted, record)
+
+
+def tune_unless_tuned(model: ModelSource, device: int | None) -> None:
+    """Tune as :func:`tune` does, unless another process did so while this one waited for it."""
+    with contextlib.suppress(_TunedMeanwhileError):
+        tune_at(Place(), Wanted(model, device, once=True))
+
+
+class _TunedMeanwhileError(Exception):
+    """There is a record now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +178,7 @@ class Wanted:
     budget: float = BUDGET
     on_trial: Callable[[Trial], object] = lambda _: None
     providers: tuple[Any, ...] = ()
+    once: bool = False  # not if another process has written the record meanwhile
 
 
 def tune_at(
@@ -193,14 +207,16 @@ def tune_at(
             if error.timed_out:
                 raise TimeoutError(f"to open and run the model: {error}") from None
             raise RuntimeError(f"the model could not be opened and run: {error}") from None
-        with only_tuner(begun.uuid or "cpu", wanted.budget):
-            search = (kind or Search)(
-                wanted, replace(place, ordinal=begun.ordinal), begun, child, folder, model, started
-            )
+        path = Path(record) if record is not None else default_path(wanted.model, begun.gpu)
+        if path is not None and record is None and wanted.precision == "float16":  # used by those who name it
+            path = path.with_suffix(".float16.json")
+        opening = time.monotonic() - started
+        with only_tuner(begun.uuid or "cpu", _PATIENCE * wanted.budget):
+            if wanted.once and path is not None and _fits(path, begun.key):
+                raise _TunedMeanwhileError
+            at, since = replace(place, ordinal=begun.ordinal), time.monotonic() - opening  # waiting is not searching
+            search = (kind or Search)(wanted, at, begun, child, folder, model, since)
             search.run()
-    path = Path(record) if record is not None else default_path(wanted.model, begun.gpu)
-    if path is not None and record is None and wanted.precision == "float16":  # used by those who name it
-        path = path.with_suffix(".float16.json")
     shapes = tuple({name: list(array.shape) for name, array in feed.items()} for feed in begun.feeds)
     no_record = begun.no_key or ("platformdirs is not installed" if path is None else None)
     if begun.key is not None and path is not None:
@@ -218,6 +234,13 @@ def tune_at(
         shapes,
         time.monotonic() - started,
     )
+
+
+def _fits(path: Path, key: Key | None) -> bool:
+    try:
+        return read_record(path).key == key
+    except (FileNotFoundError, VoidRecordError):
+        return False
 
 
 def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping[str, Any]) -> Comparison:
