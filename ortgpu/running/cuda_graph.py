@@ -80,7 +80,6 @@ class _Graph:
     def __init__(
         self, number: int, inner: Any, inputs: list[Input], outputs: dict[str, Output | Constant], *, waits: bool
     ) -> None:
-        self.number = number
         self.inputs = inputs
         self.outputs = outputs
         self.captured_by: set[int] = set()  # threads
@@ -204,7 +203,7 @@ class CapturingSession:
     def _run_uncaptured(self, output_names: Any, feed: Any, run_options: Any) -> Any:
         with self._lock:
             self._refuse_if_unusable()
-            return self._inner.run(output_names, feed, run_options or self._uncaptured)
+            return self._run_without(output_names, feed, run_options)
 
     def replay(self, output_names: Any, feed: Any) -> list[Any] | None:
         """Replay the graph for NumPy arrays of known shapes and return the results. None: ``run`` has to do it."""
@@ -234,19 +233,20 @@ class CapturingSession:
             if graph.fastest[True] <= graph.fastest[False]:
                 return self._run_captured(graph, values, output_names)
             return self._run_without(output_names, feed)
-        is_replay = graph.trials % 2 == 0
+        is_replay = graph.trials // 2 % 2 == 0  # pairs, as a caller may ask for other outputs every second time
         started = time.perf_counter()
         if is_replay:
             results = self._run_captured(graph, values, output_names)
         else:
-            with _capturing:  # it may allocate memory
-                results = self._run_without(output_names, feed)
+            results = self._run_without(output_names, feed)
         graph.fastest[is_replay] = min(graph.fastest[is_replay], time.perf_counter() - started)
         graph.trials -= 1
         return results
 
-    def _run_without(self, output_names: list[str], feed: Any) -> list[Any]:
-        results: list[Any] = self._inner.run(output_names, feed, self._uncaptured)
+    def _run_without(self, output_names: Any, feed: Any, run_options: Any = None) -> list[Any]:
+        # ONNX Runtime may allocate memory here, which must not spoil a capture of another session.
+        with self._relaxed:
+            results: list[Any] = self._inner.run(output_names, feed, run_options or self._uncaptured)
         return results
 
     def _run(self, output_names: Any, feed: Any) -> Any:
@@ -255,14 +255,14 @@ class CapturingSession:
             values = [feed[name] for name in self._input_names if name in feed]
             kinds = tuple([kind for kind in map(kind_of, values) if kind is not None])
             if len(kinds) < len(feed):
-                return self._inner.run(output_names, feed, self._uncaptured)
+                return self._run_without(output_names, feed)
             graph = self._graphs.get(kinds)
             if graph is None:
                 if self._captures == MAX_CAPTURES:
-                    return self._inner.run(output_names, feed, self._uncaptured)
+                    return self._run_without(output_names, feed)
                 # Run without capturing, to learn the shapes of the outputs. Wrong feeds raise here, as in any session.
                 with _capturing:
-                    first = self._inner.run(self._output_names, feed, self._uncaptured)
+                    first = self._run_without(self._output_names, feed)
                 if not all(map(size_of, kinds)) or not all(value.size for value in first):
                     return [first[self._output_names.index(name)] for name in output_names]
                 graph = self._bind(kinds, first)
