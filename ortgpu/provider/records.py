@@ -125,7 +125,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
             found = json.load(file)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise VoidRecordError(f"it cannot be read: {error}") from None
     if not isinstance(found, dict) or found.pop("ortgpu tuning", None) != _SCHEMA:
         raise VoidRecordError(f"it is no record of the form {_SCHEMA}")
@@ -139,7 +139,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
             shapes=tuple(_checked(shapes, str, list) for shapes in record.shapes),
             dimensions=_checked(record.dimensions, str, int),
         )
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise VoidRecordError(f"it has what this release does not know: {error}") from None
 
 

@@ -175,7 +175,7 @@ def _recorded(record: Found, own: Collection[str]) -> dict[str, tuple[str, str]]
         chosen |= {option: (wanted, why) for option, wanted in effect.options.items()}
         if effect.threads is not None:
             chosen[THREADS] = (str(effect.threads), why)
-        if effect.captures and CAPTURE not in own:
+        if effect.captures and {CAPTURE, _STREAM}.isdisjoint(own):
             chosen[CAPTURE] = ("1", why)
         if effect.fixes_shapes:
             chosen[DIMENSIONS] = (json.dumps(record.record.dimensions), why)

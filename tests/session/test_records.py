@@ -96,6 +96,7 @@ def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], object]:
         _set("automatic", "settings", "layout", to=["channels-last"]),
         _set("automatic", "settings", "graph", to="captured"),  # which nobody gets who did not name the record
         _set("automatic", "ratio", to="0.8"),
+        _set("automatic", "ratio", to=10**400),
         _set("named", "settings", "library", to="evil.so"),
         _set("named", to=None),
         _set("dimensions", "n", to="2"),
@@ -113,7 +114,7 @@ def test_what_this_release_does_not_know_voids_a_record(
         read_record(record)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "1", "{", "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", "1", "{", "\x00", "[" * 100_000])
 def test_what_is_no_record(record: Path, text: str) -> None:
     record.write_text(text)
     with pytest.raises(VoidRecordError):
@@ -190,6 +191,10 @@ def test_options_of_the_caller_win(record: Path) -> None:
     plan = planned(found, [(CUDA, {"fuse_conv_bias": "0"})])
     assert "prefer_nhwc" not in plan.chosen
     assert plan.chosen["cudnn_conv_algo_search"][0] == "EXHAUSTIVE"
+    found = Found(record, made, Choice({"graph": "captured"}, 0.8))
+    assert "enable_cuda_graph" in planned(found).chosen
+    for own in ("enable_cuda_graph", "user_compute_stream"):  # a captured session has a stream of its own
+        assert "enable_cuda_graph" not in planned(found, [(CUDA, {own: "0"})]).chosen
 
 
 @pytest.mark.parametrize(
