@@ -28,11 +28,17 @@ def test_demo_that_may_use_the_cpu_does_not_claim_the_gpu() -> None:
 
 
 def test_demo_admits_a_wrong_refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = demo.PlainResult({"bound": "CUDAExecutionProvider, CPUExecutionProvider"}, ())
+    seen = demo.PlainResult({"bound": "CUDAExecutionProvider, CPUExecutionProvider", "run()": "returned a result"}, ())
     monkeypatch.setattr(demo, "observe", lambda **_: seen)
     monkeypatch.setattr(check, "callback", lambda **_: 1)
     assert main(["demo"]) == 1
     assert "this refusal is wrong" in capsys.readouterr().out
+
+
+def test_a_provider_that_is_bound_and_runs_nothing() -> None:
+    """On a GPU for which the provider has no kernels, a session opens and its first run raises."""
+    seen = demo.PlainResult({"bound": "CUDAExecutionProvider, CPUExecutionProvider", "raised": "no kernel image"}, ())
+    assert (seen.got_gpu, seen.verdict) == (False, "no result")
 
 
 def test_the_plain_program_is_not_guarded() -> None:
