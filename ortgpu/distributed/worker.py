@@ -163,7 +163,7 @@ def _describe(channel: Channel, rank: Rank) -> CudaDevice | None:
         device = CudaDevice(rank.local_rank, None, None, None, None, None)
     elif state.devices:
         try:
-            device = own_device(rank, state.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            device = own_device(rank, state)
         except DistributedError as error:
             problem = error
     else:

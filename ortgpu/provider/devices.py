@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from ..environment.gpu.cuda import CudaDevice, CudaState
-from ..errors import DeviceNotFoundError, manual
+from ..errors import DeviceNotFoundError, Fix, manual
 
 DeviceRequest = int | str | None
 
@@ -111,10 +111,6 @@ def choose(
 
 _TOO_LATE = "which came too late"
 
-SET_BEFORE = manual(
-    "or set CUDA_VISIBLE_DEVICES where this program is started, or before anything in it uses CUDA", needs="host"
-)
-
 
 def narrowed_by(now: str | None, then: str | None) -> str | None:
     """Return the evidence that CUDA_VISIBLE_DEVICES chose the devices, or None if it was not set.
@@ -125,6 +121,14 @@ def narrowed_by(now: str | None, then: str | None) -> str | None:
         return f"CUDA_VISIBLE_DEVICES={now}" if now is not None else None
     said = [repr(value) if value is not None else "not set" for value in (then, now)]
     return f"CUDA_VISIBLE_DEVICES was {said[0]} when this process initialised CUDA; it is {said[1]} now, {_TOO_LATE}"
+
+
+def too_late(narrowed: str | None) -> tuple[Fix, ...]:
+    """Return the fix for what :func:`narrowed_by` says of a variable that was set too late."""
+    if narrowed is None or not narrowed.endswith(_TOO_LATE):
+        return ()
+    how = "or set CUDA_VISIBLE_DEVICES where this program is started, or before anything in it uses CUDA"
+    return (manual(how, needs="host"),)
 
 
 def choose_visible(device: DeviceRequest, cuda: CudaState) -> CudaDevice:
@@ -183,7 +187,7 @@ def not_found(
         evidence=[f"visible to this process: {count}", *available, *filter(None, [narrowed]), *evidence],
         fixes=[
             manual(f"pass one of the devices listed above: an ordinal below {len(available)}, or a UUID"),
-            *([SET_BEFORE] if narrowed is not None and narrowed.endswith(_TOO_LATE) else []),
+            *too_late(narrowed),
         ],
         requested=requested,
         available=tuple(available),

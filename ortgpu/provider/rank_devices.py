@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from ..environment.gpu.cuda import CudaDevice, initialise
+from ..environment.gpu.cuda import CudaDevice, CudaState, initialise
 from ..environment.ranks import (
     FOLDER_NEEDED,
     MOST_RANKS,
@@ -27,7 +26,7 @@ from ..environment.ranks import (
 from ..errors import RankDeviceError, manual
 from ..process.background import fork_safe_lock
 from . import lifetime
-from .devices import describe
+from .devices import describe, narrowed_by, too_late
 
 if sys.platform != "win32":
     import fcntl
@@ -38,7 +37,7 @@ _lock = fork_safe_lock()
 _FLOCK = "hhqqi4x"  # struct flock of Linux: type, whence, start, length, process
 
 
-def own_device(rank: Rank, devices: Sequence[CudaDevice], visible_devices: str | None) -> CudaDevice:
+def own_device(rank: Rank, cuda: CudaState) -> CudaDevice:
     """Return the GPU of a rank among those that CUDA shows it: the one with the local rank as ordinal, or the only one.
 
     A launcher that gives each rank its own GPU shows only that. Two ranks with the same one are not noticed here.
@@ -46,20 +45,23 @@ def own_device(rank: Rank, devices: Sequence[CudaDevice], visible_devices: str |
     Raises:
         RankDeviceError: there are several GPUs, and fewer than ranks on this host; or none.
     """
+    devices = cuda.devices or ()
     if len(devices) == 1:
         return devices[0]
     if rank.local_rank < len(devices):
         return devices[rank.local_rank]
+    narrowed = narrowed_by(os.environ.get("CUDA_VISIBLE_DEVICES"), cuda.hidden_by)
     raise RankDeviceError(
         f"rank {rank.rank} has no GPU: it is number {rank.local_rank} of {rank.local_world_size} on this host, and sees"
         f" {len(devices)} GPU{'s' if len(devices) != 1 else ''}",
         evidence=[
             *(describe(device.ordinal, device.name, device.uuid) for device in devices),
-            visibility(visible_devices),
+            narrowed or visibility(None),
         ],
         fixes=[
             manual(f"start at most {len(devices)} ranks on this host"),
             manual("or show the ranks more GPUs: CUDA_VISIBLE_DEVICES, or the launcher's option for GPUs"),
+            *too_late(narrowed),
         ],
         ranks=(rank.rank,),
         phase="device",
@@ -79,10 +81,10 @@ def claimed_ordinal() -> int:
     """
     lifetime.refuse_if_lost()
     rank = current_rank()
-    devices = initialise().devices
-    if not devices:
+    cuda = initialise()
+    if not cuda.devices:
         return rank.local_rank
-    device = own_device(rank, devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    device = own_device(rank, cuda)
     if device.uuid is not None and sys.platform == "linux":
         claim(rank, device.uuid)
     return device.ordinal

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.gpu.cuda import CudaDevice
+from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.environment.ranks import Rank, runtime_folder
 from ortgpu.errors import RankDeviceError
 from ortgpu.provider.rank_devices import own_device
@@ -25,8 +25,10 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="locks of files 
 UUIDS = [f"GPU-00000000-0000-0000-0000-{number:012}" for number in range(4)]
 
 
-def devices(count: int) -> list[CudaDevice]:
-    return [CudaDevice(number, UUIDS[number], "NVIDIA H200", (9, 0), 141 << 30, 0) for number in range(count)]
+def driver(count: int, hidden_by: str | None = None) -> CudaState:
+    """A driver that shows so many GPUs, initialised while CUDA_VISIBLE_DEVICES was ``hidden_by``."""
+    devices = [CudaDevice(number, UUIDS[number], "NVIDIA H200", (9, 0), 141 << 30, 0) for number in range(count)]
+    return CudaState(0, tuple(devices), os.getpid(), hidden_by)
 
 
 # Which GPU
@@ -44,17 +46,27 @@ def devices(count: int) -> list[CudaDevice]:
     ],
 )
 def test_gpu_by_local_rank(rank: Rank, count: int, ordinal: int) -> None:
-    assert own_device(rank, devices(count), None).ordinal == ordinal
+    assert own_device(rank, driver(count)).ordinal == ordinal
 
 
-def test_more_ranks_than_gpus() -> None:
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(RankDeviceError) as caught:
-        own_device(Rank(6, 8, 2, 4), devices(2), "0,1")
+        own_device(Rank(6, 8, 2, 4), driver(2, "0,1"))
     assert caught.value.ranks == (6,)
     assert UUIDS[0] in caught.value.evidence[0]
     assert "CUDA_VISIBLE_DEVICES=0,1" in caught.value.evidence
     assert "number 2 of 4 on this host" in caught.value.summary
     assert "sees 2 GPUs" in caught.value.summary
+
+
+def test_a_variable_that_the_driver_did_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set after something had initialised CUDA, it is not what leaves a rank without a GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    with pytest.raises(RankDeviceError) as caught:
+        own_device(Rank(2, 4, 2, 4), driver(2, "0,1"))
+    assert "CUDA_VISIBLE_DEVICES was '0,1' when this process initialised CUDA" in caught.value.evidence[-1]
+    assert "before anything in it uses CUDA" in caught.value.fixes[-1]
 
 
 # Sessions of ranks, on a machine whose driver is the lab's: it names GPUs, and opens none
