@@ -46,12 +46,10 @@ _GIVING_BACK = 5.0  # seconds for a child to give its communicator back
 _RUN = 100  # steps from this number on are the same on all ranks
 _WAITING = 8  # unread messages of rank 0 at most; it sends fewer in all
 
-# For tests only: a module whose main() replaces worker.main, for a child that misbehaves
-_MODULE_VARIABLE = "_ORTGPU_PREFLIGHT_WORKER"
 _LINES_KEPT, _BYTES_KEPT = 200, 1 << 18
 _CHUNK = 1 << 16  # bytes of one read, as many as a pipe holds
 _DEATH = 2.0  # seconds for a process to end after it has closed its channel
-_BOOT = "import importlib; importlib.import_module(sys.argv[1]).main(int(sys.argv[2]), int(sys.argv[3]))"
+_BOOT = "from ortgpu.distributed.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 
 
 def preflight(
@@ -507,11 +505,9 @@ class Child:
 
     def __init__(self, rank: Rank, calls: tuple[Collective, ...]) -> None:
         ours, theirs = socket.socketpair()
-        module = os.environ.get(_MODULE_VARIABLE, f"{__package__}.worker")
-        arguments = [module, str(theirs.fileno()), str(os.getpid())]
         try:
             self._process = subprocess.Popen(
-                python_command(_BOOT, *arguments),
+                python_command(_BOOT, str(theirs.fileno()), str(os.getpid())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -120,11 +120,8 @@ class Task:
     calls: tuple[Collective, ...]
 
 
-Run = Callable[[Channel, Task, int, bytes, float], None]
-
-
-def main(descriptor: int, parent: int, run: Run | None = None) -> None:
-    """Do everything, in order. ``run`` replaces :func:`run_collectives` in tests."""
+def main(descriptor: int, parent: int) -> None:
+    """Do everything, in order."""
     if os.getppid() != parent:  # it was gone before the kernel was asked to kill this process with it
         os._exit(1)
     # NCCL's warnings go through C's stdout, which keeps lines back for a pipe, and this process may never flush it.
@@ -143,7 +140,7 @@ def main(descriptor: int, parent: int, run: Run | None = None) -> None:
             message = channel.wait()
         assert device is not None  # else the ranks would have stopped before this
         until = time.monotonic() + message["seconds"]
-        (run or run_collectives)(channel, task, device.ordinal, bytes.fromhex(message["id"]), until)
+        run_collectives(channel, task, device.ordinal, bytes.fromhex(message["id"]), until)
     except GPUError as error:
         channel.fail(error)
         channel.wait()  # the others may still need what this process has in NCCL's bootstrap
@@ -283,9 +280,8 @@ def load_nccl() -> tuple[str, str]:
 
 
 def parse_version_number(number: int) -> tuple[int, int, int]:
-    """Return 2.28.9 for 22809. Before 2.9 it had one digit less: 2708 is 2.7.8 (NCCL_VERSION in nccl.h)."""
-    major = 10_000 if number >= 10_000 else 1_000
-    return number // major, number % major // 100, number % 100
+    """Return 2.28.9 for 22809 (NCCL_VERSION in nccl.h)."""
+    return number // 10_000, number % 10_000 // 100, number % 100
 
 
 def make_unique_id() -> bytes:

@@ -58,7 +58,7 @@ def preflight(
     ``variables``; ``late``, seconds that it comes after the others. ``apart``: what is different in a Rank on a host of
     its own. ``disturbed``: others connect to the address before the last rank does, and stay.
     """
-    from ortgpu.distributed import Collective, current_rank
+    from ortgpu.distributed import Collective, current_rank, preflighting
     from ortgpu.distributed import preflight as run
 
     number = str(current_rank().rank)
@@ -66,7 +66,7 @@ def preflight(
     if kind == "absent":
         sys.exit(0)
     if kind is not None:
-        os.environ["_ORTGPU_PREFLIGHT_WORKER"] = "rank_worker"
+        vars(preflighting)["_BOOT"] = preflighting._BOOT.replace("ortgpu.distributed.worker", "rank_worker")
         os.environ["RANK_MISBEHAVES"] = kind
     os.environ.update((variables or {}).get(number, {}))
     time.sleep((late or {}).get(number, 0.0))

@@ -1,7 +1,6 @@
 """Children of a preflight that do not do what they should, each through the functions of the real one.
 
-Taken by ortgpu.distributed.preflighting in place of its own worker when _ORTGPU_PREFLIGHT_WORKER names this module;
-RANK_MISBEHAVES says how.
+rank_program.py has it started in place of ortgpu.distributed.worker; RANK_MISBEHAVES says how.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import sys
 import time
 
 from ortgpu.distributed import worker
-from ortgpu.distributed.worker import Channel, Task, make_unique_id
+from ortgpu.distributed.worker import Channel, Task, make_unique_id, run_collectives
 
 
 def _sleep_in_native_code() -> None:
@@ -71,20 +70,20 @@ def asleep(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: 
 def asleep_in_operation(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
     """Hangs between two calls of the first operation: the other ranks have begun the second."""
     vars(worker)["check"] = lambda *_: _sleep_in_native_code()
-    worker.run_collectives(channel, task, ordinal, unique_id, until)
+    run_collectives(channel, task, ordinal, unique_id, until)
 
 
 def killed_in_operation(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
     """Dies between two calls of the first operation: NCCL of the other ranks is left with a connection that ended."""
     vars(worker)["check"] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    worker.run_collectives(channel, task, ordinal, unique_id, until)
+    run_collectives(channel, task, ordinal, unique_id, until)
 
 
 def asleep_with_results(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
     """Has run everything, and hangs before it says so."""
     send = channel.send
     vars(channel)["send"] = lambda message: _sleep_in_native_code() if "results" in message else send(message)
-    worker.run_collectives(channel, task, ordinal, unique_id, until)
+    run_collectives(channel, task, ordinal, unique_id, until)
 
 
 def deaf(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
@@ -135,4 +134,5 @@ def main(descriptor: int, parent: int) -> None:
         vars(worker)["initialise"] = lambda: os.kill(os.getpid(), signal.SIGKILL)
     elif kind in _IDS:
         vars(worker)["make_unique_id"] = _IDS[kind]
-    worker.main(descriptor, parent, RUNS.get(kind))
+    vars(worker)["run_collectives"] = RUNS.get(kind, run_collectives)
+    worker.main(descriptor, parent)
