@@ -133,10 +133,6 @@ class CapturingSession:
         # The C++ session uses the stream until its end, which metadata kept by the caller may delay.
         weakref.finalize(inner, _let_go_of, stream).atexit = False
 
-    @property
-    def computes_nothing(self) -> bool:
-        return self._on_cpu.issuperset(self._output_names)
-
     def run(self, output_names: Any, feed: Any, run_options: Any = None) -> Any:
         if run_options is not None and _graph_id_of(run_options) != "-1":
             raise _unsupported("run options other than gpu_graph_id=-1, which captures nothing,")

@@ -21,6 +21,7 @@ from .cudart import CudaCallError, Stream, runtime_of, runtime_on
 from .pinned import memory_of
 
 if TYPE_CHECKING:
+    from ..provider.interfaces import VerifiedSession
     from ..provider.placement import Placement
     from .plain_runs import RunningSession
 
@@ -29,6 +30,7 @@ logger = logging.getLogger("ortgpu")
 # The kernels of these operators read a count from the GPU. A capture computes nothing, so the count is random, and a
 # replay writes to memory where the count was once kept (nonzero_op.cc, compress.cc).
 _COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+_NO_RUNTIME = "the provider's CUDA runtime is not among the libraries of this process"
 _REFUSAL = re.compile(r"cannot use the (?:CUDA Graph|graph capture) feature", re.IGNORECASE)
 
 
@@ -78,45 +80,52 @@ def captured(session: RunningSession) -> CapturedRunner:
     Raises:
         ProviderRequestError: inputs, outputs or operators cannot be captured, or this process lacks cudart.
     """
-    inner, device = session._sess, device_of(session)
-    runtime = runtime_of(device)
-    if runtime is None:
-        raise _impossible("the provider's CUDA runtime is not among the libraries of this process")
-    memories = getattr(inner, "input_meminfos", None)
-    if memories is None:
-        raise _impossible("the installed ONNX Runtime does not tell where inputs must be; 1.23 and newer do")
-    for value, memory in zip(inner.inputs_meta, memories, strict=True):
-        if memory.name.lower() != device.kind:
-            raise _impossible(f"its input {value.name!r} is read on the CPU, or by no node: no graph takes it")
-    if handed_on := {value.name for value in inner.inputs_meta} & {value.name for value in inner.outputs_meta}:
-        # execution_frame.cc copies it before the run, which a replay does not repeat
-        raise _impossible(f"its output {min(handed_on)!r} is its input, which no node computes")
-    for value in (*inner.inputs_meta, *inner.outputs_meta):
-        if value.type not in DTYPES:
-            raise _impossible(f"{value.name!r} is a {value.type}")
-    if counting := _operators_of(session) & _COUNTING:
-        raise _impossible(f"output shapes depend on data: of {', '.join(sorted(counting))}")
-    if session._stream is None:
-        raise _impossible("no stream could be made on the GPU")
-    graphs = CapturingSession(inner, runtime, device, session._stream, memory_of(session))
+    reason = obstacle(session)
+    if reason is None and session._stream is None:
+        reason = "no stream could be made on the GPU"
+    runtime = runtime_of(device_of(session))
+    if reason is not None or runtime is None or session._stream is None:
+        raise ProviderRequestError(
+            "this session cannot be captured as a CUDA graph",
+            evidence=[reason or _NO_RUNTIME],
+            fixes=[LEAVE_OUT],
+            requested="cuda_graph",
+        )
+    graphs = CapturingSession(session._sess, runtime, device_of(session), session._stream, memory_of(session))
     session._stream = None  # the C++ session keeps it alive from now on
-    if graphs.computes_nothing:
-        raise _impossible("all its outputs are computed on the CPU")
     session._sess = graphs
     return CapturedRunner(session, graphs)
 
 
-def _operators_of(session: RunningSession) -> frozenset[str]:
+def obstacle(session: VerifiedSession) -> str | None:
+    """Return why an open session cannot be captured, whatever its model computes. None: nothing is in the way."""
+    inner, device = session._sess, device_of(session)
+    if runtime_of(device) is None:
+        return _NO_RUNTIME
+    if not hasattr(inner, "input_meminfos"):
+        return "the installed ONNX Runtime does not tell where inputs must be; 1.23 and newer do"
+    for value, memory in zip(inner.inputs_meta, inner.input_meminfos, strict=True):
+        if memory.name.lower() != device.kind:
+            return f"its input {value.name!r} is read on the CPU, or by no node: no graph takes it"
+    if handed_on := {value.name for value in inner.inputs_meta} & {value.name for value in inner.outputs_meta}:
+        # execution_frame.cc copies it before the run, which a replay does not repeat
+        return f"its output {min(handed_on)!r} is its input, which no node computes"
+    for value in (*inner.inputs_meta, *inner.outputs_meta):
+        if value.type not in DTYPES:
+            return f"{value.name!r} is a {value.type}"
+    operators = _operators_of(session)
+    if operators is None:
+        return "its operators are not known, and some give wrong results when they are replayed"
+    if counting := operators & _COUNTING:
+        return f"output shapes depend on data: of {', '.join(sorted(counting))}"
+    if all(memory.name.lower() != device.kind for memory in inner.output_meminfos):
+        return "all its outputs are computed on the CPU"
+    return None
+
+
+def _operators_of(session: VerifiedSession) -> frozenset[str] | None:
     placement = session._verified.placement
     if placement.known:
         return frozenset(node.op_type for node in placement.nodes)
     facts = read_model(session._request.model)
-    if not facts.opsets:  # a model in ONNX Runtime's own format
-        raise _impossible("its operators are not known, and some give wrong results when they are replayed")
-    return frozenset(name for name, _ in facts.operators)
-
-
-def _impossible(reason: str) -> ProviderRequestError:
-    return ProviderRequestError(
-        "this session cannot be captured as a CUDA graph", evidence=[reason], fixes=[LEAVE_OUT], requested="cuda_graph"
-    )
+    return frozenset(name for name, _ in facts.operators) if facts.opsets else None  # in ONNX Runtime's own format

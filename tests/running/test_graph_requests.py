@@ -59,13 +59,17 @@ def test_what_cannot_be_captured_is_refused_when_the_session_is_made(stubs: Stub
             input_meminfos = [Memory]  # not where the rest of a session on the CPU is
         made = graph_requests.captured(usual)
         usual._sess = Elsewhere(usual._sess, None)
-        refused = (texts, sequence, usual, counting, handed_on)
+        class Constant(Recorded):
+            output_meminfos = [Memory]
+        constant = GPUSession(NEG)
+        constant._sess = Constant(constant._sess, None)
+        refused = (texts, sequence, usual, counting, handed_on, constant)
         others = [outcome(lambda: graph_requests.captured(each)) for each in refused]
         report([no_runtime, no_stream, *others, type(made).__name__])
     """,
     )
     *refused, made = found
-    assert [each["type"] for each in refused] == ["ProviderRequestError"] * 7
+    assert [each["type"] for each in refused] == ["ProviderRequestError"] * 8
     reasons = (
         "CUDA runtime",
         "no stream",
@@ -74,6 +78,7 @@ def test_what_cannot_be_captured_is_refused_when_the_session_is_made(stubs: Stub
         "input 'x' is read on the CPU",
         "output shapes depend on data: of NonZero",
         "its output 'x' is its input",
+        "all its outputs are computed on the CPU",
     )
     for error, reason in zip(refused, reasons, strict=True):
         assert reason in error["text"]

@@ -17,7 +17,7 @@ import pytest
 from ortgpu.provider.records import Choice, read_record
 from ortgpu.provider.settings import AUTOMATIC, SETTINGS
 from ortgpu.session.tuning import tuning
-from ortgpu.session.tuning.children import Child, ChildFailedError, Place, only_tuner
+from ortgpu.session.tuning.children import Beginning, Child, ChildFailedError, Place, only_tuner
 from ortgpu.session.tuning.comparing import compare
 from ortgpu.session.tuning.tuning import Search, Trial, Wanted, tune, tune_at
 from tests.support.networks import Network
@@ -156,6 +156,15 @@ def test_one_tuner_at_a_time() -> None:
         pass
     with only_tuner("test", 0):
         pass
+
+
+@pytest.mark.parametrize("reason", [None, "its input 'mask' is read on the CPU, or by no node: no graph takes it"])
+def test_a_graph_that_sessions_refuse_is_no_candidate(tmp_path: Path, reason: str | None) -> None:
+    """ONNX Runtime captures it, and a session with the record was then refused, which had not asked for a graph."""
+    begun = Beginning(None, None, "CPU", None, {}, (), None, None, convolves=False, needs_cudnn=False, no_graph=reason)
+    search = Search(Wanted("model.onnx"), CPU, begun, Child(str(tmp_path)), str(tmp_path), "model.onnx", 0.0)
+    assert ("graph" in dict(search.spaces(tuple(SETTINGS)))) is (reason is None)
+    assert search.left_out == ((f"graph captured: {reason}",) if reason is not None else ())
 
 
 class NoSearch(Search):

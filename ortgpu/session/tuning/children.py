@@ -56,6 +56,7 @@ class Beginning:
         feeds: the inputs of each batch, made up unless they were given.
         key: of the record; None where there can be none, because ``no_key``.
         convolves, needs_cudnn: what nodes there are, as ONNX Runtime placed them.
+        no_graph: why sessions capture no CUDA graph of the model, if they do not.
     """
 
     uuid: str | None
@@ -68,6 +69,7 @@ class Beginning:
     no_key: str | None
     convolves: bool
     needs_cudnn: bool
+    no_graph: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from ...provider.requests import CPU, CUDA
 from ...provider.runtime import load_lazily_opened, open_provider
 from ...provider.settings import CAPTURE, Effect, Settings, effect_of
 from ...running.cudart import runtime_on
+from ...running.graph_requests import obstacle
 from ...running.onnxruntimes import InferenceSession
 from ...running.pinned import PinnedMemory
 from ..gpu_session import GPUSession
@@ -91,6 +92,7 @@ def begin(
     """
     outline = GraphOutline(model)
     gpu: Device | None = None
+    no_graph: str | None = None
     if place.ordinal is None:
         session = _open(model, place, None, {})
         uuid, name = None, "CPU"
@@ -104,6 +106,7 @@ def begin(
         operators = {node.op_type for node in placement.nodes} if placement.known else {"Conv"}
         placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA]
         cudnn = not placement.known or bool(cudnn_operators(placed))
+        no_graph = obstacle(session)
     inputs: Any = session.get_inputs()
     declared = {each.name: list(each.shape) for each in inputs}
     if feeds is None:
@@ -121,7 +124,7 @@ def begin(
         session.close()  # the process goes on
     kind = gpu.name if gpu is not None else None
     ordinal = gpu.ordinal if gpu is not None else None
-    return Beginning(uuid, ordinal, name, kind, declared, feeds, key, no_key, convolves, cudnn)
+    return Beginning(uuid, ordinal, name, kind, declared, feeds, key, no_key, convolves, cudnn, no_graph)
 
 
 def place(model: ModelSource, device: Any, optimised: str) -> tuple[list[PlacedNode], bool]:

@@ -297,7 +297,7 @@ class Search:
         # The last ratio of a value to the time without it; float16 is worth a try before what gains nothing
         self._gains: dict[tuple[str, str], float] = {("precision", "float16"): 0.5}
         self.dimensions = _dimensions(begun)
-        self._not_possible: list[str] = []
+        self._not_possible = [f"graph captured: {begun.no_graph}"] if begun.no_graph is not None else []
         self._late: dict[_Key, str] = {}  # candidates that the time did not suffice for, when they were due
         self.compared_with = "the CPU's float32"
         self._work = Work(
@@ -364,7 +364,7 @@ class Search:
         begun, single = self._begun, self._wanted.objective == "latency"
         matters = {
             "precision": self._work.half is not None,
-            "graph": single,
+            "graph": single and begun.no_graph is None,
             "shapes": bool(self.dimensions),
             "layout": begun.convolves,
             "search": begun.convolves,
