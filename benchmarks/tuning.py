@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ortgpu.provider.records import Choice
-from ortgpu.provider.settings import SETTINGS, Settings, described, effect_of
+from ortgpu.provider.settings import CAPTURE, FLOAT16, SETTINGS, Settings, described, options_of
 from ortgpu.session.tuning.children import Place
 from ortgpu.session.tuning.tuning import Search, Trial, Tuning, Wanted, normal, tune_at
 from tests.support.children import child_environment, run_child
@@ -46,10 +46,10 @@ _PLANTED = {
 }
 # Which settings a figure may have: all of them are published without CUDA graphs too
 CLASSES: dict[str, Callable[[Settings], bool]] = {
-    "TF32": lambda settings: not effect_of(settings).is_float16,
-    "TF32 without graphs": lambda settings: not (effect_of(settings).is_float16 or effect_of(settings).captures),
+    "TF32": lambda settings: FLOAT16 not in options_of(settings),
+    "TF32 without graphs": lambda settings: {FLOAT16, CAPTURE}.isdisjoint(options_of(settings)),
     "float16": lambda _: True,
-    "float16 without graphs": lambda settings: not effect_of(settings).captures,
+    "float16 without graphs": lambda settings: CAPTURE not in options_of(settings),
 }
 
 

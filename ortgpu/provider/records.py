@@ -23,7 +23,7 @@ from ..environment.libraries.loader import loader_of_this_process
 from ..model.files import ModelSource, is_ort_format, stamp_of
 from ..model.outline import UNREADABLE, GraphOutline
 from .runtime import load_runtime, open_provider
-from .settings import AUTOMATIC, SETTINGS, described, effect_of
+from .settings import AUTOMATIC, SETTINGS, described, options_of
 
 _SCHEMA = 1
 
@@ -152,7 +152,7 @@ def _checked(found: Any, names: type, values: Any) -> dict[Any, Any]:
 def _choice(found: Any, allowed: tuple[str, ...]) -> Choice:
     choice = Choice(**_checked(found, str, (dict, float, int)))
     settings = _checked(choice.settings, str, str)
-    effect_of(settings)
+    options_of(settings)
     if not set(allowed).issuperset(settings):
         raise ValueError(f"{settings!r}")
     return Choice(settings, float(choice.ratio))

@@ -7,7 +7,6 @@ addresses of functions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 # Names in ``options_chosen`` that are no options of a provider
 THREADS = "intra_op_num_threads"  # the session option
@@ -26,53 +25,28 @@ MAP_DEPTH = 4
 Settings = Mapping[str, str]  # values by the names of settings
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What settings ask for.
-
-    Attributes:
-        options: of the CUDA provider.
-        threads: CPU threads of the session; None is ONNX Runtime's own choice.
-        captures: a CUDA graph is captured for each shape of the inputs.
-        fixes_shapes: the free dimensions of the inputs get the sizes that were measured.
-        is_float16: the model computes in float16, with its inputs and outputs as they were.
-        depth: runs that ``map`` has at work at a time; None is its own choice.
-        is_staged: ``map`` copies feeds into pinned memory first.
-    """
-
-    options: Mapping[str, str] = field(default_factory=dict)
-    threads: int | None = None
-    captures: bool = False
-    fixes_shapes: bool = False
-    is_float16: bool = False
-    depth: int | None = None
-    is_staged: bool = True
-
-
-_AS_IT_IS = Effect()
-
 # cuDNN's DEFAULT is no candidate: on an H200 it took 2.8 to 69 times as long with each of five networks with
 # convolutions (benchmarks/results/tuning-h200-2026-11-23-4fba0b2.json has three), and most of the time of a search.
 # fuse_conv_bias never stands alone: ONNX Runtime 1.31 then clears a buffer of the convolution on another stream than
 # the one that fills it (conv.cc), and some results are wrong.
-SETTINGS: Mapping[str, Mapping[str, Effect]] = {
+SETTINGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "layout": {
-        "channels-first": Effect({"prefer_nhwc": "0"}),
-        "channels-last": Effect({"prefer_nhwc": "1"}),
-        "channels-last, biases fused": Effect({"prefer_nhwc": "1", "fuse_conv_bias": "1"}),
+        "channels-first": {"prefer_nhwc": "0"},
+        "channels-last": {"prefer_nhwc": "1"},
+        "channels-last, biases fused": {"prefer_nhwc": "1", "fuse_conv_bias": "1"},
     },
-    "search": {name.lower(): Effect({"cudnn_conv_algo_search": name}) for name in ("HEURISTIC", "EXHAUSTIVE")},
+    "search": {name.lower(): {"cudnn_conv_algo_search": name} for name in ("HEURISTIC", "EXHAUSTIVE")},
     "workspace": {
-        "largest": Effect({"cudnn_conv_use_max_workspace": "1"}),
-        "small": Effect({"cudnn_conv_use_max_workspace": "0"}),
+        "largest": {"cudnn_conv_use_max_workspace": "1"},
+        "small": {"cudnn_conv_use_max_workspace": "0"},
     },
-    "cudnn": {"on": Effect({"enable_cudnn": "1"}), "off": Effect({"enable_cudnn": "0"})},
-    "threads": {"all": _AS_IT_IS, "few": Effect(threads=FEW_THREADS)},
-    "graph": {"none": _AS_IT_IS, "captured": Effect(captures=True)},
-    "shapes": {"free": _AS_IT_IS, "fixed": Effect(fixes_shapes=True)},
-    "precision": {"float32": _AS_IT_IS, "float16": Effect(is_float16=True)},
-    "depth": {"four": _AS_IT_IS, "two": Effect(depth=2), "eight": Effect(depth=8)},
-    "staging": {"pinned": _AS_IT_IS, "none": Effect(is_staged=False)},
+    "cudnn": {"on": {"enable_cudnn": "1"}, "off": {"enable_cudnn": "0"}},
+    "threads": {"all": {}, "few": {THREADS: str(FEW_THREADS)}},
+    "graph": {"none": {}, "captured": {CAPTURE: "1"}},
+    "shapes": {"free": {}, "fixed": {DIMENSIONS: "those that were measured"}},
+    "precision": {"float32": {}, "float16": {FLOAT16: "1"}},
+    "depth": {"four": {}, "two": {DEPTH: "2"}, "eight": {DEPTH: "8"}},
+    "staging": {"pinned": {}, "none": {STAGING: "0"}},
 }
 
 # Settings that change neither inputs, outputs and errors nor the precision. A session applies them by itself; the
@@ -80,22 +54,13 @@ SETTINGS: Mapping[str, Mapping[str, Effect]] = {
 AUTOMATIC = ("layout", "search", "workspace", "cudnn", "threads", "depth", "staging")
 
 
-def effect_of(settings: Settings) -> Effect:
-    """Return the joint effect of settings.
+def options_of(settings: Settings) -> dict[str, str]:
+    """Return what settings ask for: options of the CUDA provider, and those ``OF_THE_SESSION``.
 
     Raises:
         KeyError: the table has no such name or value.
     """
-    found = [SETTINGS[name][value] for name, value in settings.items()]
-    return Effect(
-        {option: value for effect in found for option, value in effect.options.items()},
-        next((effect.threads for effect in found if effect.threads is not None), None),
-        any(effect.captures for effect in found),
-        any(effect.fixes_shapes for effect in found),
-        any(effect.is_float16 for effect in found),
-        next((effect.depth for effect in found if effect.depth is not None), None),
-        all(effect.is_staged for effect in found),
-    )
+    return {option: wanted for name, value in settings.items() for option, wanted in SETTINGS[name][value].items()}
 
 
 def described(settings: Settings) -> str:

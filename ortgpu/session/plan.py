@@ -28,7 +28,7 @@ from ..provider.requests import (
     cuda_first,
 )
 from ..provider.runtime import Runtime
-from ..provider.settings import CAPTURE, DEPTH, DIMENSIONS, FLOAT16, OF_THE_SESSION, SETTINGS, STAGING, THREADS
+from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, OF_THE_SESSION, SETTINGS, THREADS
 from .chosen import choose
 from .request import SessionRequest
 
@@ -167,24 +167,14 @@ def for_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline, recor
 
 def _recorded(record: Found, own: Collection[str]) -> dict[str, tuple[str, str]]:
     """Return what a record sets, without settings to which an option of the caller's (``own``) belongs."""
+    own = {*own, CAPTURE} if _STREAM in own else set(own)  # a captured session has a stream of its own
     chosen: dict[str, tuple[str, str]] = {}
     for name, value in record.choice.settings.items():
-        effect, why = SETTINGS[name][value], f"{name} {value}: {record.why}"
-        if any(option in own for each in SETTINGS[name].values() for option in each.options):
-            continue
-        chosen |= {option: (wanted, why) for option, wanted in effect.options.items()}
-        if effect.threads is not None:
-            chosen[THREADS] = (str(effect.threads), why)
-        if effect.captures and {CAPTURE, _STREAM}.isdisjoint(own):
-            chosen[CAPTURE] = ("1", why)
-        if effect.fixes_shapes:
-            chosen[DIMENSIONS] = (json.dumps(record.record.dimensions), why)
-        if effect.is_float16:
-            chosen[FLOAT16] = ("1", why)
-        if effect.depth is not None:
-            chosen[DEPTH] = (str(effect.depth), why)
-        if not effect.is_staged:
-            chosen[STAGING] = ("0", why)
+        if own.isdisjoint(option for each in SETTINGS[name].values() for option in each):
+            why = f"{name} {value}: {record.why}"
+            chosen |= {option: (wanted, why) for option, wanted in SETTINGS[name][value].items()}
+    if DIMENSIONS in chosen:
+        chosen[DIMENSIONS] = (json.dumps(record.record.dimensions), chosen[DIMENSIONS][1])
     return chosen
 
 

@@ -25,7 +25,7 @@ from ortgpu.provider.records import (
     read_record,
 )
 from ortgpu.provider.requests import parse
-from ortgpu.provider.settings import AUTOMATIC, SETTINGS, effect_of
+from ortgpu.provider.settings import AUTOMATIC, SETTINGS, options_of
 from ortgpu.session.plan import for_model, on_gpu, plan_of, why_untuned
 from ortgpu.session.request import SessionRequest
 from tests.lab.fixtures import Lab
@@ -58,19 +58,14 @@ def record(tmp_path: Path, model: Path) -> Path:
 
 
 def test_the_table_names_each_option_in_one_setting() -> None:
-    options = {name: {option for each in SETTINGS[name].values() for option in each.options} for name in SETTINGS}
+    options = {name: {option for each in SETTINGS[name].values() for option in each} for name in SETTINGS}
     assert sum(map(len, options.values())) == len(set().union(*options.values()))
     assert set(AUTOMATIC) < set(SETTINGS)
-    fused = effect_of({"layout": "channels-last, biases fused", "threads": "few"})
-    assert (fused.options, fused.threads) == ({"prefer_nhwc": "1", "fuse_conv_bias": "1"}, 4)
-    assert (fused.depth, fused.is_staged) == (None, True)
-    mapped = effect_of({"depth": "two", "staging": "none"})
-    assert (mapped.options, mapped.depth, mapped.is_staged) == ({}, 2, False)
+    fused = options_of({"layout": "channels-last, biases fused", "threads": "few", "staging": "pinned"})
+    assert fused == {"prefer_nhwc": "1", "fuse_conv_bias": "1", "intra_op_num_threads": "4"}
+    assert options_of({"depth": "two", "staging": "none"}) == {"map_depth": "2", "map_staging": "0"}
     # A fused bias without this layout gives wrong results.
-    assert all(
-        "fuse_conv_bias" not in each.options or each.options["prefer_nhwc"] == "1"
-        for each in SETTINGS["layout"].values()
-    )
+    assert all("fuse_conv_bias" not in each or each["prefer_nhwc"] == "1" for each in SETTINGS["layout"].values())
 
 
 def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], object]:

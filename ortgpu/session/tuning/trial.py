@@ -32,7 +32,17 @@ from ...provider.placement import PlacedNode, cudnn_operators, not_recorded
 from ...provider.records import VoidRecordError, key_of
 from ...provider.requests import CPU, CUDA
 from ...provider.runtime import load_lazily_opened, open_provider
-from ...provider.settings import CAPTURE, Effect, Settings, effect_of
+from ...provider.settings import (
+    CAPTURE,
+    DEPTH,
+    DIMENSIONS,
+    FLOAT16,
+    OF_THE_SESSION,
+    STAGING,
+    THREADS,
+    Settings,
+    options_of,
+)
 from ...running.cudart import runtime_on
 from ...running.graph_requests import obstacle
 from ...running.onnxruntimes import InferenceSession
@@ -180,20 +190,18 @@ def open_session(model: str | bytes, settings: Settings | None, place: Place, di
         ProviderFallbackError: it is not on the GPU.
         Exception: ONNX Runtime's own.
     """
-    effect = effect_of(settings or {})
+    asked = options_of(settings or {})
     options = _quiet()
-    if effect.threads is not None:
-        options.intra_op_num_threads = effect.threads
-    for name, size in dimensions.items() if effect.fixes_shapes else ():
+    if THREADS in asked:
+        options.intra_op_num_threads = int(asked[THREADS])
+    for name, size in dimensions.items() if DIMENSIONS in asked else ():
         options.add_free_dimension_override_by_name(name, size)
     if place.ordinal is None:
         return onnxruntime.InferenceSession(model, options, providers=[CPU])
-    asked = dict(effect.options)
-    if effect.captures:
-        asked[CAPTURE] = "1"
+    of_cuda = {name: value for name, value in asked.items() if name not in OF_THE_SESSION}
     if place.ordinal:  # naming the first makes 1.31 log a warning
-        asked["device_id"] = str(place.ordinal)
-    session = onnxruntime.InferenceSession(model, options, providers=[(CUDA, asked), CPU])
+        of_cuda["device_id"] = str(place.ordinal)
+    session = onnxruntime.InferenceSession(model, options, providers=[(CUDA, of_cuda), CPU])
     if session.get_providers()[0] != CUDA:
         raise ProviderFallbackError("ONNX Runtime did not bind CUDA", bound=tuple(session.get_providers()))
     session.disable_fallback()
@@ -227,10 +235,10 @@ def measure(path: str, settings: Settings | None, seconds: float) -> Measured:
     """Measure a candidate, each batch for some seconds. What it raises is in ``wrong``. None: the given providers."""
     work, plain, expected = _prepared(path)
     try:
-        effect = effect_of(settings or {})
-        model = work.half if effect.is_float16 and work.half is not None else work.model
+        asked = options_of(settings or {})
+        model = work.half if FLOAT16 in asked and work.half is not None else work.model
         opened = _open_given(work) if settings is None else _open(model, work.place, settings, work.dimensions)
-        return _measured(work, effect, opened, plain, expected, seconds)
+        return _measured(work, asked, opened, plain, expected, seconds)
     except Exception as error:  # noqa: BLE001 - whatever a candidate does, others may be tried
         return Measured(wrong=f"{type(error).__name__}: {error}".strip().partition("\n")[0])
 
@@ -254,20 +262,25 @@ def _open_given(work: Work) -> Any:
 
 
 def _measured(
-    work: Work, effect: Effect, found: Any, plain: Any, expected: Sequence[Sequence[Any]], seconds_of_each: float
+    work: Work,
+    asked: Mapping[str, str],
+    found: Any,
+    plain: Any,
+    expected: Sequence[Sequence[Any]],
+    seconds_of_each: float,
 ) -> Measured:
     """Compare the results of a candidate with the right ones, and its time with plain ONNX Runtime's, in turns."""
     names = [output.name for output in plain.get_outputs()]
     ratios, seconds, worst = [], [], 0.0
     for number, feed in enumerate(work.feeds):
         right = work.right[number] if work.right is not None else None
-        checked = Comparison(names, right, expected[number], work.tolerance if effect.is_float16 else None)
-        if not effect.captures:  # each run would capture
+        checked = Comparison(names, right, expected[number], work.tolerance if FLOAT16 in asked else None)
+        if CAPTURE not in asked:  # each run would capture
             checked.add(found.run(None, dict(feed)))
             checked.add_all(_at_once(found, feed))
         if checked.wrong is None:
-            graph = number if effect.captures else None
-            ratio, taken = _timed(work, effect, plain, found, feed, expected[number], checked, graph, seconds_of_each)
+            graph = number if CAPTURE in asked else None
+            ratio, taken = _timed(work, asked, plain, found, feed, expected[number], checked, graph, seconds_of_each)
             ratios.append(ratio)
             seconds.append(taken)
         worst = max(worst, checked.error)
@@ -299,7 +312,7 @@ _MOST_AT_ONCE = 20  # runs of each thread
 
 def _timed(
     work: Work,
-    effect: Effect,
+    asked: Mapping[str, str],
     plain: Any,
     found: Any,
     feed: Mapping[str, Any],
@@ -314,7 +327,7 @@ def _timed(
         pinned = PinnedMemory(runtime, PINNED_MEMORY_LIMIT)
         ways: tuple[Any, Any] = (
             _Crowd(plain, feed, work.threads, pinned),
-            _Crowd(found, feed, effect.depth or work.threads, pinned if effect.is_staged else None),
+            _Crowd(found, feed, int(asked.get(DEPTH, work.threads)), None if STAGING in asked else pinned),
         )
     else:
         ways = (_Single(plain, feed, expected, work.place, None), _Single(found, feed, expected, work.place, graph))

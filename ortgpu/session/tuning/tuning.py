@@ -19,7 +19,7 @@ from ...model.files import ModelSource, write_temporary
 from ...provider.lifetime import device_of
 from ...provider.records import Choice, Key, Record, VoidRecordError, default_path, read_record
 from ...provider.runtime import load_runtime
-from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described, effect_of
+from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described
 from .children import Beginning, Child, ChildFailedError, Measured, Place, Work, only_tuner
 from .comparing import TOLERANCE, Comparison
 
@@ -443,7 +443,7 @@ class Search:
             if (key := _key(choice.settings)) in self._seen:
                 self._seen[key] = replace(self._seen[key], verdict="kept")
         for key, trial in self._seen.items():
-            if trial.verdict.startswith(_WRONG) and not effect_of(trial.settings).is_float16:
+            if trial.verdict.startswith(_WRONG) and trial.settings.get("precision") != "float16":
                 self._seen[key] = replace(trial, divergence=self._divergence(trial.settings))
 
     def _divergence(self, settings: Settings) -> str:
