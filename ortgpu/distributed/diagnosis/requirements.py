@@ -14,7 +14,7 @@ from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of
 from ...environment.packages.installed import Distribution
 from ...environment.packages.metadata import numbers_of
-from ..environment import BuildVariable, Mpi, Nccl, Network, TrainingEnvironment
+from ..environment import REQUIRED, BuildVariable, Mpi, Nccl, Network, TrainingEnvironment
 from .packages import LAST_RELEASE, NEWEST_ONNX
 
 _FAST_ETHERNET = 10_000  # Mb/s
@@ -31,7 +31,7 @@ def check_training(environment: Environment, training: TrainingEnvironment) -> t
         *_host(environment),
         _network(training.network),
         _training_package(environment),
-        *(_package(training, name) for name in _PACKAGES),
+        *(_package(training, name) for name in REQUIRED),
         _torch(environment),
         _horovod(training.horovod),
         *map(_build_variable, training.build_variables),
@@ -158,7 +158,6 @@ def _training_package(environment: Environment) -> Requirement:
 
 
 # From the package's metadata, except for onnx
-_PACKAGES = ("cerberus", "flatbuffers", "h5py", "numpy", "onnx", "packaging", "protobuf", "sympy", "setuptools")
 _LOWEST: Final = {"numpy": "1.16.6", "setuptools": "61"}
 
 
