@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any
 
+from ..environment.gpu.cuda import CudaDevice
 from ..environment.libraries.catalogue import is_dll
 from ..environment.libraries.library_file import read_library, this_machine, wrong_machine
 from ..environment.libraries.loader import Loader
@@ -78,8 +79,8 @@ _REGISTRATIONS = {
 }
 
 
-def check_plugin(name: str, ordinal: int) -> None:
-    """Check that ONNX Runtime opens a registered plugin of TensorRT by its name, on this GPU.
+def check_plugin(name: str, gpu: CudaDevice | None = None) -> None:
+    """Check that ONNX Runtime opens a registered plugin of TensorRT by its name, on this GPU, by default the first.
 
     Raises:
         ProviderRequestError: this release does so by device only, or the plugin takes no ``device_id``.
@@ -99,11 +100,12 @@ def check_plugin(name: str, ordinal: int) -> None:
             fixes=[by_device],
             requested=(name,),
         )
-    if ordinal != 0 and not takes_ordinal(name):
+    if gpu is not None and gpu.ordinal != 0 and not takes_ordinal(name):
+        alone = f"CUDA_VISIBLE_DEVICES={gpu.uuid}" if gpu.uuid else "this GPU alone in CUDA_VISIBLE_DEVICES"
         raise ProviderRequestError(
-            f"the plugin of {name} takes no device_id, and cuda:{ordinal} was asked for",
+            f"the plugin of {name} takes no device_id, and cuda:{gpu.ordinal} was asked for",
             evidence=["by its name, ONNX Runtime opens it on the first GPU"],
-            fixes=[by_device, manual(f"or start this process with CUDA_VISIBLE_DEVICES={ordinal}, and ask for cuda:0")],
+            fixes=[by_device, manual(f"or start this process with {alone}, and ask for cuda:0")],
             requested=(name,),
         )
 

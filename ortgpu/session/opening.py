@@ -202,7 +202,7 @@ def _check_tensorrt(context: OpeningContext) -> None:
 
         bridge = context.runtime.packages.onnxruntime.bridge
         if name in listed_providers():
-            check_plugin(name, context.plan.gpu.ordinal)
+            check_plugin(name, context.plan.gpu)
             if not takes_ordinal(name):
                 context.plan = context.plan.without_ordinal(name)
         elif name == requests.TENSORRT[0] and bridge is not None:

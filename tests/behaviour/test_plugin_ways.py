@@ -229,9 +229,12 @@ def test_the_options_of_tensorrt_rtx_are_passed_through(with_rtx: Machine, modul
 
 def test_an_ordinal_that_tensorrt_rtx_cannot_be_given(with_rtx: Machine, module_lab: Lab) -> None:
     make = f"ortgpu.GPUSession({str(module_lab.models.relu)!r}, providers=[RTX, CUDA], device=1)"
-    found = seen(of_gpus(with_rtx, 2), rtx_first(AS_IN_1_32 + f"attempt(lambda: {make})"))
+    shown = {"CUDA_VISIBLE_DEVICES": "1,0"}
+    found = seen(of_gpus(with_rtx, 2), rtx_first(AS_IN_1_32 + f"attempt(lambda: {make})"), env=shown)
     assert found.get("error") == "ProviderRequestError", found
     assert "takes no device_id, and cuda:1 was asked for" in found["text"]
+    own = "CUDA_VISIBLE_DEVICES=GPU-00000000-0000-0000-0000-000000000000"
+    assert own in found["fixes"][1], "the number that it has in another CUDA_VISIBLE_DEVICES names another GPU"
 
 
 @pytest.mark.parametrize("name", [RTX, TENSORRT])

@@ -82,7 +82,7 @@ def _is_usable(tensorrt: str) -> bool:
     bridge = load_runtime().packages.onnxruntime.bridge
     try:
         if tensorrt in listed_providers():
-            check_plugin(tensorrt, ordinal=0)
+            check_plugin(tensorrt)
         elif tensorrt == TENSORRT[0] and bridge is not None:
             check_loadable(bridge, in_wheels=False)  # not in wheels, where ONNX Runtime does not look
     except GPUError:
