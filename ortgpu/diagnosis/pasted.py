@@ -11,6 +11,7 @@ from typing import Any
 from ..environment.gpu.driver import LIBCUDA, Driver, Nvml
 from ..environment.host import Host
 from ..environment.inspection import Environment
+from ..environment.libraries import loader_words
 from ..environment.packages.installed import Distribution, OnnxRuntime, Packages
 from ..environment.packages.installer import Installer
 from ..environment.variables import Variables
@@ -26,7 +27,6 @@ from .checks import driver, imports, packages
 from .checks.opening import of_construction
 from .execution import of_run
 from .facts import Facts, Observed
-from .messages import loader_words
 
 # A word that is not part of a path or of a longer name
 _WORD = re.compile(r"(?:\bortgpu\.errors\.|(?<![\w./\\-]))([\w-]+)(?![\w/\\-]|\.\w)")

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from ..environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of, stem_of
 from ..environment.libraries.library_file import read_library
 from ..environment.libraries.loader import Loader, loader_of_this_process
+from ..environment.libraries.loader_words import lacks_function, lacks_symbol
 from ..environment.libraries.places import Source
 from ..environment.libraries.search import Candidate, Resolution, folders_of, places_for, resolve
-from ..environment.libraries.wheel import ProviderLibrary, bridge_of, read_provider
+from ..environment.libraries.wheel import ProviderLibrary, provider_beside, read_provider
 from ..environment.packages.installed import Packages, locate_packages
 from ..process.background import fork_safe_lock
 from ..process.untranslated import untranslated
@@ -238,8 +239,8 @@ def _why_not(path: str, damaged: Collection[str]) -> str | None:
 
 def _lacking(words: str, path: str, loader: Loader) -> str | None:
     """Return the loaded library from another folder that lacks a symbol which the loader wants for this file."""
-    name = loader.lacking(words)
-    if name is None:
+    lacked = lacks_symbol(words) or lacks_function(words)
+    if lacked is None or (name := lacked[1]) is None:
         return None
     loaded = (file for file in loader.loaded() if _is_file_of(file, name))
     return next((file for file in loaded if folders_of(file).isdisjoint(folders_of(path))), None)
@@ -271,7 +272,7 @@ def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
     Only for a process in which ONNX Runtime was imported and failed to open it: the file calls into ONNX Runtime while
     it is being loaded, and dies of SIGSEGV where that is not there yet, or where another one would answer.
     """
-    return why_another_answers(bridge_of(provider.path)) or open_library(provider.path)
+    return why_another_answers(provider_beside(provider.path, "shared")) or open_library(provider.path)
 
 
 def why_another_answers(bridge: str) -> str | None:

@@ -17,10 +17,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from ..environment.libraries.library_file import read_elf, read_library, this_machine, wrong_machine
+from ..environment.libraries.loader import loaded_plugin
 from ..environment.libraries.wheel import cuda_major_of, release_wanted, uses_internals
 from ..environment.packages.installed import Packages, locate_packages
 from ..environment.packages.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter
-from ..environment.packages.plugins import CUDA, Arrival, loaded_library, registered_library
+from ..environment.packages.plugins import CUDA, Arrival, registered_library
 from ..model.files import stamp_of
 from ..process.background import fork_safe_lock
 from ..process.untranslated import untranslated
@@ -212,7 +213,7 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
     if _is_for_newer_cuda(path):  # its first call of CUDA fails, which may end the process
         return "newer CUDA", None
     loose = runtime.arrival is not None and runtime.arrival.way == "registered by the program"
-    if loose and registered_library() is None and path == loaded_library():
+    if loose and registered_library() is None and path == loaded_plugin():
         return "no device", None  # nor is it registered here: it may be another ONNX Runtime's
     if release_wanted(path, str(getattr(runtime.module, "__version__", ""))) is not None:
         return "another release", None
@@ -222,7 +223,7 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
     if function is None:
         return "no plugins", None
     if not register:  # a file that is loaded was registered, and lists no device
-        return ("no device" if loaded_library() is not None else "not registered"), None
+        return ("no device" if loaded_plugin() is not None else "not registered"), None
     bridge = runtime.packages.onnxruntime.bridge
     if bridge is not None and uses_internals(path):
         from .preloading import why_another_answers

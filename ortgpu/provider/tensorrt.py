@@ -11,7 +11,7 @@ from ..environment.gpu.cuda import CudaDevice
 from ..environment.libraries.catalogue import is_dll
 from ..environment.libraries.library_file import read_library, this_machine, wrong_machine
 from ..environment.libraries.loader import Loader
-from ..environment.libraries.places import path_of
+from ..environment.libraries.loader_windows import path_of
 from ..environment.libraries.wheel import provider_beside
 from ..environment.packages.metadata import search_path
 from ..environment.packages.plugins import takes_ordinal

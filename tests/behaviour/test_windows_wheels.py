@@ -18,7 +18,7 @@ from ortgpu.environment.libraries.library_file import exported_names, imported_n
 from ortgpu.environment.libraries.loader_windows import is_of_the_system, lacking_functions
 from ortgpu.environment.libraries.places import WINDOWS, SearchPlaces
 from ortgpu.environment.libraries.search import resolve
-from ortgpu.environment.libraries.wheel import bridge_of, cuda_major_of, read_provider
+from ortgpu.environment.libraries.wheel import cuda_major_of, provider_beside, read_provider
 from tests.windows.wheels import unpacked
 
 # Wheels are downloaded and unpacked in the setup of the first test.
@@ -94,7 +94,7 @@ def test_the_provider_is_read(site: Site) -> None:
     assert tuple(name for name in found.needed if spec_for(name)) == site.release.linked
     assert " ".join(map(str, found.architectures or ())) == site.release.held
     assert cuda_major_of(found.needed) == site.release.cuda
-    assert os.path.isfile(bridge_of(found.path))
+    assert os.path.isfile(provider_beside(found.path, "shared"))
     known = re.compile(r"onnxruntime_providers_shared|kernel32|(msvcp|vcruntime)140", re.IGNORECASE)
     others = [name for name in found.needed if not spec_for(name) and not is_of_the_system(name)]
     assert [name for name in others if not known.match(name)] == []
@@ -137,7 +137,7 @@ def test_all_of_it_can_be_loaded_in_order_and_fits_together(site: Site, tmp_path
         linked = {name for name in read_pe(path).needed if spec_for(name)}
         assert linked <= {os.path.basename(earlier) for earlier in order[:position]}, path
         assert list(lacking_functions(path, order)) == []
-    assert list(lacking_functions(provider.path, [*order, bridge_of(provider.path)])) == []
+    assert list(lacking_functions(provider.path, [*order, provider_beside(provider.path, "shared")])) == []
     for name in site.release.linked:
         (path,) = (path for path in order if os.path.basename(path) == name)
         assert exported_names(path)

@@ -16,9 +16,9 @@ from ortgpu.environment.libraries.wheel import (
     Architecture,
     Coverage,
     ProviderLibrary,
-    bridge_of,
     cuda_major_of,
     parse_container,
+    provider_beside,
     read_architectures,
     read_provider,
     release_wanted,
@@ -110,8 +110,10 @@ def test_what_the_installed_provider_covers(
 
 
 def test_the_bridge_is_beside_it(installed: ProviderLibrary) -> None:
-    assert os.path.isfile(bridge_of(installed.path))
-    assert bridge_of(r"capi/onnxruntime_providers_cuda.DLL") == os.path.join("capi", "onnxruntime_providers_shared.dll")
+    assert os.path.isfile(provider_beside(installed.path, "shared"))
+    assert provider_beside(r"capi/onnxruntime_providers_cuda.DLL", "shared") == os.path.join(
+        "capi", "onnxruntime_providers_shared.dll"
+    )
 
 
 # Which GPUs an architecture covers: CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility"

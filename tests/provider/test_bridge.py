@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.libraries.wheel import bridge_of
+from ortgpu.environment.libraries.wheel import provider_beside
 from ortgpu.environment.packages.installed import locate_packages
 from tests.support.children import run_python
 
@@ -41,7 +41,7 @@ def test_provider_is_not_opened_where_another_would_answer(
 ) -> None:
     provider = locate_packages().onnxruntime.provider_library
     assert provider is not None
-    own = bridge_of(provider)
+    own = provider_beside(provider, "shared")
     other = str(shutil.copy(own, tmp_path))
     program = PROGRAM.format(first=first.format(own=own, other=other))
     said = run_python(program, env={variable: other} if variable else {}).ok().stdout

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from ...environment.gpu.driver import TEGRA_MEMORY, Driver, RefusedNode, UnlinkedFile
 from ...environment.host import Host
+from ...environment.libraries import loader_words
 from ...environment.packages.metadata import numbers_of
 from ...errors import (
     DriverNotFoundError,
@@ -21,7 +22,6 @@ from ...errors import (
     shell,
 )
 from ..facts import Facts
-from ..messages import loader_words
 from ..messages.cuda_codes import RESTART_WINDOWS, UNUSABLE, Meaning, meaning_of, name_of, returned_by_cuinit
 from ..remedies import fixes as remedies
 from ..remedies.releases import FOR_CUDA_12, runs_with_cuda_12

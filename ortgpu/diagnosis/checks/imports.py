@@ -6,6 +6,7 @@ import os
 import re
 
 from ...environment.gpu.driver import LIBCUDA
+from ...environment.libraries import loader_words
 from ...environment.libraries.catalogue import spec_for
 from ...environment.packages.installed import Distribution
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
@@ -24,7 +25,6 @@ from ...errors import (
 )
 from ...provider.preloading import MissingLibrary
 from ..facts import Facts
-from ..messages import loader_words
 from ..remedies import fixes as remedies
 from . import driver
 from .libraries import c_library_too_old, judge_missing, of_another_version

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
 from ...environment.inspection import Environment
+from ...environment.libraries import loader_words
 from ...environment.libraries.catalogue import CUDNN_CORE_PARTS, canonical, major_of, spec_for, stem_of, wheel_name
 from ...environment.libraries.search import Candidate, Resolution
 from ...errors import (
@@ -23,7 +24,6 @@ from ...errors import (
 )
 from ...provider.preloading import LoadedLibrary, MissingLibrary
 from ..facts import Facts
-from ..messages import loader_words
 from ..remedies import fixes as remedies
 
 

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ...environment.gpu.driver import LIBCUDA
+from ...environment.libraries import loader_words
 from ...environment.libraries.catalogue import BY_STEM
 from ...environment.libraries.search import SYSTEM
 from ...errors import (
@@ -29,7 +30,6 @@ from ...errors import (
 from ...provider.devices import not_found
 from ...provider.requests import CUDA
 from ..facts import Facts
-from ..messages import loader_words
 from ..messages.cuda_codes import (
     CAPTURING,
     DEVICE_UNAVAILABLE,

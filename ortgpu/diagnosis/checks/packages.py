@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from ...environment.libraries import loader_words
 from ...environment.libraries.library_file import wrong_machine
 from ...environment.packages.installed import Distribution, OnnxRuntime
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
@@ -25,7 +26,6 @@ from ...errors import (
 )
 from ...provider.requests import CUDA
 from ..facts import Facts
-from ..messages import loader_words
 from ..remedies import fixes as remedies
 from .opening import of_construction
 

@@ -9,14 +9,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from ...environment.inspection import Environment
-from ...environment.libraries import catalogue, places
+from ...environment.libraries import catalogue, loader_words, places
 from ...environment.libraries.catalogue import is_dll, spec_for, wheel_name
 from ...environment.packages.installed import Packages
 from ...environment.packages.installer import as_command, quoted
 from ...environment.packages.metadata import numbers_of
 from ...environment.variables import entries_of
 from ...errors import Fix, manual, shell
-from ..messages import loader_words
 from ..messages.cuda_codes import RESTART_WINDOWS
 from .releases import Release, cuda_major_of, newest_for
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import re
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Union
 
 from ...process.untranslated import untranslated
 from ..packages.metadata import read_file
+from ..packages.plugins import CUDA_LIBRARY
 from .library_file import read_elf
 
 if TYPE_CHECKING:
@@ -72,11 +72,6 @@ class PosixLoader:
         everything.dladdr(first, found)
         return f"{symbol} is taken from {os.fsdecode(found[0] or b'')}, not from {path}"
 
-    def lacking(self, words: str) -> str | None:
-        """Return the library that, by these words of ``open``, lacks a symbol that another one needs."""
-        match = re.search(r"undefined symbol: \w+, version (lib\S+)|,? version (lib\S+) not defined in file", words)
-        return (match[1] or match[2]) if match is not None else None
-
 
 Loader = Union[PosixLoader, "WindowsLoader"]
 
@@ -118,6 +113,14 @@ def read_mapped_libraries() -> tuple[str, ...]:
     if sys.platform == "win32":
         return loader_of_this_process().loaded()
     return mapped_libraries((read_file("/proc/self/maps") or b"").decode("utf-8", "surrogateescape"))
+
+
+def loaded_plugin() -> str | None:
+    """Return the file of a CUDA plugin that this process has opened, which may list no GPU; None if there is none."""
+    if "onnxruntime" not in sys.modules:
+        return None
+    found = (path for path in read_mapped_libraries() if CUDA_LIBRARY.fullmatch(os.path.basename(path)))
+    return next(found, None)
 
 
 def only_loaded(paths: Iterable[str]) -> tuple[str, ...]:

@@ -11,13 +11,12 @@ import ntpath
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from .catalogue import spec_for
 from .library_file import exported_names, imported_names, read_pe
-from .places import folders_of_windows, path_of
 
 DRIVER = "nvcuda.dll"
 
@@ -130,9 +129,16 @@ class WindowsLoader:
                 return None if os.path.samefile(first, path) else f"{symbol} is taken from {first}, not from {path}"
         return None
 
-    def lacking(self, words: str) -> str | None:
-        match = re.match(r"it takes \S+ from ([^\s\\/]+\.dll), and ", words, re.IGNORECASE)
-        return match[1] if match is not None else None
+
+def folders_of_windows(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the folders of Windows that its loader searches before PATH."""
+    windows = variables.get("SYSTEMROOT") or variables.get("WINDIR") or r"C:\Windows"
+    return os.path.join(windows, "System32"), windows
+
+
+def path_of(variables: Mapping[str, str]) -> list[str]:
+    """Return the folders of PATH, without the quotes that some programs write around them."""
+    return [folder for entry in variables.get("PATH", "").split(";") if (folder := entry.strip().strip('"'))]
 
 
 def spelt_for_windows(path: str) -> str:

@@ -42,6 +42,7 @@ from typing import Literal
 from ..packages.metadata import list_names, numbers_of, read_file
 from .catalogue import LibrarySpec, canonical, is_dll, spec_for
 from .library_file import read_elf, read_pe, wrong_machine
+from .loader_windows import folders_of_windows, path_of
 
 Source = Literal[
     "already loaded", "directory", "nvidia wheels", "torch", "conda", "environment variable", "toolkit",
@@ -311,17 +312,6 @@ def _judge_dll(path: str, name: str, machine: str) -> str | None:
     if problem is None and spec_for(own) and own != name:
         return f"its own name is {own}, {name} is needed"
     return problem
-
-
-def folders_of_windows(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the folders of Windows that its loader searches before PATH."""
-    windows = variables.get("SYSTEMROOT") or variables.get("WINDIR") or r"C:\Windows"
-    return os.path.join(windows, "System32"), windows
-
-
-def path_of(variables: Mapping[str, str]) -> list[str]:
-    """Return the folders of PATH, without the quotes that some programs write around them."""
-    return [folder for entry in variables.get("PATH", "").split(";") if (folder := entry.strip().strip('"'))]
 
 
 def _inside_on_windows(places: SearchPlaces, source: Source, prefix: str, cuda_major: int) -> Iterator[Root]:

@@ -141,11 +141,6 @@ def release_wanted(provider: str, core: str) -> str | None:
     return found[1].decode("ascii") if found is not None else None
 
 
-def bridge_of(provider: str) -> str:
-    """Return the path of the library between ONNX Runtime and its providers, beside them."""
-    return provider_beside(provider, "shared")
-
-
 def provider_beside(provider: str, name: str) -> str:
     """Return the path of another provider library of ONNX Runtime, in the same folder and for the same system."""
     system = "Windows" if is_dll(provider) else "Linux"

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from ..libraries.loader import loaded_plugin
 from .metadata import (
     MetadataFolder,
     Place,
@@ -311,7 +312,8 @@ def _read_onnxruntime(
     built_in = _first_of(capi, names, [provider_file_name("cuda", each) for each in FILE_NAMES])
     extension = _first_of(capi, names, _extension_names(names))
     cuda = _cuda_of_driver(plugins)
-    arrival = choose_arrival(built_in, extension, plugins, in_process=in_process, driver_cuda=cuda)
+    loaded = loaded_plugin() if in_process and built_in is None else None
+    arrival = choose_arrival(built_in, extension, plugins, in_process=in_process, driver_cuda=cuda, loaded=loaded)
     return OnnxRuntime(
         folder=folder,
         importable=package.importable,

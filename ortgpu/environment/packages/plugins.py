@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from .metadata import MetadataFolder, Place, list_distributions, list_names, read_file, read_text
+from .metadata import MetadataFolder, Place, list_distributions, list_names, read_text
 
 Way = Literal["built in", "registered by the program", "bundled plugin", "plugin package"]
 
@@ -22,8 +22,7 @@ CUDA: Final = "CUDAExecutionProvider"
 PREFIX: Final = "onnxruntime-ep-"  # onnxruntime-ep-cuda13, onnxruntime-ep-webgpu
 LIBRARY: Final = "_ORTGPU_CUDA_PLUGIN"  # tells a child process which file its parent's program had registered
 FILE_NAMES: Final = {"Linux": "lib{}.so", "Windows": "{}.dll", "Darwin": "lib{}.dylib"}  # of providers
-_MAPPED: Final = re.compile(rb"(?m) (/.*/libonnxruntime_providers_cuda\w*\.so)$")
-_CUDA_LIBRARY: Final = re.compile(r"(lib)?onnxruntime_providers_cuda\w*\.(so|dll)")
+CUDA_LIBRARY: Final = re.compile(r"(lib)?onnxruntime_providers_cuda\w*\.(so|dll)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def _read_plugin(one: MetadataFolder, places: Sequence[Place]) -> PluginPackage:
     modules = [*(one.read("top_level.txt") or b"").decode("utf-8", "replace").split(), one.name.replace("-", "_")]
     found = (os.path.join(place.folder, module) for place in places for module in modules if module in place.names)
     folder = next(found, None)
-    libraries = sorted(filter(_CUDA_LIBRARY.fullmatch, list_names(folder))) if folder is not None else []
+    libraries = sorted(filter(CUDA_LIBRARY.fullmatch, list_names(folder))) if folder is not None else []
     library = os.path.join(folder or "", libraries[0]) if libraries else None
     return PluginPackage(one.name, one.read_version(), one.location, folder, library)
 
@@ -105,6 +104,7 @@ def choose_arrival(
     *,
     in_process: bool,
     driver_cuda: int | None = None,
+    loaded: str | None = None,
 ) -> Arrival | None:
     """Return how CUDA arrives: what the program registered before what is built in, bundled, and in a package.
 
@@ -117,6 +117,7 @@ def choose_arrival(
         extension: the file of its extension module.
         in_process: the package is that of this process, whose program may have registered a plugin.
         driver_cuda: the major version of CUDA that the driver supports. It decides between several packages.
+        loaded: the file of a plugin that this process has opened, where nothing is built in.
     """
     registered = registered_library() if in_process else None
     if registered is not None:
@@ -132,7 +133,7 @@ def choose_arrival(
     package = next(iter(fitting or usable), None)
     if package is not None and package.library is not None:
         return Arrival("plugin package", package.library, package)
-    told = loaded_library() or _told or os.environ.get(LIBRARY) if in_process else None
+    told = loaded or _told or os.environ.get(LIBRARY) if in_process else None
     return Arrival("registered by the program", told) if told and os.path.isfile(told) else None
 
 
@@ -159,22 +160,6 @@ def registered_library() -> str | None:
     """Return the file of a CUDA plugin that is registered in this process and lists a GPU; None if there is none."""
     devices = (device for device in _listed_devices() if device.ep_name == CUDA)
     return next(filter(None, (dict(device.ep_metadata).get("library_path") for device in devices)), None)
-
-
-def loaded_library() -> str | None:
-    """Return the file of a CUDA plugin that this process has opened, which may list no GPU; None if there is none."""
-    if "onnxruntime" not in sys.modules:
-        return None
-    if sys.platform == "win32":
-        import ctypes
-
-        kernel, path = ctypes.WinDLL("kernel32"), ctypes.create_unicode_buffer(1 << 15)
-        kernel.GetModuleHandleW.restype = ctypes.c_void_p
-        handle = kernel.GetModuleHandleW("onnxruntime_providers_cuda.dll")
-        return path.value if handle and kernel.GetModuleFileNameW(ctypes.c_void_p(handle), path, 1 << 15) else None
-    mapped = read_file("/proc/self/maps")
-    found = _MAPPED.search(mapped or b"")
-    return os.fsdecode(found[1]) if found is not None else None
 
 
 def listed_providers() -> tuple[str, ...]:

@@ -7,8 +7,8 @@ import re
 _SONAME = r"(lib[\w.+-]+\.so[\w.]*)"
 _NOT_FOUND = re.compile(
     rf"{_SONAME}: cannot open shared object"
-    rf"|links {_SONAME}, of which there are only damaged"  # preloading.py
-    r"|(?i:([^\s\\/]+\.dll), which it links, was not found)"  # environment/loader_windows.py
+    rf"|links {_SONAME}, of which there are only damaged"  # provider/preloading.py
+    r"|(?i:([^\s\\/]+\.dll), which it links, was not found)"  # loader_windows.py
     rf"|Unable to load any of {{{_SONAME}"  # cuDNN 9, which then ends the process
     r"|Could not locate ([^\s\\/]+\.dll)\. Please make sure"  # cuDNN on Windows
     r'|.*which depends on "([^"\\/]+\.dll)" which is missing'  # ONNX Runtime's provider_bridge_ort.cc
