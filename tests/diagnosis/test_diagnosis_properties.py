@@ -19,7 +19,7 @@ from ortgpu.environment.gpu.driver import GPU, Driver, Nvml, RefusedNode
 from ortgpu.environment.host import Host
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.libraries.catalogue import LIBRARIES
-from ortgpu.environment.libraries.library_file import ElfFile
+from ortgpu.environment.libraries.library_file import LibraryFile
 from ortgpu.environment.libraries.search import Candidate, Resolution
 from ortgpu.environment.libraries.wheel import Architecture, ProviderLibrary
 from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages, Torch
@@ -91,7 +91,7 @@ GPUS = st.builds(
     *(st.none() | st.integers(0, 1 << 40), st.none() | st.integers(0, 1 << 40)),
     *(st.none() | st.sampled_from(["default", "prohibited"]), st.none() | FLAGS, some(st.just("MIG-1")), st.none()),
 )
-ELF_FILES = st.none() | st.builds(ElfFile, PATHS, PROBLEMS)
+ELF_FILES = st.none() | st.builds(LibraryFile, PATHS, PROBLEMS)
 PROVIDERS = st.none() | st.builds(
     ProviderLibrary,
     *(PATHS, PROBLEMS, some(SONAMES, 4), some(PATHS)),

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.environment.libraries.library_file import ElfFile, find_section, read_elf
+from ortgpu.environment.libraries.library_file import LibraryFile, find_section, read_elf
 from tests.lab.stubs import Stubs, compiler
 
 READELF = shutil.which("readelf")
@@ -53,7 +53,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("damage") / "lib.so"
 
 
-def read_bytes(scratch: Path, data: bytes) -> ElfFile:
+def read_bytes(scratch: Path, data: bytes) -> LibraryFile:
     """Both readers on these bytes, which may be anything: they answer."""
     scratch.write_bytes(data)
     section = find_section(scratch, ".dynstr")

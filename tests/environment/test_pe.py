@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortgpu.environment.libraries.library_file import (
-    PeFile,
+    LibraryFile,
     borrows,
     exported_names,
     find_section,
@@ -41,7 +41,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("damage") / "made.dll"
 
 
-def read_bytes(scratch: Path, data: bytes) -> PeFile:
+def read_bytes(scratch: Path, data: bytes) -> LibraryFile:
     """All readers on these bytes, which may be anything: they answer."""
     scratch.write_bytes(data)
     section = find_section(scratch, ".nv_fatb")
@@ -59,7 +59,7 @@ def read_bytes(scratch: Path, data: bytes) -> PeFile:
 
 def test_a_whole_dll(scratch: Path) -> None:
     found = read_bytes(scratch, WHOLE)
-    assert found == PeFile(
+    assert found == LibraryFile(
         str(scratch),
         machine="x86_64",
         name="cublas64_13.dll",

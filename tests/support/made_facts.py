@@ -13,7 +13,7 @@ from ortgpu.environment.gpu.driver import GPU, Driver, Nvml, RefusedNode
 from ortgpu.environment.host import Host
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.libraries.catalogue import BY_STEM, LIBRARIES, spec_for
-from ortgpu.environment.libraries.library_file import ElfFile
+from ortgpu.environment.libraries.library_file import LibraryFile
 from ortgpu.environment.libraries.search import Candidate, Resolution
 from ortgpu.environment.libraries.wheel import Architecture, ProviderLibrary
 from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages
@@ -84,8 +84,8 @@ HEALTHY = Facts(
             nvidia=(Distribution("nvidia-cublas", "13.1.0", SITE), Distribution("nvidia-cudnn-cu13", "9.14.0", SITE)),
             others=(Distribution("numpy", "2.3.0", SITE),),
         ),
-        extension=ElfFile(EXTENSION, machine="x86_64"),
-        bridge=ElfFile(BRIDGE, machine="x86_64"),
+        extension=LibraryFile(EXTENSION, machine="x86_64"),
+        bridge=LibraryFile(BRIDGE, machine="x86_64"),
         provider=ProviderLibrary(
             PROVIDER,
             None,

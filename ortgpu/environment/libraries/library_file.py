@@ -11,11 +11,11 @@ import os
 import platform
 import stat
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 # The same names for the same processors
 _ELF_MACHINES = {3: "i386", 21: "ppc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
@@ -33,36 +33,20 @@ _MAX_ENTRIES = 4096  # libraries of one table; some twenty are usual
 _MAX_NAMES = 1 << 20  # functions of one library
 _MAX_NAME = 4096  # bytes
 
-_DAMAGED_ELF, _DAMAGED_DLL = "damaged ELF file", "damaged PE file"
-
 
 @dataclass(frozen=True, slots=True)
-class ElfFile:
-    """An ELF file. ``problem`` is why it cannot be opened as a library, in a few words, or None."""
+class LibraryFile:
+    """An ELF file or a DLL. ``problem`` is why it cannot be opened as a library, in a few words, or None."""
 
     path: str
     problem: str | None = None
     machine: str | None = None
-    soname: str | None = None
-    needed: tuple[str, ...] = ()
+    soname: str | None = None  # of an ELF file
+    needed: tuple[str, ...] = ()  # DT_NEEDED, or the DLLs without which it is not opened
     search_path: tuple[str, ...] = ()  # DT_RPATH and DT_RUNPATH entries
     executable_stack: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PeFile:
-    """A DLL. ``problem`` is why it cannot be opened as a library, in a few words, or None."""
-
-    path: str
-    problem: str | None = None
-    machine: str | None = None
-    name: str | None = None  # that the linker gave it; a file that was renamed keeps it
-    needed: tuple[str, ...] = ()  # DLLs without which it is not opened
+    name: str | None = None  # that the linker gave a DLL; a file that was renamed keeps it
     delayed: tuple[str, ...] = ()  # DLLs that are opened at the first call
-
-
-LibraryFile = ElfFile | PeFile
-_Kind = TypeVar("_Kind", ElfFile, PeFile)
 
 
 class _DamagedError(Exception):
@@ -74,39 +58,37 @@ _UNREADABLE = (OSError, _DamagedError, ValueError, struct.error, OverflowError, 
 
 def read_library(path: str | os.PathLike[str]) -> LibraryFile:
     """Read one file. Never raises for what the file holds or for its absence: see ``problem`` of the result."""
-    return read_pe(path) if _is_of_windows(path) else read_elf(path)
+    return _read(path, _kind_of(path))
 
 
-def _is_of_windows(path: str | os.PathLike[str]) -> bool:
-    return os.fspath(path)[-4:].lower() in (".dll", ".pyd")
+def read_elf(path: str | os.PathLike[str]) -> LibraryFile:
+    return _read(path, _Elf)
 
 
-def read_elf(path: str | os.PathLike[str]) -> ElfFile:
-    return _read(path, lambda name, file: _Elf(file).describe(name), ElfFile, _DAMAGED_ELF)
+def read_pe(path: str | os.PathLike[str]) -> LibraryFile:
+    return _read(path, _Dll)
 
 
-def read_pe(path: str | os.PathLike[str]) -> PeFile:
-    return _read(path, lambda name, file: _Dll(file).describe(name), PeFile, _DAMAGED_DLL)
+def _kind_of(path: str | os.PathLike[str]) -> type[_Elf | _Dll]:
+    return _Dll if os.fspath(path)[-4:].lower() in (".dll", ".pyd") else _Elf
 
 
-def _read(
-    path: str | os.PathLike[str], describe: Callable[[str, BinaryIO], _Kind], kind: type[_Kind], damaged: str
-) -> _Kind:
+def _read(path: str | os.PathLike[str], kind: type[_Elf | _Dll]) -> LibraryFile:
     name = os.fspath(path)
     try:
         mode = os.stat(name).st_mode
         if stat.S_ISFIFO(mode):
-            return kind(name, "is a pipe")  # which would be waited for
+            return LibraryFile(name, "is a pipe")  # which would be waited for
         if stat.S_ISDIR(mode):
-            return kind(name, "is a directory")  # Windows denies the permission to open it
+            return LibraryFile(name, "is a directory")  # Windows denies the permission to open it
         with open(name, "rb") as file:
-            return describe(name, file)
+            return kind(file).describe(name)
     except _DamagedError as damage:
-        return kind(name, str(damage))
+        return LibraryFile(name, str(damage))
     except OSError as error:
-        return kind(name, (error.strerror or str(error)).lower())
+        return LibraryFile(name, (error.strerror or str(error)).lower())
     except _UNREADABLE:
-        return kind(name, damaged)
+        return LibraryFile(name, kind.DAMAGED)
 
 
 def this_machine() -> str:
@@ -130,14 +112,14 @@ def wrong_machine(machine: str | None, here: str) -> str | None:
 def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] | None:
     """Return offset and size in bytes of a section, or None if the file has no such section, or is damaged."""
     with suppress(*_UNREADABLE), open(path, "rb") as file:
-        return (_Dll(file) if _is_of_windows(path) else _Elf(file)).find_section(wanted)
+        return _kind_of(path)(file).find_section(wanted)
     return None
 
 
 def read_section(path: str | os.PathLike[str], wanted: str) -> bytes | None:
     """Return the content of a section, or None if the file has no such section, or is damaged."""
     with suppress(*_UNREADABLE), open(path, "rb") as file:  # not mapped: what a writer cuts off it ends the process
-        section = (_Dll(file) if _is_of_windows(path) else _Elf(file)).find_section(wanted)
+        section = _kind_of(path)(file).find_section(wanted)
         if section is not None:
             file.seek(section[0])
             return file.read(section[1])
@@ -176,7 +158,7 @@ def defines(path: str | os.PathLike[str], names: Collection[str]) -> bool:
 
 def borrows(path: str | os.PathLike[str], names: Collection[str]) -> bool:
     """Return True if a library takes one of these functions from another file. False if that cannot be read."""
-    if not _is_of_windows(path):
+    if _kind_of(path) is _Elf:
         return _has_symbol(path, names, defined=False)
     with suppress(*_UNREADABLE), open(path, "rb") as file:
         image = _Dll(file)
@@ -238,6 +220,8 @@ class _Image:
 class _Elf(_Image):
     """An open ELF file whose header is whole."""
 
+    DAMAGED = "damaged ELF file"
+
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, b"\x7fELF", "an ELF file")
         start = self._start
@@ -263,9 +247,9 @@ class _Elf(_Image):
         offset, length = struct.unpack_from("<QQ", table, index * self._section_size + 24)
         return offset, length
 
-    def describe(self, path: str) -> ElfFile:
+    def describe(self, path: str) -> LibraryFile:
         if self._program_count == 0 or self._program_size < 56:
-            raise _DamagedError(f"{_DAMAGED_ELF}: no program headers")
+            raise _DamagedError(f"{self.DAMAGED}: no program headers")
         table = self.read(self._programs_at, self._program_size * self._program_count)
         loads: list[tuple[int, int, int]] = []
         dynamic: tuple[int, int] | None = None
@@ -283,7 +267,7 @@ class _Elf(_Image):
         if end > self._size:
             raise _DamagedError(f"truncated: {self._size} of {end} bytes")
         if dynamic is None:
-            raise _DamagedError(f"{_DAMAGED_ELF}: no dynamic section")
+            raise _DamagedError(f"{self.DAMAGED}: no dynamic section")
         table = self.read(*dynamic)
         entries = list(takewhile(lambda entry: entry[0], struct.iter_unpack("<QQ", table[: len(table) & ~15])))
         strings = self._string_table(dict(entries), loads)
@@ -292,7 +276,7 @@ class _Elf(_Image):
             return tuple(_string(strings, value) for found, value in entries if found == tag)
 
         paths = all_of(_DT_RPATH) + all_of(_DT_RUNPATH)
-        return ElfFile(
+        return LibraryFile(
             path,
             machine=_ELF_MACHINES.get(self._machine, f"machine {self._machine}"),
             soname=next(iter(all_of(_DT_SONAME)), None),
@@ -304,17 +288,17 @@ class _Elf(_Image):
     def _string_table(self, values: dict[int, int], loads: list[tuple[int, int, int]]) -> bytes:
         address, length = values.get(_DT_STRTAB), values.get(_DT_STRSZ)
         if address is None or length is None:
-            raise _DamagedError(f"{_DAMAGED_ELF}: no string table")
+            raise _DamagedError(f"{self.DAMAGED}: no string table")
         for start, offset, span in loads:
             if start <= address < start + span:
                 return self.read(offset + address - start, length)
-        raise _DamagedError(f"{_DAMAGED_ELF}: string table outside every segment")
+        raise _DamagedError(f"{self.DAMAGED}: string table outside every segment")
 
 
 def _string(table: bytes, at: int) -> str:
     end = table.find(b"\0", at)
     if at >= len(table) or end < 0:
-        raise _DamagedError(f"{_DAMAGED_ELF}: string outside its table")
+        raise _DamagedError(f"{_Elf.DAMAGED}: string outside its table")
     return table[at:end].decode("utf-8", "replace")
 
 
@@ -330,6 +314,8 @@ class _Section:
 class _Dll(_Image):
     """An open DLL whose headers are whole, and whose sections lie within it."""
 
+    DAMAGED = "damaged PE file"
+
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, b"MZ", "a DLL")
         (at,) = struct.unpack_from("<I", self._start, 60)
@@ -340,7 +326,7 @@ class _Dll(_Image):
         optional = self.read(at + 24, optional_size)
         self._wide = {0x10B: False, 0x20B: True}.get(struct.unpack_from("<H", optional)[0])
         if self._wide is None:
-            raise _DamagedError(f"{_DAMAGED_DLL}: neither 32 nor 64 bits")
+            raise _DamagedError(f"{self.DAMAGED}: neither 32 nor 64 bits")
         if not flags & _IS_DLL:
             raise _DamagedError("not a DLL: a program")
         first = 112 if self._wide else 96  # the data directories
@@ -350,7 +336,7 @@ class _Dll(_Image):
         self._sections = tuple(self._read_sections(self.read(at + 24 + optional_size, 40 * count)))
         end = max((one.offset + one.size for one in self._sections), default=0)
         if not self._sections:
-            raise _DamagedError(f"{_DAMAGED_DLL}: no sections")
+            raise _DamagedError(f"{self.DAMAGED}: no sections")
         if end > self._size:
             raise _DamagedError(f"truncated: {self._size} of {end} bytes")
 
@@ -360,8 +346,8 @@ class _Dll(_Image):
             name, in_memory, address, size, offset = struct.unpack_from("<8sIIII", table, at)
             yield _Section(name.rstrip(b"\0").decode("utf-8", "replace"), address, in_memory, offset, size)
 
-    def describe(self, path: str) -> PeFile:
-        return PeFile(
+    def describe(self, path: str) -> LibraryFile:
+        return LibraryFile(
             path,
             machine=_DLL_MACHINES.get(self._machine, f"machine {self._machine:#x}"),
             name=self._own_name(),
@@ -419,7 +405,7 @@ class _Dll(_Image):
     def _at(self, address: int, length: int) -> bytes:
         data = self._mapped(address, length)
         if len(data) < length:
-            raise _DamagedError(f"{_DAMAGED_DLL}: a table outside every section")
+            raise _DamagedError(f"{self.DAMAGED}: a table outside every section")
         return data
 
     def _mapped(self, address: int, length: int) -> bytes:
@@ -428,10 +414,10 @@ class _Dll(_Image):
             if one.address <= address < one.address + one.size:
                 within = address - one.address
                 return self.read(one.offset + within, min(length, one.size - within))
-        raise _DamagedError(f"{_DAMAGED_DLL}: a table outside every section")
+        raise _DamagedError(f"{self.DAMAGED}: a table outside every section")
 
     def _string(self, address: int) -> str:
         text, end, _ = self._mapped(address, _MAX_NAME).partition(b"\0")
         if not end or not text:
-            raise _DamagedError(f"{_DAMAGED_DLL}: a name outside its table")
+            raise _DamagedError(f"{self.DAMAGED}: a name outside its table")
         return text.decode("utf-8", "replace")

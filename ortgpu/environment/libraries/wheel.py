@@ -19,7 +19,6 @@ from typing import BinaryIO, Literal
 from ..packages.plugins import provider_file_name
 from .catalogue import CUDNN_CODE, is_dll, major_of, stem_of
 from .library_file import (
-    ElfFile,
     absent_strings,
     borrows,
     find_section,
@@ -118,8 +117,7 @@ def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
     """Read the provider file: under a millisecond, and never raises for what is in it."""
     file = read_library(path)
     problem = file.problem or wrong_machine(file.machine, this_machine())
-    folders = file.search_path if isinstance(file, ElfFile) else ()
-    return ProviderLibrary(file.path, problem, file.needed, folders, read_architectures(file.path))
+    return ProviderLibrary(file.path, problem, file.needed, file.search_path, read_architectures(file.path))
 
 
 @functools.cache  # a registered library does not change
