@@ -20,14 +20,13 @@ from ...errors import (
     LibraryNotFoundError,
     LibraryVersionError,
     RuntimeConflictError,
-    UnsupportedPlatformError,
     manual,
 )
 from ...provider.preloading import MissingLibrary
 from ..facts import Facts
 from ..remedies import fixes as remedies
 from . import driver
-from .libraries import c_library_too_old, judge_missing, of_another_version
+from .libraries import c_library_unfit, judge_missing, of_another_version
 
 
 def failed(facts: Facts) -> GPUError | None:
@@ -40,10 +39,8 @@ def failed(facts: Facts) -> GPUError | None:
     installed = facts.environment.packages.onnxruntime
     if installed.folder is None or not installed.importable:
         return None  # not_installed or broken_files says it
-    if loader_words.is_musl(text):
-        return _c_library_of_another_kind(facts, text)
-    if (old := c_library_too_old(facts, text, "import onnxruntime fails")) is not None:
-        return old
+    if (unfit := c_library_unfit(facts, text, "import onnxruntime fails")) is not None:
+        return unfit
     absent = re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)
     if absent is not None and not loader_words.is_blocked(text):
         if spec_for(absent[1]) is not None or absent[1] == "libcuda.so.1":
@@ -128,18 +125,6 @@ def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:
         if (fix := remedies.let_it_be_loaded(facts.environment, words, _file_in(words, facts))) is not None:
             return words, fix
     return None
-
-
-def _c_library_of_another_kind(facts: Facts, text: str) -> GPUError:
-    """Return the error for musl: issues 2909 and 17986. gcompat, Alpine's substitute, lacks what ONNX Runtime needs."""
-    host = facts.environment.host
-    return UnsupportedPlatformError(
-        "the installed ONNX Runtime is built for glibc, and this system has another C library (musl, that of Alpine)",
-        evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
-        fixes=[manual("use a container image with glibc: of Debian, Ubuntu or NVIDIA's CUDA", needs="host")],
-        system=host.system,
-        machine=host.machine,
-    )
 
 
 def _numpy_imported_again(facts: Facts, text: str) -> GPUError:
@@ -302,8 +287,8 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
     text = facts.observed.provider_error
     if text is None or "CreateEpFactories" in text or of_two_runtimes(facts) is not None:
         return None
-    if (old := c_library_too_old(facts, text, "the CUDA provider cannot be loaded")) is not None:
-        return old
+    if (unfit := c_library_unfit(facts, text, "the CUDA provider cannot be loaded")) is not None:
+        return unfit
     absent = loader_words.not_found_for(text)
     if absent in facts.environment.system_libraries_missing:
         return None  # visual_c_missing says it

@@ -388,23 +388,28 @@ def older_c_library(words: str) -> tuple[str, str | None] | None:
     return version[0], named[1] if named is not None and not re.match(r"(/usr)?/lib(64)?/", named[1]) else None
 
 
-def c_library_too_old(facts: Facts, text: str, what: str) -> GPUError | None:
-    """Return the error for an old C library if ``text`` says so. ``what``: the failed step, as a sentence."""
-    old = older_c_library(text)
-    if old is None:
+def c_library_unfit(facts: Facts, text: str, what: str) -> GPUError | None:
+    """Return the error for a C library that is old, or no glibc, if ``text`` says so. ``what``: the failed step."""
+    host, old = facts.environment.host, older_c_library(text)
+    if loader_words.is_musl(text):  # issues 2909 and 17986; gcompat, Alpine's substitute, lacks what ONNX Runtime needs
+        lacks = "is built for glibc, and this system has another C library (musl, that of Alpine)"
+        fixes = [manual("use a container image with glibc: of Debian, Ubuntu or NVIDIA's CUDA", needs="host")]
+    elif old is None:
         return None
-    version, path = old
-    host, fixes = facts.environment.host, [newer_c_library(facts.environment, path)]
-    if path is not None:
-        return LibraryVersionError(
-            f"{what}: the C++ library that this process loads, {path}, is too old for it",
-            evidence=[text],
-            fixes=fixes,
-            needed=(version,),
-            found={os.path.basename(path): path},
-        )
+    else:
+        version, path = old
+        lacks = f"needs {version}, which this system's C or C++ library does not have"
+        fixes = [newer_c_library(facts.environment, path)]
+        if path is not None:
+            return LibraryVersionError(
+                f"{what}: the C++ library that this process loads, {path}, is too old for it",
+                evidence=[text],
+                fixes=fixes,
+                needed=(version,),
+                found={os.path.basename(path): path},
+            )
     return UnsupportedPlatformError(
-        f"the installed ONNX Runtime needs {version}, which this system's C or C++ library does not have",
+        f"the installed ONNX Runtime {lacks}",
         evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
         fixes=fixes,
         system=host.system,

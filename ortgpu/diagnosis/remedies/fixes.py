@@ -62,17 +62,14 @@ def _install(environment: Environment, wanted: list[str], *, again: bool = False
     installer = environment.installer
     if installer.manager is not None and not again and not upgrade:
         return f"{installer.manager.add} {words_of(environment, wanted)}"
-    options = " --upgrade" if upgrade else ""
-    if again:
-        options += " --reinstall --no-deps" if installer.name == "uv" else " --force-reinstall --no-deps"
+    options = (" --upgrade" if upgrade else "") + (" --force-reinstall --no-deps" if again else "")
     return f"{installer.install}{options} {words_of(environment, wanted)}"
 
 
 def _install_into(environment: Environment, folder: str, wanted: list[str]) -> str:
     """Return the command for a folder that pip and uv do not own: they replace there only what they put there."""
-    again = "--reinstall" if environment.installer.name == "uv" else "--upgrade"
-    target, words = words_of(environment, [folder]), words_of(environment, wanted)
-    return f"{environment.installer.install} --target {target} {again} --no-deps {words}"
+    options = f"--target {words_of(environment, [folder])} --upgrade --force-reinstall --no-deps"
+    return f"{environment.installer.install} {options} {words_of(environment, wanted)}"
 
 
 def _comes_first(environment: Environment, folder: str) -> bool:

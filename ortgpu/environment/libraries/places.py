@@ -18,7 +18,7 @@ On Windows:
 3. the libraries inside an installed torch of the same CUDA major: it loads its own whatever is there, and Windows gives
    it those that are in the process by these names, with error 127 where they are others (onnxruntime issue 23674);
 4. every folder ``nvidia`` along sys.path (wheels of both layouts: ``nvidia/cublas/bin``, ``nvidia/cu13/bin/x86_64``);
-5. conda: ``Library/bin`` of CONDA_PREFIX and of the interpreter's own prefix;
+5. conda: CONDA_PREFIX and the interpreter's own prefix (``Library/bin``);
 6. CUDA_HOME, CUDA_PATH, CUDNN_HOME, CUDNN_PATH, the CUDA_PATH_V13_0 that a toolkit sets, then the folders that
    NVIDIA's installers of CUDA and of cuDNN take;
 7. the system loader: the folders of Windows, then PATH as it is now;
@@ -140,6 +140,11 @@ def conda_prefixes(places: SearchPlaces) -> Iterator[str]:
     return _distinct(prefixes)
 
 
+def _conda(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+    for prefix in conda_prefixes(places):
+        yield from places.system.inside(places, "conda", prefix, cuda_major)
+
+
 def _of_variables(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     names = ["CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH"]
     if places.system is WINDOWS:
@@ -226,11 +231,6 @@ def _inside_on_linux(places: SearchPlaces, source: Source, prefix: str, _: int) 
     yield _root(places, source, prefix, folders + [folder for folder in wheel_layout if os.path.isdir(folder)])
 
 
-def _conda_on_linux(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
-    for prefix in conda_prefixes(places):
-        yield from _inside_on_linux(places, "conda", prefix, cuda_major)
-
-
 def _toolkits_on_linux(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     folder = str(places.filesystem / "usr/local")
     names = ["cuda", *_newest_first(folder, rf"cuda-{cuda_major}(\.\d+)?")]
@@ -290,7 +290,7 @@ LINUX = System(
         _explicit_directory,
         _nvidia_wheels,
         _torch,
-        _conda_on_linux,
+        _conda,
         _of_variables,
         _toolkits_on_linux,
         _loader_of_linux,
@@ -330,12 +330,6 @@ def _inside_on_windows(places: SearchPlaces, source: Source, prefix: str, cuda_m
     yield from others
 
 
-def _conda_on_windows(places: SearchPlaces, _: int) -> Iterator[Root]:
-    for prefix in conda_prefixes(places):
-        folders = [os.path.join(prefix, "Library", "bin", "x64"), os.path.join(prefix, "Library", "bin")]
-        yield _root(places, "conda", prefix, folders)
-
-
 def _toolkits_on_windows(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     programs = places.variables.get("PROGRAMFILES") or r"C:\Program Files"
     for folder, pattern in (
@@ -365,7 +359,7 @@ WINDOWS = System(
         _explicit_directory,
         _torch,
         _nvidia_wheels,
-        _conda_on_windows,
+        _conda,
         _of_variables,
         _toolkits_on_windows,
         _loader_of_windows,
