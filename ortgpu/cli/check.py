@@ -131,13 +131,14 @@ def _open_and_run(
     source = str(model) if model else RELU
     with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu or None) as session:
         from ortgpu.cli import inputs  # after the session, which reports a missing NumPy better
+        from ortgpu.session.tuning.feeds import UnknownInputError, make_inputs
 
         declared = session.get_inputs()
         feeds, reason = None, None
         try:
             if runs > 0 or compares:
-                feeds = inputs.make_inputs(declared) if file is None else inputs.read_inputs(file, declared)
-        except inputs.UnknownInputError as error:
+                feeds = make_inputs(declared) if file is None else inputs.read_inputs(file, declared)
+        except UnknownInputError as error:
             reason = str(error)
         found = report.read(session, feeds if runs > 0 else None, runs, reason, inputs.refusal(file))
         if not compares or feeds is None or found.latency_error is not None:

@@ -1,4 +1,4 @@
-"""Inputs for a model of a command, read from a file or made up."""
+"""Inputs for a model of a command, read from a file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 from numpy.typing import NDArray
-
-from ortgpu.session.tuning.feeds import UnknownInputError as UnknownInputError
-from ortgpu.session.tuning.feeds import batch_dimension as batch_dimension
-from ortgpu.session.tuning.feeds import make_inputs as make_inputs
 
 if TYPE_CHECKING:
     from ortgpu.provider.interfaces import Value

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -140,18 +141,15 @@ class Nccl:
 
 
 def read_nccl(places: SearchPlaces | None = None) -> Nccl:
-    """Find the copies of NCCL, and what their files say of themselves. Nothing is loaded, and nothing raises."""
-    found = find_nccl(places_of_this_process() if places is None else places)
-    return Nccl(tuple(NcclLibrary(path, source, *_versions_in(path)) for source, path in found))
+    """Find the copies of NCCL, and what their files say of themselves. Nothing is loaded, and nothing raises.
 
-
-def find_nccl(places: SearchPlaces) -> tuple[tuple[Source, str], ...]:
-    """Return each copy once, in the order in which cuda-pathfinder, and so nccl4py, looks for it."""
-    found: dict[str, tuple[Source, str]] = {}
-    for source, path in _nccl_candidates(places):
-        if os.path.isfile(path):
-            found.setdefault(os.path.realpath(path), (source, path))
-    return tuple(found.values())
+    Each copy comes once, in the order in which cuda-pathfinder, and so nccl4py, looks for it.
+    """
+    found: dict[str, NcclLibrary] = {}
+    for source, path in _nccl_candidates(places or places_of_this_process()):
+        if os.path.isfile(path) and (file := os.path.realpath(path)) not in found:
+            found[file] = NcclLibrary(path, source, *_versions_in(path))
+    return Nccl(tuple(found.values()))
 
 
 def _nccl_candidates(places: SearchPlaces) -> Iterator[tuple[Source, str]]:
@@ -267,12 +265,6 @@ def parse_rate(text: str | None) -> float | None:
     return float(match[1]) if match else None
 
 
-def parse_port_state(text: str | None) -> bool | None:
-    """Return True for "4: ACTIVE". None means unknown."""
-    match = re.match(r"\s*([0-9]): ", text or "")
-    return match[1] == "4" if match else None  # IB_PORT_ACTIVE, rdma/ib_verbs.h
-
-
 def _interface(folder: Path) -> Interface:
     speed = _number(folder / "speed")
     state = read_text(folder / "operstate").strip()
@@ -290,11 +282,12 @@ def _ports(device: Path) -> list[InfinibandPort]:
         InfinibandPort(
             device.name,
             int(one.name),
-            parse_port_state(read_text(one / "state")),
+            state.startswith("4:") if state else None,  # IB_PORT_ACTIVE, rdma/ib_verbs.h
             parse_rate(read_text(one / "rate")),
             read_text(one / "link_layer").strip() or None,
         )
         for one in sorted(numbered, key=lambda one: int(one.name))
+        for state in [read_text(one / "state").strip()]
     ]
 
 
@@ -378,30 +371,27 @@ def read_training_packages(
     return TrainingPackages(tuple(found[name] for name in sorted(found)), folder if has_api else None)
 
 
+# What lies there, and the pattern by which it is found. tools/ci_build/build.py reads the first two, CMake the third;
+# NCCL's folder is its option --nccl_home. The last two are no paths.
+_BUILD_VARIABLES: Final = (
+    ("CUDA_HOME", "a CUDA toolkit, with bin/nvcc", "bin/nvcc"),
+    ("CUDNN_HOME", "cuDNN, with include/cudnn.h", "include/**/cudnn.h"),
+    ("CUDACXX", "the program nvcc", ""),
+    ("nccl_home", "NCCL, with include/nccl.h", "include/nccl.h"),
+    ("ORT_DISABLE_PYTHON_PACKAGE_LOCAL_VERSION", "1, to leave +cuXXX out of the version", None),
+    ("ORT_CUDA_UNAVAILABLE", "anything: no effect of setting it is known", None),
+)
+
+
 def read_build_variables(environ: Mapping[str, str]) -> tuple[BuildVariable, ...]:
     return tuple(
-        BuildVariable(name, value, holds, leads_there(value) if value and leads_there else None)
-        for name, holds, leads_there in _BUILD_VARIABLES
+        BuildVariable(name, value, holds, _leads_there(value, pattern) if value and pattern is not None else None)
+        for name, holds, pattern in _BUILD_VARIABLES
         for value in [environ.get(name)]
     )
 
 
-def _below(*patterns: str) -> Callable[[str], bool]:
-    def leads_there(folder: str) -> bool:
-        try:
-            return any(True for pattern in patterns for _ in Path(folder).glob(pattern))
-        except (OSError, ValueError):
-            return False
-
-    return leads_there
-
-
-# tools/ci_build/build.py reads the first two, CMake the third; NCCL's folder is its option --nccl_home.
-_BUILD_VARIABLES: Final[tuple[tuple[str, str, Callable[[str], bool] | None], ...]] = (
-    ("CUDA_HOME", "a CUDA toolkit, with bin/nvcc", _below("bin/nvcc", "bin/nvcc.exe")),
-    ("CUDNN_HOME", "cuDNN, with include/cudnn.h", _below("include/cudnn.h", "include/*/cudnn.h")),
-    ("CUDACXX", "the program nvcc", lambda path: os.path.isfile(path) and os.access(path, os.X_OK)),
-    ("nccl_home", "NCCL, with include/nccl.h", _below("include/nccl.h")),
-    ("ORT_DISABLE_PYTHON_PACKAGE_LOCAL_VERSION", "1, to leave +cuXXX out of the version", None),
-    ("ORT_CUDA_UNAVAILABLE", "anything: no effect of setting it is known", None),
-)
+def _leads_there(path: str, pattern: str) -> bool:
+    if not pattern:  # a program
+        return shutil.which(path) is not None
+    return bool(glob.glob(os.path.join(glob.escape(path), pattern), recursive=True))

@@ -29,11 +29,8 @@ _BOOLEAN_VALUES = ("0", "1", "false", "true", "False", "True")  # parse_string.h
 
 # cuda_execution_provider_info.cc; only used to suggest a spelling, the wheel's own strings decide.
 _OPTION_NAMES = (
-    "device_id", "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search", "cudnn_conv_use_max_workspace",
-    "cudnn_conv1d_pad_to_nc1d", "do_copy_in_default_stream", "enable_cuda_graph", "enable_cudnn", "fuse_conv_bias",
-    "has_user_compute_stream", "user_compute_stream", "prefer_nhwc", "sdpa_kernel", "tunable_op_enable",
-    "tunable_op_tuning_enable", "tunable_op_max_tuning_duration_ms", "use_ep_level_unified_stream", "use_tf32",
-    "enable_skip_layer_norm_strict_mode", "gpu_external_alloc", "gpu_external_free", "gpu_external_empty_cache",
+    *_ENUMERATED, *_UNSIGNED, *_BOOLEAN, "has_user_compute_stream", "user_compute_stream", "sdpa_kernel",
+    "tunable_op_max_tuning_duration_ms", "gpu_external_alloc", "gpu_external_free", "gpu_external_empty_cache",
 )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.cli import inputs
 from ortgpu.errors import catalogue
+from ortgpu.session.tuning import feeds
 from tests.lab.fixtures import Lab
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.support.known_placements import MODELS
@@ -20,13 +20,13 @@ from tests.support.this_machine import GPUs
 
 @pytest.mark.parametrize("kind", ["float16", "float", "double", "int8", "int32", "int64", "uint8", "bool", "string"])
 def test_input_of_each_type(kind: str) -> None:
-    array = inputs.make_inputs([Described("x", f"tensor({kind})", ["batch", 3, None])])["x"]
+    array = feeds.make_inputs([Described("x", f"tensor({kind})", ["batch", 3, None])])["x"]
     assert array.shape == (1, 3, 1)
     assert array.dtype == {"float": "float32", "double": "float64", "string": "O"}.get(kind, kind)
 
 
 def test_input_values() -> None:
-    made = inputs.make_inputs(
+    made = feeds.make_inputs(
         [
             Described("input_ids", "tensor(int64)", ["batch", 4]),
             Described("attention_mask", "tensor(int64)", ["batch", 4]),
@@ -48,8 +48,8 @@ def test_input_values() -> None:
 
 @pytest.mark.parametrize("kind", ["tensor(bfloat16)", "seq(tensor(float))", "map(int64,tensor(float))"])
 def test_input_that_cannot_be_made_up(kind: str) -> None:
-    with pytest.raises(inputs.UnknownInputError, match=re.escape(kind)):
-        inputs.make_inputs([Described("x", kind, [])])
+    with pytest.raises(feeds.UnknownInputError, match=re.escape(kind)):
+        feeds.make_inputs([Described("x", kind, [])])
 
 
 # Without a GPU

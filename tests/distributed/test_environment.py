@@ -16,10 +16,8 @@ from ortgpu.distributed.environment import (
     MpiVersion,
     Network,
     find_mpirun,
-    find_nccl,
     parse_last_error,
     parse_launcher_version,
-    parse_port_state,
     parse_rate,
     read_build_variables,
     read_mpi,
@@ -190,10 +188,6 @@ def test_rate(text: str | None, rate: float | None) -> None:
     assert parse_rate(text) == rate
 
 
-def test_port_state() -> None:
-    assert [parse_port_state(text) for text in ("4: ACTIVE", "2: INIT", "", None)] == [True, False, None, None]
-
-
 @pytest.mark.skipif(not Path("/sys/class/net").is_dir(), reason="sysfs tells which interfaces there are")
 def test_this_machine_has_the_interfaces_that_the_kernel_lists() -> None:
     interfaces = read_network().interfaces
@@ -232,17 +226,17 @@ def test_copies_are_found_in_the_order_in_which_they_are_loaded(tmp_path: Path) 
     again = tmp_path / "root/lib/libnccl.so.2"
     again.parent.mkdir()
     again.symlink_to(wanted["system"])
-    found = find_nccl(
+    found = read_nccl(
         places(
             tmp_path,
             sys_path=[tmp_path / "other", tmp_path / "site"],
             mapped=[wanted["already loaded"], tmp_path / "loaded/libnccl-net.so"],
             conda=tmp_path / "conda",
         )
-    )
+    ).libraries
     sources = ["already loaded", "nvidia wheels", "conda", "system loader", "system loader"]
-    assert [source for source, _ in found] == sources
-    assert [Path(path).resolve() for _, path in found] == list(wanted.values())
+    assert [library.source for library in found] == sources
+    assert [Path(library.path).resolve() for library in found] == list(wanted.values())
 
 
 def test_no_nccl(tmp_path: Path) -> None:
@@ -332,7 +326,5 @@ def test_variables_of_a_build_lead_somewhere_or_not(tmp_path: Path) -> None:
         "ORT_DISABLE_PYTHON_PACKAGE_LOCAL_VERSION": (None, None),
         "ORT_CUDA_UNAVAILABLE": ("1", None),
     }
-    assert {one.leads_there for one in read_build_variables({"CUDA_HOME": "/nowhere", "CUDACXX": "\0"})} == {
-        False,
-        None,
-    }
+    lost = {one.leads_there for one in read_build_variables({"CUDA_HOME": "/nowhere", "CUDACXX": "/nowhere/nvcc"})}
+    assert lost == {False, None}
