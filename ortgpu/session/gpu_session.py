@@ -157,8 +157,7 @@ class GPUSession(LastOfOurs):
             GPUError: a subclass names the cause and the fixes. No session or GPU memory is left behind.
             TypeError, ValueError: an argument is invalid, or its name looks misspelt.
             FileNotFoundError: there is no record at the path ``tuned``.
-            Exception: ONNX Runtime's own, if the GPU is not the cause: a missing file, an invalid model. It is
-                InvalidProtobuf if the file of a large model changes while it is read.
+            Exception: ONNX Runtime's own, if the GPU is not the cause: a missing file, an invalid model.
         """
         others = vars(self).keys() - self._own_names
         request = checked_request(
