@@ -41,7 +41,7 @@ def built(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied_to(source: Path) -> Path:
     for part in PARTS:
         shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "build_backend.py"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     return source
 
@@ -99,7 +99,8 @@ def test_the_wheel_has_what_is_not_code(built: Path) -> None:
 
 @pytest.mark.parametrize("hook", ["build_wheel", "build_editable"])
 def test_a_wheel_is_the_same_bytes_whenever_it_is_built(tools: Path, tmp_path: Path, hook: str) -> None:
-    code = f"import sys; sys.path.insert(0, ''); import build_backend; build_backend.{hook}(sys.argv[1])"
+    at_start = "import sys; sys.path.insert(0, 'ortgpu/session/guard/startup'); import build_backend"
+    code = f"{at_start}; build_backend.{hook}(sys.argv[1])"
     source = tmp_path / "source"
     wheels: list[Path] = []
     environment = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}

@@ -401,7 +401,7 @@ def test_variable_takes_effect_at_the_import_elsewhere(lab: Lab, models: Models,
 def test_a_value_of_the_variable_that_is_no_no_is_a_yes_at_the_start(value: str, waits: bool) -> None:
     """A container's file of variables hands on quotes, and one of Windows a carriage return."""
     startup = ROOT / "ortgpu" / "session" / "guard" / "startup"
-    module = ast.parse((ROOT / "build_backend.py").read_text(encoding="utf-8"))  # imports setuptools: not run
+    module = ast.parse((startup / "build_backend.py").read_text(encoding="utf-8"))  # imports setuptools: not run
     written: dict[str, Any] = {}
     names: list[ast.stmt] = [node for node in module.body if isinstance(node, ast.Assign)]
     exec(compile(ast.Module(names, []), "build_backend.py", "exec"), written)

@@ -2,7 +2,7 @@
 
 It imports only modules that are loaded already, and the one beside it. The guard is loaded with ``onnxruntime``. Any
 Python 3 can read both files; one too old for the guard gets an ImportError when it imports ONNX Runtime. Copies of them
-lie beside the installed package, for ``ortgpu_enforce.pth``; see build_backend.py at the root of the project.
+lie beside the installed package, for ``ortgpu_enforce.pth``; see build_backend.py.
 
 PYTEST_DONT_REWRITE (tells pytest not to rewrite this file: it would warn that the module is imported already)
 """

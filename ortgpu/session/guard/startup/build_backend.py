@@ -43,9 +43,8 @@ def _with_start_files(folder: str, name: str) -> str:
     """Add the start files to a wheel and to its RECORD, so that an uninstall removes them."""
     path = os.path.join(folder, name)
     added = {"ortgpu_enforce.pth": LINE.encode()}
-    startup = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ortgpu", "session", "guard", "startup")
     for module in (f"{WAITING}.py", "_ortgpu_hook.py"):
-        with open(os.path.join(startup, module), "rb") as file:
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), module), "rb") as file:
             added[module] = file.read()
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(path + ".new", "w", zipfile.ZIP_DEFLATED) as new:
         for entry in old.infolist():
