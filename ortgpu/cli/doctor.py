@@ -45,7 +45,7 @@ from ortgpu.errors import LauncherConflictError
 @click.option(
     "--shared-folder",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     help="With --profile training: meet all ranks in this folder; start the doctor with mpirun.",
 )
 @click.option("--redact", is_flag=True, help="Leave out user names, home folders and the name of the host.")
@@ -60,7 +60,7 @@ def doctor(
     python: str | None,
     profile: Literal["inference", "training"],
     hosts: tuple[str, ...],
-    shared_folder: Path | None,
+    shared_folder: str | None,
     redact: bool,
     no_probe: bool,
     timeout: int,
@@ -104,6 +104,8 @@ def doctor(
 
     if profile == "inference" and (hosts or shared_folder is not None):
         raise click.UsageError("--ssh and --shared-folder need --profile training")
+    if shared_folder == "":  # "$FOLDER" where nothing set it
+        raise click.UsageError("--shared-folder is empty")
     if profile == "training" and model is not None:
         raise click.UsageError("--model is for --profile inference")
     try:

@@ -37,6 +37,7 @@ from tests.support.doctor_runs import LOOK
         ["doctor", "--ssh", "host"],
         ["doctor", "--shared-folder", "."],
         ["doctor", "--profile", "training", "--model", __file__],
+        ["doctor", "--profile", "training", "--shared-folder", ""],
     ],
     ids=" ".join,
 )

@@ -373,9 +373,10 @@ def test_diagnosis_of_this_machine() -> None:
         {"profile": "training", "model": "model.onnx"},
         {"ssh": ["host"]},
         {"shared_folder": "/tmp"},
+        {"profile": "training", "shared_folder": ""},
     ],
     ids=str,
 )
 def test_arguments_that_make_no_sense(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="profile"):
+    with pytest.raises(ValueError, match=r"profile|shared_folder is empty"):
         ortgpu.diagnose(**arguments)

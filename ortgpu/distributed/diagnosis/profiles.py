@@ -39,7 +39,8 @@ def diagnose(
     Raises:
         LauncherConflictError: with ``shared_folder``, if the launcher's variables contradict each other.
         TypeError: ``model`` is neither a path nor bytes.
-        ValueError: an argument belongs to the other profile, or ``timeout`` is no time to wait.
+        ValueError: an argument belongs to the other profile, ``shared_folder`` is empty, or ``timeout`` is no time to
+            wait.
 
     Not promised: that a machine without problems runs every model. Only a session proves that.
     """
@@ -52,6 +53,8 @@ def diagnose(
         return diagnose_inference(model, probe=probe, timeout=timeout)
     if model is not None:
         raise ValueError("the profile 'training' judges no model")
+    if shared_folder is not None and not os.fspath(shared_folder):  # it would mean the working directory
+        raise ValueError("shared_folder is empty")
     from .training import diagnose_training  # its checks need much that inference does not
 
     return diagnose_training(ssh, shared_folder, probe=probe, timeout=timeout)
