@@ -97,8 +97,9 @@ class Connection:
     def has_unsent(self) -> bool:
         return self.is_open and bool(self._unsent)
 
-    def send(self, message: Message) -> None:
-        self._unsent += encode(message)
+    def send(self, message: Message | bytes) -> None:
+        """Send a message, or one that was encoded for many connections."""
+        self._unsent += message if isinstance(message, bytes) else encode(message)
         self.flush()
 
     def flush(self) -> None:
