@@ -94,7 +94,7 @@ class FutureOutcome(Outcome[Result]):
         return self.future.cancel()
 
     def give(self, result: Result) -> None:
-        super().give(result)  # first: a callback may raise anything
+        super().give(result)
         self._tell(self.future.set_result, result)
 
     def fail(self, error: BaseException) -> None:
@@ -110,8 +110,12 @@ class FutureOutcome(Outcome[Result]):
 
     def _tell(self, tell: Callable[[Any], None], what: object) -> None:
         def do() -> None:
-            with contextlib.suppress(InvalidStateError):  # it was cancelled while its lock was held
+            try:
                 tell(what)
+            except InvalidStateError:  # it was cancelled while its lock was held
+                pass
+            except BaseException:  # SystemExit, say: others wait for this thread
+                logger.exception("a callback of a future raised")
 
         if self._is_free():
             do()

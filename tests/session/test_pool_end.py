@@ -41,6 +41,31 @@ def test_close_waits_for_what_runs_and_refuses_what_waits() -> None:
     assert found["left"] == []
 
 
+def test_a_callback_that_raises_anything_keeps_no_request_from_its_end() -> None:
+    found = child("""
+        made = open_pool(1)
+        gate = Gate()
+        Watched(made.sessions[0], gate)
+        def ends(future):
+            raise SystemExit
+        running = [made.submit(None, feed(n)) for n in range(3)]
+        gate.wait_for(3)
+        waiting = [made.submit(None, feed(n)) for n in range(3)]
+        for future in (*running, *waiting):
+            future.add_done_callback(ends)
+        closing = threading.Thread(target=made.close)
+        closing.start()
+        report("waiting", [outcome(lambda: future.result(10)) for future in waiting])
+        gate.opened.set()
+        report("running", [value_of(future.result(10)) for future in running])
+        closing.join()
+        report("left", pool_threads())
+    """)
+    assert [each["type"] for each in found["waiting"]] == ["ExecutionError"] * 3
+    assert found["running"] == [0, 1, 2]
+    assert found["left"] == []
+
+
 def test_a_pool_that_is_dropped_is_closed() -> None:
     found = child("""
         made = open_pool()
@@ -186,5 +211,5 @@ def test_what_atexit_calls_after_the_pool_has_closed_itself() -> None:
     """)
     for each in (found["waiting"], *found["later"]):
         assert each["type"] == "ExecutionError"
-        assert "closed itself at the end of the program" in each["text"]
+        assert "this GPUSessionPool is closed" in each["text"]
     assert found["left"] == []

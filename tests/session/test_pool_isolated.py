@@ -294,11 +294,17 @@ def test_a_path_options_and_warnings_arrive() -> None:
 def test_requests_are_joined_for_worker_processes_too() -> None:
     found = child("""
         same = model_of("same (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
+        for module in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
+            del sys.modules[module]  # which the prelude imports
         with isolated_pool(2, same) as made, made.batched(16) as joined:
             kill(made.health()[0].pid)
             asked = [joined.submit(None, {"x": np.full((1 + n % 3, 4), n, np.float32)}) for n in range(60)]
             report("results", [[*future.result(60)[0].shape, float(future.result()[0].max())] for future in asked])
+            report("imported", "onnxruntime" in sys.modules)
+            report("wrong", outcome(lambda: joined.run(None, {"x": np.ones((1, 3), np.float32)}))["type"])
     """)
+    assert found["wrong"] == "InvalidArgument"
+    assert found["imported"] is False
     assert found["results"] == [[1 + n % 3, 4, n] for n in range(60)]
 
 
@@ -362,6 +368,7 @@ def test_a_request_that_was_running_runs_once_more() -> None:
             for each in made.health():
                 os.kill(each.pid, signal.SIGKILL if each.in_flight else signal.SIGCONT)
             report("value", value_of(future.result(60)))
+            ready(made)
             report("restarts", sorted(each.restarts for each in made.health()))
     """)
     assert found["value"] == 5
@@ -445,6 +452,66 @@ def test_a_worker_that_takes_longer_than_the_deadline_is_replaced() -> None:
     assert found["after"] == 7
 
 
+def test_a_process_that_cannot_be_killed_is_left_and_replaced() -> None:
+    """As one that is stuck in the driver."""
+    found = child("""
+        isolated._DEATH, isolated._FIRST_RUN = 0.5, 1.0
+        with isolated_pool(1, deadline=0.5) as made:
+            made.run(None, feed(1))
+            stuck = made.health()[0].pid
+            stop(stuck)
+            kill_group, isolated.kill_group = isolated.kill_group, lambda child: None
+            report("value", outcome(lambda: value_of(made.submit(None, feed(5)).result(30))))
+            isolated.kill_group = kill_group
+            ready(made)
+            now, = made.health()
+            report("replaced", [now.pid != stuck, now.restarts, now.last_error.cause, lives(stuck)])
+        report("left", threads())
+        os.kill(stuck, signal.SIGKILL)
+    """)
+    assert found["value"] == {"returned": 5}
+    assert found["replaced"] == [True, 1, "its deadline of 0.5 s has passed", True]
+    assert found["left"] == []
+
+
+def test_a_process_that_lets_go_of_its_channel_and_does_not_end_is_replaced() -> None:
+    """As one whose GPU takes long to be freed. Requests must not go to it meanwhile, nor wait for it."""
+    found = child("""
+        deadly()
+        isolated._DEATH = 0.5
+        with isolated_pool(1) as made:
+            pid = made.health()[0].pid
+            made.run(None, feed(1))
+            future = made.submit(None, feed(-800))
+            until(lambda: made.health()[0].state != "ready")
+            report("others", [outcome(lambda: value_of(made.submit(None, feed(n)).result(30))) for n in range(6)])
+            report("future", outcome(lambda: future.result(30)))
+            report("left", lives(pid))
+    """)
+    assert [each["returned"] for each in found["others"]] == list(range(6))
+    assert found["future"]["details"]["cause"] == "it does not answer"
+    assert found["left"] is False
+
+
+def test_an_error_of_a_run_or_an_opening_is_no_death() -> None:
+    """Also a TimeoutError, as of a disk on the network, or an EOFError."""
+    found = child("""
+        deadly()
+        for name, deadline in (("with a deadline", 30), ("without", None)):
+            with isolated_pool(1, deadline=deadline) as made:
+                told = [outcome(lambda: made.run(None, feed(value))) for value in (-900, -901, -902)]
+                report(name, [[each["type"] for each in told], value_of(made.run(None, feed(4))),
+                              made.health()[0].restarts])
+        for name in ("TimeoutError", "EOFError", "ConnectionResetError"):
+            isolated._PROGRAM = f"from tests.support.deadly_worker import main; main(opening={name})"
+            report(name, outcome(lambda: isolated_pool(1)))
+    """)
+    for name in ("with a deadline", "without"):
+        assert found[name] == [["TimeoutError", "EOFError", "BrokenPipeError"], 4, 0]
+    for name in ("TimeoutError", "EOFError", "ConnectionResetError"):
+        assert (found[name]["type"], found[name]["text"]) == (name, "the disk is gone")
+
+
 def test_deaths_before_a_first_result_are_delayed_and_others_are_not() -> None:
     found = child("""
         isolated._BACK_OFF = (1.5, 3.0)
@@ -475,7 +542,7 @@ def test_a_worker_that_cannot_be_replaced_is_given_up_and_all_are_told() -> None
     found = child("""
         import tempfile
         isolated._BACK_OFF = (0.01, 0.02)
-        isolated._OPENINGS = 2
+        isolated._GIVEN_UP = 0.05
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "model.onnx")
             with open(path, "wb") as file:
@@ -798,6 +865,39 @@ def test_a_pool_that_is_dropped_is_closed() -> None:
         until(lambda: not lives(pid) and not threads())
     """)
     assert found == {}
+
+
+def test_a_request_whose_worker_dies_during_close_is_answered() -> None:
+    found = child("""
+        made = isolated_pool(1)
+        made.run(None, feed(1))
+        worker, = made._workers
+        with made._lock:  # so that no thread takes it
+            future = made.submit(None, feed(2))
+            made._closed = True
+            made._refuse_waiting()
+            worker.process._is_lost = True
+            made._notice(worker)
+        report("future", outcome(lambda: future.result(10)))
+    """)
+    assert "is closed" in found["future"]["text"]
+
+
+def test_a_pool_that_is_dropped_while_requests_wait_for_a_worker_answers_them() -> None:
+    found = child("""
+        isolated._BACK_OFF = (60, 60)
+        made = isolated_pool(1)
+        kill(made.health()[0].pid)
+        until(lambda: made.health()[0].state == "replacing")
+        report("pid", made.health()[0].pid)
+        future = made.submit(None, feed(2))
+        del made
+        gc.collect()
+        report("future", outcome(lambda: future.result(10)))
+        until(lambda: not threads())
+    """)
+    assert found["pid"] is None
+    assert "is closed" in found["future"]["text"]
 
 
 @pytest.mark.parametrize("end", ["exit", "exception", "kill", "forked child", "spawned child"])

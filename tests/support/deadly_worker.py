@@ -12,13 +12,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-STICKY, FAILS, HANGS, EXITS = -700.0, -4000.0, -1.0, -3.0
+STICKY, FAILS, HANGS, EXITS, STAYS = -700.0, -4000.0, -1.0, -3.0, -800.0
+RAISES = {-900.0: TimeoutError, -901.0: EOFError, -902.0: BrokenPipeError}
 
 
-def main() -> None:
+def main(opening: type[Exception] | None = None) -> None:
+    """Serve as a worker process does. Its session raises ``opening`` when it is opened, if that is given."""
     from ortgpu import GPUSession
     from ortgpu.errors import PoisonedContextError, ProviderFailureError
-    from ortgpu.session.pool.worker_process import main
+    from ortgpu.session.pool import worker_process
+
+    if opening is not None:
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise opening("the disk is gone")
+
+        GPUSession.__init__ = fail  # type: ignore[method-assign]  # in this process only
 
     real: Callable[..., Any] = GPUSession.run
 
@@ -34,13 +43,18 @@ def main() -> None:
             time.sleep(1000)
         if value == EXITS:
             os._exit(3)
+        if value == STAYS:
+            os.closerange(3, 1000)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if value in RAISES:
+            raise RAISES[value]("of this run")
         if -65 < value < -3:
             os.kill(os.getpid(), signal.Signals(-int(value)))
             time.sleep(1000)
         return real(self, output_names, feed, run_options)
 
     GPUSession.run = run  # type: ignore[method-assign, assignment]  # in this process only
-    main()
+    worker_process.main()
 
 
 def read_nowhere(session: Any, array: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import operator
 import os
@@ -21,7 +20,6 @@ from ...errors import ExecutionError, GPUError, QueueFullError, manual
 from ...process.background import uninterrupted
 from ...process.threads import FutureOutcome, Outcome, Threads
 from ...provider import lifetime
-from ...running.device_arrays import refuse_on_gpu
 from ...running.pipeline import as_it_is_now, for_many_runs
 from . import joinable
 from .joined import Awaited, Batch, Buffers, Declared, Mailbox, Request
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
     from ...running.pinned import PinnedMemory
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
-
-logger = logging.getLogger("ortgpu")
 
 
 class Batched:
@@ -80,7 +76,7 @@ class Batched:
         self,
         run: Callable[[Any, Any], Results],
         inputs_and_outputs: tuple[Sequence[Value], Sequence[Value]],
-        memories: Callable[[], Iterable[PinnedMemory]],
+        memories: Callable[[], Iterable[PinnedMemory]] | None,
         memory_limit: int,
         sessions: int,
         threads: int,
@@ -111,6 +107,7 @@ class Batched:
 
             joinable.check(run_all, feed, [each.name for each in outputs], made_up=inputs is None)
             self._sizes = joinable.sizes_of(run_all, feed, threads)
+        self._is_isolated = memories is None  # sessions in other processes: this one does not import ONNX Runtime
         self._buffers = Buffers(self._max_batch, threads + 1, memories, memory_limit)
         self._sessions = sessions
         self._turn = threading.RLock()  # for waiting; reentrant, as the garbage collector may submit
@@ -221,7 +218,9 @@ class Batched:
         is_plain = names is None or (isinstance(names, list) and all(isinstance(each, str) for each in names))
         if is_plain and self._max_batch > 1:  # other names cannot be compared
             items, form = self._declared.items_and_form(feed, self._max_batch)
-        if form is None:
+        if form is None and not self._is_isolated:  # an isolated pool refuses more
+            from ...running.device_arrays import refuse_on_gpu
+
             refuse_on_gpu(feed, "requests are joined in host memory")
         return Request(names, feed, items, form, outcome)
 
@@ -358,15 +357,12 @@ class Batched:
             return
         for number, request in enumerate(requests):
             request.feed = None
-            try:
-                if error is None:
-                    request.outcome.give(results[number])
-                elif number and isinstance(error, GPUError):  # one that several raise would have the frames of all
-                    request.outcome.fail(lifetime.fresh_copy(error))
-                else:
-                    request.outcome.fail(error)
-            except BaseException:  # SystemExit, say, of a callback of a future: others wait for this thread
-                logger.exception("a callback of a request raised")
+            if error is None:
+                request.outcome.give(results[number])
+            elif number and isinstance(error, GPUError):  # one that several raise would have the frames of all
+                request.outcome.fail(lifetime.fresh_copy(error))
+            else:
+                request.outcome.fail(error)
         del requests, request, error  # break the cycle: outcome, exception, this frame
 
     def _results(self, batch: Batch) -> list[Results]:

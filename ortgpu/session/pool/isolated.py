@@ -10,12 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import Empty, LifoQueue, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,14 @@ from ...errors import ExecutionError, GPUError, ProviderRequestError, WorkerLost
 from ...model.files import ModelSource
 from ...process.background import Thread, is_of_a_handler
 from ...process.threads import Executor, Outcome
-from ...provider import lifetime, living
+from ...provider import living
 from ...provider.devices import Device, DeviceRequest, as_request
 from ...provider.interfaces import Value
 from ...provider.options import Carried, carries_providers
 from ...running.pinned import OrdinaryMemory
 from ...running.pipeline import mapping
 from .shared_memory import Channel, Exchange
-from .workers import NotBegunError, Worker, check, named, one_of, options_of_others
+from .workers import NotBegunError, Worker, check, named, options_of_others, wait_for_all
 
 logger = logging.getLogger("ortgpu.pool")
 
@@ -42,11 +42,12 @@ logger = logging.getLogger("ortgpu.pool")
 _OPENING = 600.0
 # For the first run of a shape in a process, in which cuDNN and TensorRT may try many kernels.
 _FIRST_RUN = 120.0
-# For a process to end once it was told to or killed. One that is stuck in the driver is left.
+# For a process to end once it was told to, or has closed its channels. One that is stuck in the driver is left.
 _DEATH = 5.0
+_LOOK = 0.1  # between two looks at a process that nothing was heard of
 # Between two processes of a worker that die before a first result: doubled each time, up to the second number.
 _BACK_OFF = 0.1, 10.0
-_OPENINGS = 9  # that may fail in a row, which takes half a minute, before a worker is given up
+_GIVEN_UP = 30.0  # from a death on, in which no further process opens a session
 
 # One more than the threads of a session in this process, since these copy to and from shared memory.
 _THREADS_PER_DEVICE = 4
@@ -54,7 +55,7 @@ _THREADS_PER_DEVICE = 4
 _HOST = 1, 3  # DLDeviceType: kDLCPU, kDLCUDAHost
 _LARGE = 1 << 20  # bytes of a copy whose memory is used again
 _PIECE = 4 << 20  # bytes that a thread copies at least: waking it takes as long as a tenth of it
-_COPY_THREADS = 8
+_COPY_THREADS = 12  # at work together, as in running/copying.py
 
 _PROGRAM = f"from {__package__}.worker_process import main; main()"
 
@@ -130,6 +131,8 @@ class HostCopies:
         self._memory = OrdinaryMemory(limit)
         self._most = min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._threads = Executor(self._most - 1, "ortgpu-copy") if self._most > 1 else None
+        self._copying = 0  # calls of fill
+        self._lock = threading.Lock()
 
     def of(self, feed: Any, waits: object = ()) -> tuple[Any, bool]:
         """Return a copy of a feed of arrays, and True, as FeedCopies does."""
@@ -144,19 +147,28 @@ class HostCopies:
 
     def fill(self, to: NDArray[Any], array: NDArray[Any]) -> None:
         """Copy ``array`` to ``to``, which is contiguous and of the same shape and type."""
-        count = min(self._most, array.nbytes // _PIECE)
-        if self._threads is None or count < 2 or not array.flags.c_contiguous:
-            np.copyto(to, array)  # releases the interpreter lock
-            return
-        pairs = list(zip(_pieces(to, count), _pieces(array, count), strict=True))
-        outcomes: list[Outcome[None]] = [Outcome() for _ in pairs[1:]]
-        for outcome, pair in zip(outcomes, pairs[1:], strict=True):
+        with self._lock:
+            self._copying += 1
+            count = min(self._most // self._copying, array.nbytes // _PIECE)
+        try:
+            if self._threads is None or count < 2 or not array.flags.c_contiguous:
+                np.copyto(to, array)  # releases the interpreter lock
+            else:
+                self._fill_in_threads(self._threads, _pieces(to, count), _pieces(array, count))
+        finally:
+            with self._lock:
+                self._copying -= 1
+
+    def _fill_in_threads(self, threads: Executor, to: list[NDArray[Any]], pieces: list[NDArray[Any]]) -> None:
+        outcomes: list[Outcome[None]] = []
+        for pair in zip(to[1:], pieces[1:], strict=True):
+            outcomes.append(Outcome())
             try:
-                self._threads.submit(outcome, np.copyto, *pair)
+                threads.submit(outcomes[-1], np.copyto, *pair)
             except RuntimeError:  # the program ends, and they have
                 np.copyto(*pair)
-                outcome.give(None)
-        np.copyto(*pairs[0])
+                outcomes[-1].give(None)
+        np.copyto(to[0], pieces[0])
         for outcome in outcomes:
             outcome.result()
 
@@ -168,31 +180,6 @@ class HostCopies:
 
 def _pieces(array: NDArray[Any], count: int) -> list[NDArray[Any]]:
     return np.array_split(array.reshape(-1).view(np.uint8), count)
-
-
-class _Client:
-    """The end of a channel at which requests are made. The process writes 1 to ``begun[number]`` when it begins one."""
-
-    def __init__(self, channel: Channel, begun: mmap.mmap, number: int, copies: HostCopies) -> None:
-        self.exchange = Exchange(channel, copy=copies.fill)
-        self._begun = begun
-        self._number = number
-
-    def run(self, output_names: Any, feed: Mapping[str, NDArray[Any]], timeout: float | None) -> list[NDArray[Any]]:
-        """Return what lies in shared memory until the next run. Raises as :class:`Exchange`, or what the run raised."""
-        self._begun[self._number] = 0
-        try:
-            self.exchange.send((output_names, list(feed)), list(feed.values()))
-        except ConnectionError:
-            raise EOFError from None
-        answer, arrays = self.exchange.receive(timeout)
-        if isinstance(answer, PickledError):
-            raise answer.error()
-        return arrays
-
-    def has_begun(self) -> bool:
-        """Return True if the process has begun the request that was sent last."""
-        return bool(self._begun[self._number])
 
 
 class Launch:
@@ -225,7 +212,10 @@ class Launch:
 
 
 class WorkerProcess:
-    """One process of a worker, from its start to its end. Raises OSError if it cannot be started."""
+    """One process of a worker, from its start to its end. Raises OSError if it cannot be started.
+
+    It writes 1 to ``begun[number]`` when it begins a request of ``exchanges[number]``.
+    """
 
     def __init__(self, channels: int, environ: Mapping[str, str], descriptor: int | None, copies: HostCopies) -> None:
         with ExitStack() as opened, ExitStack() as theirs:
@@ -238,7 +228,7 @@ class WorkerProcess:
             page = os.memfd_create("ortgpu-begun")
             theirs.callback(os.close, page)
             os.posix_fallocate(page, 0, mmap.PAGESIZE)
-            begun = mmap.mmap(page, mmap.PAGESIZE)
+            self.begun = mmap.mmap(page, mmap.PAGESIZE)
             numbers = [page, *(number for _, number in ends)]
             self.child = subprocess.Popen(
                 python_command(_PROGRAM, *map(str, numbers)),
@@ -248,70 +238,96 @@ class WorkerProcess:
                 start_new_session=True,
             )
             opened.pop_all()
-        control, *others = (Channel(ours) for ours, _ in ends)
-        self.control = control
-        # Those that no thread uses
-        self.clients = deque(_Client(channel, begun, number, copies) for number, channel in enumerate(others))
-        self._all = tuple(self.clients)
+        self._control, *others = (Channel(ours) for ours, _ in ends)
+        self.exchanges = [Exchange(channel, copy=copies.fill) for channel in others]
+        self._idle: LifoQueue[int] = LifoQueue()
+        for number in range(channels):
+            self._idle.put(number)
+        self.has_opened = False
         self.has_result = False
         self.shapes: set[object] = set()  # of feeds that have run
+        self._is_lost = False
         self._reason: str | None = None
-        self._ended = threading.Event()
         self._words: BaseException | None = None
+        self._news: SimpleQueue[None] = SimpleQueue()
+        self._ended = threading.Event()
 
-    def open(self, opening: Opening) -> Opened:
-        """Have it open its session. Raises what that raises, EOFError or TimeoutError."""
-        self.control.send(opening)
-        answer, _ = self.control.receive(_OPENING)
-        if isinstance(answer, PickledError):
-            raise answer.error()
-        assert isinstance(answer, Opened)
-        return answer
+    @property
+    def is_ready(self) -> bool:
+        """True while it can run requests."""
+        return self.has_opened and not self._is_lost
 
-    def give_back(self, client: _Client) -> None:
-        self.clients.append(client)
+    def open(self, opening: Opening) -> Opened | BaseException | None:
+        """Have it open its session. Return that, or what it raised. None: it died, or is killed as it took too long."""
+        try:
+            self._control.send(opening)
+            answer, _ = self._control.receive(_OPENING)
+        except TimeoutError:
+            self.kill(f"it had no session after {_OPENING:g} s")
+            return None
+        except (EOFError, ConnectionError):
+            return None
+        assert isinstance(answer, (Opened, PickledError))
+        return answer.error() if isinstance(answer, PickledError) else answer
+
+    def borrow(self) -> int:
+        """Return the number of an idle exchange, as soon as there is one. The process may have ended by then."""
+        return self._idle.get()
+
+    def give_back(self, number: int) -> None:
         if self._ended.is_set():
-            self._close_clients()
+            self.exchanges[number].close()
+        self._idle.put(number)
 
     def end(self) -> None:
         """Tell it to end."""
-        self.control.shut()
+        self._control.shut()
+        self.lose()
 
     def kill(self, reason: str) -> None:
         if self.child.returncode is None:
             self._reason = self._reason or reason
             kill_group(self.child)
+        self.lose()
+
+    def lose(self) -> None:
+        """Make no more requests of it, and have it ended."""
+        self._is_lost = True
+        self._news.put(None)
 
     def wait(self) -> None:
-        """Wait for its end."""
-        self.child.wait()
+        """Wait for its end. One that was lost and does not end is killed; stuck in the driver, it is left."""
+        while not self._is_lost and self.child.poll() is None:
+            with suppress(Empty):
+                self._news.get(timeout=_LOOK)
+        with suppress(subprocess.TimeoutExpired):
+            self.child.wait(_DEATH)
+        self.kill("it does not answer")
 
     def close(self) -> None:
         """Read what it said at its end, and end its channels."""
         with suppress(Exception):  # mostly it said nothing
-            answer, _ = self.control.receive(0.1)
+            answer, _ = self._control.receive(0.1)
             self._words = answer.error()
-        for client in self._all:  # a thread that waits for an answer closes its own
-            client.exchange.channel.shut()
+        for exchange in self.exchanges:  # a thread that waits for an answer closes its own
+            exchange.channel.shut()
         self._ended.set()
-        self._close_clients()
-        self.control.close()
-
-    def _close_clients(self) -> None:
-        with suppress(IndexError):
+        idle = []
+        with suppress(Empty):
             while True:
-                self.clients.pop().exchange.close()
+                idle.append(self._idle.get_nowait())
+        for number in idle:
+            self.give_back(number)
+        self._control.close()
 
     def cause(self) -> str:
         """Say what ended it, once it has ended."""
-        self._ended.wait(_DEATH)
+        self._ended.wait(2 * _DEATH)
         code = self.child.returncode
-        if self._reason is not None:
-            return self._reason
+        if self._reason is not None or code is None:
+            return self._reason or "it does not answer"
         if self._words is not None:
             return f"{type(self._words).__name__}: {getattr(self._words, 'summary', self._words)}"
-        if code is None:
-            return "it does not answer, and cannot be killed"
         return signal_name(-code) if code < 0 else f"exit status {code}"
 
 
@@ -332,7 +348,6 @@ class ProcessWorker(Worker):
         self.number = number
         self.opened: Outcome[Opened] = Outcome()  # of the first process
         self.is_lost = False
-        self.process: WorkerProcess | None = None  # while it can run requests
         self._device: Device | None = None
         self._launch = launch
         self._devices, self._place, self._options = devices, 0 if devices else place, options
@@ -344,14 +359,18 @@ class ProcessWorker(Worker):
         self._keeper = Thread(self._keep, f"ortgpu-keep-{number}")
 
     @property
+    def process(self) -> WorkerProcess | None:
+        """The present process, if it can run requests."""
+        current = self._current
+        return current if current is not None and current.is_ready else None
+
+    @property
     def capacity(self) -> int:
         return len(self.threads) if self.process is not None else 0
 
     @property
     def state(self) -> str:
-        if self.is_lost:
-            return "lost"
-        return "ready" if self.process is not None else "replacing" if self._device is not None else "opening"
+        return "ready" if self.process is not None else "replacing"
 
     @property
     def device(self) -> Device:
@@ -364,7 +383,8 @@ class ProcessWorker(Worker):
 
     @property
     def pid(self) -> int | None:
-        return self._current.child.pid if self._current is not None else None
+        current = self._current
+        return current.child.pid if current is not None and current.child.returncode is None else None
 
     def begin(self) -> None:
         """Start the first process. :attr:`opened` says what became of it."""
@@ -379,39 +399,39 @@ class ProcessWorker(Worker):
             Exception: as the session raises.
         """
         process = self.process
-        try:
-            client = process.clients.pop() if process is not None else None
-        except IndexError:  # it has just died
-            client = None
-        if process is None or client is None:
+        if process is None:
             raise NotBegunError
+        number = process.borrow()
         try:
-            results = self._run(process, client, output_names, feed)
-        except (EOFError, TimeoutError) as error:
-            client.exchange.close()
-            if isinstance(error, TimeoutError):
-                process.kill(f"its deadline of {self._deadline:g} s has passed")
-            lost = self._lost(process)
-            raise (lost if client.has_begun() else NotBegunError) from None
-        except BaseException:
-            process.give_back(client)
-            raise
-        process.give_back(client)
-        return results
+            answer, outputs = self._ask(process, number, output_names, feed)
+            if isinstance(answer, PickledError):
+                raise answer.error()
+            process.has_result = True
+            results = [self._launch.copies.copy_of(output) for output in outputs]
+            process.exchanges[number].drop_if_large()
+            return results
+        finally:
+            process.give_back(number)
 
-    def _run(self, process: WorkerProcess, client: _Client, output_names: Any, feed: Any) -> list[NDArray[Any]]:
+    def _ask(self, process: WorkerProcess, number: int, output_names: Any, feed: Any) -> tuple[Any, list[NDArray[Any]]]:
+        """Return the answer to a request, with outputs that last until the next one."""
         shapes = seconds = None
         if self._deadline is not None:
             shapes = tuple((name, array.shape) for name, array in feed.items())
             seconds = self._deadline if shapes in process.shapes else max(self._deadline, _FIRST_RUN)
-        outputs = client.run(output_names, feed, seconds)
-        process.has_result = True
-        if self._deadline is not None:
+        exchange, process.begun[number] = process.exchanges[number], 0
+        try:
+            exchange.send((output_names, list(feed)), list(feed.values()))
+            answer, outputs = exchange.receive(seconds)
+        except (EOFError, OSError) as error:
+            exchange.channel.shut()  # a late answer must not be taken for that of the next request
+            if isinstance(error, TimeoutError):
+                process.kill(f"its deadline of {self._deadline:g} s has passed")
+            process.lose()
+            raise (self._lost(process) if process.begun[number] else NotBegunError()) from None
+        if answer is None:
             process.shapes.add(shapes)
-        results = [self._launch.copies.copy_of(output) for output in outputs]
-        for memory in (client.exchange.ours, client.exchange.theirs):
-            memory.drop_if_large()
-        return results
+        return answer, outputs
 
     def replace(self, error: ExecutionError) -> None:
         process = self.process
@@ -426,14 +446,7 @@ class ProcessWorker(Worker):
             self._current.end()
 
     def close(self) -> None:
-        process = self._current
-        if process is not None:
-            try:
-                process.child.wait(_DEATH)
-            except subprocess.TimeoutExpired:
-                process.kill("its pool was closed")
-        is_gone = process is None or process.child.returncode is not None
-        if is_gone and threading.current_thread() is not self._keeper:  # one that is stuck in the driver is left
+        if threading.current_thread() is not self._keeper:
             self._keeper.wait()
         self._current = None
         self._launch.close()
@@ -441,11 +454,10 @@ class ProcessWorker(Worker):
     # The thread that keeps a process running
 
     def _keep(self) -> None:
-        fruitless = refused = 0  # processes in a row that gave no result, and that opened no session
+        fruitless = 0  # processes in a row that gave no result
+        died = 0.0  # the time when the last one that had a session died
         while not self._is_ending:
             process, error = self._live()
-            has_opened = self.process is not None
-            self.process = None
             if process is not None:
                 process.close()
             if self._device is None:
@@ -453,10 +465,11 @@ class ProcessWorker(Worker):
                 return
             if self._is_ending:
                 return
+            if process is not None and process.has_opened:
+                died = time.monotonic()
             fruitless = 0 if process is not None and process.has_result else fruitless + 1
-            refused = 0 if has_opened else refused + 1
             self.last_error = self._explained(process, error)
-            self.is_lost = refused >= _OPENINGS
+            self.is_lost = time.monotonic() - died >= _GIVEN_UP
             logger.warning("%s%s", self.last_error.summary, "" if self.is_lost else "; another one is started")
             self._tell(self)
             if self.is_lost:
@@ -468,28 +481,29 @@ class ProcessWorker(Worker):
 
     def _live(self) -> tuple[WorkerProcess | None, BaseException | None]:
         """Start a process and wait for its end. Return it, and the error if it could not open its session."""
-        process, error = None, None
+        process: WorkerProcess | None = None
+        answer: Opened | BaseException | None = None
+        launch = self._launch
         try:
-            process = self._current = self._launch.start()
+            process = self._current = launch.start()
             if self._is_ending:
                 process.end()
-            self._open(process)
-        except (EOFError, ConnectionError):  # it died: its end says why
-            pass
+            options = pickle.dumps(self._options)
+            answer = process.open(
+                Opening(launch.path, launch.descriptor, launch.size, self._devices, self._place, options)
+            )
+            if isinstance(answer, Opened):
+                self._begin_with(process, answer)
         except BaseException as raised:  # noqa: BLE001 - the caller raises it, or it is the last error of this worker
-            is_late = isinstance(raised, TimeoutError)
-            if process is not None:
-                process.kill(f"it had no session after {_OPENING:g} s" if is_late else "it opened no session")
-            error = None if is_late else raised.with_traceback(None)  # of this thread, and it holds the process
+            answer = raised.with_traceback(None)  # of this thread, and it holds the process
+        error = answer if isinstance(answer, BaseException) else None
         if process is not None:
+            if error is not None:
+                process.kill("it opened no session")
             process.wait()
         return process, error
 
-    def _open(self, process: WorkerProcess) -> None:
-        launch = self._launch
-        options = pickle.dumps(self._options)
-        opening = Opening(launch.path, launch.descriptor, launch.size, self._devices, self._place, options)
-        opened = process.open(opening)
+    def _begin_with(self, process: WorkerProcess, opened: Opened) -> None:
         is_first, self._device = self._device is None, opened.device
         if is_first:
             # Ordinals change when a GPU is gone, and its successor must not go to the CPU.
@@ -497,7 +511,7 @@ class ProcessWorker(Worker):
             self._place = 0
             if opened.device.is_gpu:
                 self._options = options_of_others(self._options)
-        self.process = process
+        process.has_opened = True
         if is_first:
             self.opened.give(opened)
         else:
@@ -508,7 +522,7 @@ class ProcessWorker(Worker):
             assert process is not None
             return self._lost(process)
         if isinstance(error, GPUError):
-            return lifetime.fresh_copy(error)
+            return error
         cause = f"{type(error).__name__}: {error}"
         return WorkerLostError(
             f"worker {self.number} on {self._device} cannot be replaced: {cause}",
@@ -543,7 +557,7 @@ def open_processes(
     copies: HostCopies,
     tell: Callable[[ProcessWorker], None],
 ) -> None:
-    """Fill ``workers`` as open_workers does, with a process for each session.
+    """Fill ``workers`` as open_sessions does, with a process for each session.
 
     The first process says which devices there are: this process must not use CUDA.
     """
@@ -566,17 +580,7 @@ def open_processes(
         options = options_of_others(options)
     places = [place for _ in range(sessions_per_device) for place in range(len(opened.chosen))]
     others = [add(place, [opened.chosen[place]]) for place in places[1:]]
-    errors: list[BaseException] = []
-    for worker in others:
-        try:
-            worker.opened.result()
-        except BaseException as error:  # noqa: BLE001 - raised when all have ended
-            errors.append(error)
-    if errors:
-        try:
-            raise one_of(errors)
-        finally:
-            del errors  # its traceback holds this frame
+    wait_for_all(worker.opened.result for worker in others)
     for each in (first, *others):
         for warning in each.opened.result().warnings:
             warnings.warn(warning, stacklevel=living.stacklevel(None))

@@ -14,8 +14,7 @@ import numpy as np
 
 from ...model.tensor_types import DTYPES
 from ...process.threads import Outcome
-from ...running.feed_copies import FeedCopies
-from ...running.pinned import STAGED_FROM
+from ...running.pinned import STAGED_FROM, OrdinaryMemory
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...provider.interfaces import Value
+    from ...running.feed_copies import FeedCopies
     from ...running.onnxruntimes import Results
     from ...running.pinned import PinnedMemory
 
@@ -78,13 +78,20 @@ class Buffers:
     Args:
         rows: of each array.
         most: number of batches whose arrays are kept.
-        memories: returns the pinned memories of the sessions. Raises ExecutionError if one has lost its GPU.
+        memories: returns the pinned memories of the sessions. Raises ExecutionError if one has lost its GPU. None: the
+            sessions are in other processes.
         limit: bytes of ordinary memory to keep.
     """
 
-    def __init__(self, rows: int, most: int, memories: Callable[[], Iterable[PinnedMemory]], limit: int) -> None:
+    def __init__(self, rows: int, most: int, memories: Callable[[], Iterable[PinnedMemory]] | None, limit: int) -> None:
         self._rows, self._memories = rows, memories
-        self._copies = FeedCopies(memories, limit, None)
+        self._memory: OrdinaryMemory | FeedCopies
+        if memories is None:
+            self._memory = OrdinaryMemory(limit)
+        else:
+            from ...running.feed_copies import FeedCopies  # not above: it imports ONNX Runtime
+
+            self._memory = FeedCopies(memories, limit, None)
         self._source: tuple[int, ...] = ()
         self._idle: deque[tuple[object, Arrays]] = deque(maxlen=most)
         self._lock = threading.Lock()  # for threads of the service, in which no interrupt comes
@@ -95,7 +102,7 @@ class Buffers:
         Raises:
             ExecutionError: a session is closed, or has lost its GPU.
         """
-        source = tuple(id(memory) for memory in self._memories())
+        source = tuple(id(memory) for memory in self._memories()) if self._memories is not None else ()
         if source != self._source:
             self._source = source
             self._idle.clear()
@@ -112,7 +119,7 @@ class Buffers:
         for name, given in request.feed.items():
             shape = (self._rows, *given.shape[1:])
             small = given.dtype.hasobject or math.prod(shape) * given.itemsize < STAGED_FROM
-            arrays[name] = np.empty(shape, given.dtype) if small else self._copies.empty(shape, given.dtype)
+            arrays[name] = np.empty(shape, given.dtype) if small else self._memory.empty(shape, given.dtype)
             arrays[name][:] = given[:1]
         return arrays
 
@@ -124,7 +131,7 @@ class Buffers:
     def close(self) -> None:
         """Free the memory that is not in use."""
         self._idle.clear()
-        self._copies.close()
+        self._memory.close()
 
 
 class Batch:

@@ -34,7 +34,17 @@ from ...provider import lifetime, living
 from ...provider.devices import Device, DeviceRequest
 from ..lazily import gpu_session_class
 from ..request import NAMES, PINNED_MEMORY_LIMIT, refuse_misspelt
-from .workers import NotBegunError, Worker, check, choose_devices, is_lost, named, one_of, options_of_others, stop
+from .workers import (
+    NotBegunError,
+    Worker,
+    check,
+    choose_devices,
+    is_lost,
+    named,
+    options_of_others,
+    stop,
+    wait_for_all,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
@@ -52,7 +62,6 @@ _LOOK = 0.01  # seconds between two looks at the requests that are left
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
 logger = logging.getLogger("ortgpu.pool")
-
 
 # With fewer, a GPU waits while inputs and outputs are copied: ResNet-50 needs three to come to its limit on an H200.
 _THREADS_PER_DEVICE = 3
@@ -164,7 +173,6 @@ class GPUSessionPool:
         self._lost: tuple[LostDevice, ...] = ()
         self._in_hand = 0  # requests that threads have taken and not answered yet
         self._closed = False
-        self._closed_itself = False
         self._is_draining = False
         if "device" in options:
             raise TypeError("a pool has devices=, a sequence, and no device=")
@@ -176,7 +184,7 @@ class GPUSessionPool:
         self._copies: FeedCopies | HostCopies | None = None
         self._workers: list[Worker] = []
         # Close too if the pool is dropped without close(), or the interpreter ends.
-        self._stop = weakref.finalize(self, _end, weakref.ref(self), self._workers, self._pid)
+        self._stop = self._finalizer()
         try:
             number = operator.index(sessions_per_device)
             if isolate:
@@ -189,7 +197,7 @@ class GPUSessionPool:
                 self._copies = copies = HostCopies(self._pinned_memory_limit)
                 open_processes(self._workers, model, devices, number, options, deadline, copies, tell)
             else:
-                open_workers(self._workers, model, devices, number, options, gpu_session_class)
+                open_sessions(self._workers, model, devices, number, options)
         except BaseException:
             self.close()
             raise
@@ -234,13 +242,8 @@ class GPUSessionPool:
         return tuple(self._health_of(worker) for worker in self._workers)
 
     def _health_of(self, worker: Worker) -> WorkerHealth:
-        state, error = worker.state, worker.last_error
-        if self._closed:
-            state = "closed"
-        elif worker not in self._serving:
-            state = "lost"
-            error = next((lost.error for lost in self._lost if lost.device == worker.device), error)
-        return WorkerHealth(worker.device, state, worker.pid, worker.restarts, error, worker.busy)
+        state = "closed" if self._closed else worker.state if worker in self._serving else "lost"
+        return WorkerHealth(worker.device, state, worker.pid, worker.restarts, worker.last_error, worker.busy)
 
     def drain(self, timeout: float | None = None) -> None:
         """Refuse new requests, and wait until those that wait or run have ended. The sessions stay open.
@@ -392,7 +395,7 @@ class GPUSessionPool:
         return Batched(
             self.run,
             self._serving[0].declared,
-            self._memories,
+            None if self._is_isolated else self._memories,
             self._pinned_memory_limit,
             sessions=len(self),
             threads=self._limit,
@@ -412,7 +415,7 @@ class GPUSessionPool:
         try:
             self._stop()
         except BaseException:  # an interrupt during the wait: finish when the pool is dropped
-            self._stop = weakref.finalize(self, _end, weakref.ref(self), self._workers, self._pid)
+            self._stop = self._finalizer()
             raise
         if self._copies is not None:
             self._copies.close()
@@ -427,6 +430,9 @@ class GPUSessionPool:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a GPUSessionPool does not pickle: open one where it is used, or send a GPUSession, which does")
+
+    def _finalizer(self) -> weakref.finalize[..., Self]:
+        return weakref.finalize(self, _end, weakref.ref(self), self._waiting, self._workers, self._pid)
 
     @staticmethod
     def _sessions_of(workers: Iterable[Worker]) -> list[SessionWorker]:
@@ -471,16 +477,12 @@ class GPUSessionPool:
     # Called in the thread of a worker
 
     def _serve(self, worker: Worker) -> None:
-        try:
-            while (request := self._take(worker)) is not None:
-                try:
-                    self._answer(worker, request)
-                finally:
-                    with self._lock:
-                        self._in_hand -= 1
-        except BaseException:  # for instance SystemExit in a callback of a future; other requests may be waiting
-            self._wake(worker)
-            raise
+        while (request := self._take(worker)) is not None:
+            try:
+                self._answer(worker, request)
+            finally:
+                with self._lock:
+                    self._in_hand -= 1
 
     def _take(self, worker: Worker) -> _Request | None:
         """Take a request for a thread of ``worker``, and count the thread as busy. None if there is no request."""
@@ -614,29 +616,38 @@ class GPUSessionPool:
             if lost:
                 for each in gone:
                     lifetime.refuse(each.session, error)
-            devices = {each.place: each.session.device for each in gone}
-            self._serving = tuple(each for each in self._serving if each not in gone)
             # Keep a copy, because the traceback of the original holds the arrays of a request.
-            self._lost += tuple(LostDevice(device, lifetime.fresh_copy(error)) for device in devices.values())
-        for device in devices.values():
-            logger.warning("%s is out of the pool [%s]: %s", device, error.code, error.summary)
-        if not self._serving:
-            self._refuse_waiting()
+            removed = self._remove(gone, lifetime.fresh_copy(error))
+        self._say_lost(removed)
 
     def _notice(self, worker: ProcessWorker) -> None:
         """Serve by a worker that has a new process, or serve the requests of one that has none by others."""
+        removed: Sequence[LostDevice] = ()
         with self._lock:
-            if worker.is_lost:
-                self._serving = tuple(each for each in self._serving if each is not worker)
-                error = worker.last_error
-                if error is not None and worker.place not in [each.place for each in self._serving]:
-                    self._lost += (LostDevice(worker.device, error),)
-                    logger.warning("%s is out of the pool [%s]: %s", worker.device, error.code, error.summary)
+            if worker.is_lost and worker.last_error is not None:
+                removed = self._remove([worker], worker.last_error)
             if not worker.capacity:
                 self._waiting.extendleft(reversed(worker.assigned))
                 worker.assigned.clear()
             self._wake_idle()
-        if not self._serving:
+        self._say_lost(removed)
+
+    def _remove(self, gone: Sequence[Worker], error: GPUError) -> Sequence[LostDevice]:
+        """Serve without some workers. Return their GPUs, if no worker is left on them. Called with the lock."""
+        self._serving = tuple(each for each in self._serving if each not in gone)
+        left = {each.place for each in self._serving}
+        for each in gone:
+            each.last_error = error
+        devices = {each.place: each.device for each in gone if each.place not in left}
+        lost = tuple(LostDevice(device, error) for device in devices.values())
+        self._lost += lost
+        return lost
+
+    def _say_lost(self, removed: Sequence[LostDevice]) -> None:
+        """Log GPUs that were removed, and refuse what waits if none is left. Not with the lock: callbacks may wait."""
+        for lost in removed:
+            logger.warning("%s is out of the pool [%s]: %s", lost.device, lost.error.code, lost.error.summary)
+        if self._closed or not self._serving:
             self._refuse_waiting()
 
     def _refuse_waiting(self) -> None:
@@ -644,30 +655,15 @@ class GPUSessionPool:
             dropped = list(self._waiting)
             self._waiting.clear()
             self._make_room()
-        for request in dropped:
-            if request.has_begun or request.outcome.begin():
-                request.outcome.fail(self._why_over())
-            else:
-                request.outcome.drop()
+        _refuse(dropped, self._why_over)
 
     def _refuse_all(self) -> None:
         self._closed = True
         uninterrupted(self._refuse_waiting)
 
-    def _close_itself(self) -> None:
-        """Refuse requests at the end of the program, when atexit callbacks may still use the pool."""
-        self._closed_itself = not self._closed
-        self._refuse_all()
-
     def _why_over(self) -> GPUError:
-        if self._closed_itself:
-            return ExecutionError(
-                "this GPUSessionPool closed itself at the end of the program",
-                evidence=["what was registered with atexit before it was opened is called after that"],
-                fixes=[manual("register what uses it when it is open, or use it before the program ends")],
-            )
         if self._closed:
-            return ExecutionError("this GPUSessionPool is closed", fixes=[manual("open a new GPUSessionPool")])
+            return _closed()
         if self._serving:
             return ExecutionError(
                 "this GPUSessionPool takes no more requests: drain() was called",
@@ -696,12 +692,27 @@ class GPUSessionPool:
             )
 
 
-def _end(pool: weakref.ref[GPUSessionPool], workers: Sequence[Worker], pid: int) -> None:
+def _end(pool: weakref.ref[GPUSessionPool], waiting: Sequence[_Request], workers: Sequence[Worker], pid: int) -> None:
     """End the pool: it was closed or dropped, or the program ends."""
-    ending = pool()
-    if ending is not None and os.getpid() == pid:
-        ending._close_itself()
-    stop(workers, pid)
+    if os.getpid() == pid:
+        ending = pool()
+        if ending is not None:
+            ending._refuse_all()
+        else:  # no thread served these: all processes were being replaced
+            _refuse(waiting, _closed)
+        stop(workers)
+
+
+def _refuse(requests: Iterable[_Request], why: Callable[[], GPUError]) -> None:
+    for request in requests:
+        if request.has_begun or request.outcome.begin():
+            request.outcome.fail(why())
+        else:
+            request.outcome.drop()
+
+
+def _closed() -> GPUError:
+    return ExecutionError("this GPUSessionPool is closed", fixes=[manual("open a new GPUSessionPool")])
 
 
 def _notice(pool: weakref.ref[GPUSessionPool], worker: ProcessWorker) -> None:
@@ -751,13 +762,12 @@ class SessionWorker(Worker):
         self.session.close()
 
 
-def open_workers(
+def open_sessions(
     workers: list[Worker],
     model: ModelSource,
     devices: str | Iterable[Device | DeviceRequest],
     sessions_per_device: int,
     options: dict[str, Any],
-    session_class: Callable[[], Callable[..., GPUSession]],
 ) -> None:
     """Fill ``workers`` with one worker for each session, going round the devices ``sessions_per_device`` times.
 
@@ -768,15 +778,16 @@ def open_workers(
     chosen = choose_devices(named(devices))
     places = [place for _ in range(sessions_per_device) for place in range(len(chosen))]
     opened: dict[int, GPUSession] = {}  # filled by threads: an interrupt here loses no session
+    open_session: Callable[..., GPUSession] = gpu_session_class()
     try:
-        _open_sessions(opened, functools.partial(session_class(), model), [chosen[place] for place in places], options)
+        _open_all(opened, functools.partial(open_session, model), [chosen[place] for place in places], options)
     finally:
         workers += [SessionWorker(opened[number], places[number]) for number in sorted(opened)]
     for worker in workers:
         worker.start(-(-_THREADS_PER_DEVICE // sessions_per_device))
 
 
-def _open_sessions(
+def _open_all(
     opened: dict[int, GPUSession],
     open_session: Callable[..., GPUSession],
     devices: Sequence[DeviceRequest],
@@ -793,16 +804,9 @@ def _open_sessions(
         return
     options = options_of_others(options)
     tasks = [Task(functools.partial(open_one, number), f"ortgpu-open-{devices[number]}") for number in others]
-    errors: list[BaseException] = []
-    for task in tasks:
-        try:
-            task.result()
-        except BaseException as error:  # noqa: BLE001 - raised when all have ended
-            errors.append(error)
-    if errors:
-        try:
-            raise one_of(errors)
-        finally:
-            del errors, task, tasks  # its traceback holds this frame
+    try:
+        wait_for_all(task.result for task in tasks)
+    finally:
+        del tasks  # the traceback of an error holds this frame
     for number in others:
         living.attribute(opened[number], to=opened[0])

@@ -97,7 +97,10 @@ class Channel:
 
 
 class SharedArrays:
-    """Arrays in memory that one process writes and another one reads. ``number`` is that of the memory, 0 for none."""
+    """Arrays in memory of ``size`` bytes that one process writes and another one reads.
+
+    ``number`` is that of the memory, 0 for none.
+    """
 
     def __init__(self, pin: Pin | None = None, copy: Copy = np.copyto) -> None:
         self.number = 0
@@ -106,7 +109,7 @@ class SharedArrays:
         self._unpin = _nothing
         self._count = 0
         self._map: mmap.mmap | None = None
-        self._size = self._used = 0
+        self.size = self._used = 0
 
     def map(self, descriptor: int, number: int) -> None:
         """Take the memory under a descriptor instead of the present one."""
@@ -116,7 +119,7 @@ class SharedArrays:
             self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
             raise _no_room(size, error) from None
-        self._size, self.number = size, number
+        self.size, self.number = size, number
         if self._pin is not None:
             self._unpin = self._pin(self._address(), size)
 
@@ -124,11 +127,7 @@ class SharedArrays:
         """Let the memory go. Arrays in it keep it, but not pinned."""
         unpin, self._unpin = self._unpin, _nothing
         unpin()
-        self._map, self._size, self._used, self.number = None, 0, 0, 0
-
-    def drop_if_large(self) -> None:
-        if self._size > KEPT:
-            self.drop()
+        self._map, self.size, self._used, self.number = None, 0, 0, 0
 
     def array(self, place: _Place) -> NDArray[Any]:
         dtype, shape, offset = place
@@ -143,7 +142,7 @@ class SharedArrays:
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """Return an array in the memory for the next message, or None if there is no room."""
         offset, end = self._used, self._used + _aligned(math.prod(shape) * dtype.itemsize)
-        if end > self._size or end == offset:
+        if end > self.size or end == offset:
             return None
         self._used = end
         return self.array((dtype, shape, offset))
@@ -159,9 +158,9 @@ class SharedArrays:
         base, descriptor = self._address(), None
         offsets = [array.__array_interface__["data"][0] - base for array in arrays]
         pairs = list(zip(arrays, offsets, strict=True))
-        is_there = [bool(array.nbytes) and 0 <= offset < self._size for array, offset in pairs]
+        is_there = [bool(array.nbytes) and 0 <= offset < self.size for array, offset in pairs]
         missing = sum(_aligned(array.nbytes) for array, there in zip(arrays, is_there, strict=True) if not there)
-        if self._used + missing > self._size:
+        if self._used + missing > self.size:
             is_there = [False] * len(arrays)
             self._count += 1
             descriptor = _new_memory(sum(_aligned(array.nbytes) for array in arrays))
@@ -232,6 +231,12 @@ class Exchange:
         if number != self.theirs.number and any(math.prod(shape) for _, shape, _ in places):
             raise _no_room(0, None)  # the system dropped the descriptor on its way
         return message, [self.theirs.array(place) for place in places]
+
+    def drop_if_large(self) -> None:
+        """Free more memory than is kept for the next messages. Arrays of the last one keep theirs."""
+        for memory in (self.ours, self.theirs):
+            if memory.size > KEPT:
+                memory.drop()
 
     def close(self) -> None:
         self.ours.drop()

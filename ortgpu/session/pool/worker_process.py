@@ -116,28 +116,32 @@ class _Serving:
         exchange = self._of_thread.exchange = Exchange(channel, self._pin)
         with suppress(EOFError, OSError):
             while True:
-                error = self._answer(exchange, number)
-                if error is not None:
-                    exchange.send(error)
+                try:
+                    self._answer(exchange, number)
+                except (EOFError, OSError):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - no room, and the caller raises it
+                    exchange.send(PickledError.of(error))
 
-    def _answer(self, exchange: Exchange, number: int) -> PickledError | None:
-        """Make a run and send its results. Return the error instead if there is one."""
+    def _answer(self, exchange: Exchange, number: int) -> None:
+        (output_names, input_names), arrays = exchange.receive()
+        self._begun[number] = 1
+        outputs = self._run(output_names, dict(zip(input_names, arrays, strict=True)))
+        del arrays
+        if isinstance(outputs, PickledError):
+            exchange.send(outputs)
+        else:
+            exchange.send(None, outputs)
+        exchange.drop_if_large()
+
+    def _run(self, output_names: Any, feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]] | PickledError:
         try:
-            (output_names, input_names), arrays = exchange.receive()
-            self._begun[number] = 1
-            outputs = self._session.run(output_names, dict(zip(input_names, arrays, strict=True)))
-            del arrays
-            exchange.theirs.drop_if_large()
-            exchange.send(None, _checked(outputs))
-            exchange.ours.drop_if_large()
-        except EOFError:
-            raise
+            return _checked(self._session.run(output_names, feed))
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             if is_lost(self._session, error):
                 with self._ending:  # for ever: the first error counts
                     _end(self._control, error)
             return PickledError.of(error)
-        return None
 
     def _place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         exchange: Exchange = self._of_thread.exchange

@@ -1,10 +1,10 @@
-"""A worker of a pool: the threads that call one session. And what all pools check when they open."""
+"""A worker of a pool: the threads that call one session. And what all pools do when they open and close."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...environment.gpu.cuda import initialise
@@ -89,17 +89,16 @@ def check(sessions_per_device: int, options: Mapping[str, Any]) -> None:
         )
 
 
-def stop(workers: Sequence[Worker], pid: int) -> None:
-    """End the threads of all workers, then close their sessions. Does nothing in a child forked from ``pid``."""
-    if os.getpid() == pid:
+def stop(workers: Sequence[Worker]) -> None:
+    """End the threads of all workers, then close their sessions."""
+    for worker in workers:
+        worker.stop()
+    try:
         for worker in workers:
-            worker.stop()
-        try:
-            for worker in workers:
-                worker.wait()
-        finally:  # after an interrupt the threads end all the same
-            for worker in workers:
-                worker.close()
+            worker.wait()
+    finally:  # after an interrupt the threads end all the same
+        for worker in workers:
+            worker.close()
 
 
 def named(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest] | None:
@@ -150,13 +149,24 @@ def options_of_others(options: Mapping[str, Any]) -> dict[str, Any]:
     return changed if options.get("cpu_nodes", "warn") != "warn" else {**changed, "cpu_nodes": "allow"}
 
 
-def one_of(errors: Sequence[BaseException]) -> BaseException:
-    """Return the error to raise: an interrupt if there is one, else the first error with the others attached."""
+def wait_for_all(waits: Iterable[Callable[[], object]]) -> None:
+    """Call each of ``waits``. Then raise an interrupt, or else the first error, with the others attached."""
+    errors: list[BaseException] = []
+    for wait in waits:
+        try:
+            wait()
+        except BaseException as error:  # noqa: BLE001 - raised when all have ended
+            errors.append(error)
+    if not errors:
+        return
     interrupt = next((error for error in errors if not isinstance(error, Exception)), None)
     first, *others = errors
-    if interrupt is None and isinstance(first, GPUError):
-        first.with_others((*first.others, *(other for other in others if isinstance(other, GPUError))))
-    return interrupt or first
+    try:
+        if interrupt is None and isinstance(first, GPUError):
+            first.with_others((*first.others, *(other for other in others if isinstance(other, GPUError))))
+        raise interrupt or first
+    finally:
+        del errors, interrupt, first, others  # their tracebacks hold this frame
 
 
 def is_lost(session: Opened, error: BaseException) -> bool:
