@@ -271,6 +271,8 @@ def _import() -> tuple[ModuleType | None, str | None]:
     try:
         with untranslated():
             module = importlib.import_module("onnxruntime")
+            if not hasattr(importlib.import_module("numpy"), "ndarray"):  # a second import succeeds without it
+                raise ImportError("import numpy failed: its folder has no file __init__.py")
     except Exception as error:
         logger.debug("import onnxruntime failed", exc_info=True)
         return None, f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -98,3 +98,21 @@ def test_a_file_of_the_users_own_hides_a_module_of_python(lab: Lab, tmp_path: Pa
     assert [fix["text"] for fix in found["fixes"]] == [
         f"rename {stray}, or take its folder off the search path of this program"
     ]
+
+
+def test_a_numpy_that_is_a_bare_folder_is_installed_again(lab: Lab) -> None:
+    """As an interrupted upgrade leaves it. A second import of ONNX Runtime succeeds in the same process."""
+    machine = lab.machine()
+    machine.overlay.take_apart("numpy").remove("numpy/__init__.py")
+    code = f"""
+        import ortgpu
+        for _ in range(2):
+            try:
+                ortgpu.GPUSession({str(lab.models.relu)!r})
+            except ortgpu.GPUError as error:
+                report(error.as_dict())
+    """
+    found = machine.run(dedent(code)).ok().json
+    assert found["type"] == "BrokenPackageError"
+    assert "the installed numpy" in found["summary"]
+    assert ["install --force-reinstall --no-deps numpy==" in fix["text"] for fix in found["fixes"]] == [True]
