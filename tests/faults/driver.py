@@ -19,6 +19,7 @@ B200 = GPU(uuid="GPU-55555555-2222-3333-4444-555555555555", name="NVIDIA B200", 
 STUB_REFUSED = "DriverUnusableError"
 
 IN_CONTAINER = read_host().container is not None
+ROOT, REBOOT = ("host", "host") if IN_CONTAINER else ("root", "reboot")
 
 OLD_CUDA, OLD_DRIVER = TOO_OLD[CUDA]
 
@@ -169,12 +170,12 @@ CASES = in_group(
                 needs=needs,
             )
             for code, name, row, needs, words in (
-                (3, "CUDA_ERROR_NOT_INITIALIZED", "C04", ("", "root"), ("spawn", "uvm_disable_hmm")),
-                (802, "CUDA_ERROR_SYSTEM_NOT_READY", "own", ("root", "root", "host"), ("fabric",)),
-                (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "C08", ("reboot",), ("reboot",)),
+                (3, "CUDA_ERROR_NOT_INITIALIZED", "C04", ("", ROOT), ("spawn", "uvm_disable_hmm")),
+                (802, "CUDA_ERROR_SYSTEM_NOT_READY", "own", (ROOT, ROOT, "host"), ("fabric",)),
+                (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "C08", (REBOOT,), ("reboot",)),
                 (804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "own", (), ("cuda-compat", "LD_LIBRARY_PATH")),
-                (999, "CUDA_ERROR_UNKNOWN", "C10", ("root", "root"), ("nvidia_uvm",)),
-                (123, "123", "own", ("root",), ()),
+                (999, "CUDA_ERROR_UNKNOWN", "C10", (ROOT, ROOT), ("nvidia_uvm",)),
+                (123, "123", "own", (ROOT,), ()),
                 (34, "CUDA_ERROR_STUB_LIBRARY", "own", (), ("linking stub", "LD_LIBRARY_PATH")),
             )
         ),
@@ -187,7 +188,7 @@ CASES = in_group(
             nvml=NVML(init=18),
             details={"cuda_code": 803},
             plain="printed",
-            needs=("reboot",),
+            needs=(REBOOT,),
         ),
         *(
             Case(
@@ -360,7 +361,7 @@ CASES = in_group(
             env=_at("driver"),
             ask="probe",
             cpu=False,
-            needs=("reboot",),
+            needs=(REBOOT,),
         ),
         Case(
             "driver-that-ends-the-process-when-it-is-loaded",
@@ -371,7 +372,7 @@ CASES = in_group(
             ask="probe",
             cpu=False,
             plain="aborted",
-            needs=("reboot",),
+            needs=(REBOOT,),
         ),
         Case(
             "nvml-that-ends-the-process",
@@ -381,7 +382,7 @@ CASES = in_group(
             env=_at("driver"),
             ask="probe",
             cpu=False,
-            needs=("reboot",),
+            needs=(REBOOT,),
         ),
         Case(
             "older-libcuda-than-the-driver",
@@ -403,7 +404,7 @@ CASES = in_group(
             nvml=NVML(gpus=(GPU(uuid=H200.uuid, name=H200.name, mig=True),)),
             silent_about=("give it the GPU",),
             plain="printed",
-            needs=("root", "root"),
+            needs=(ROOT, ROOT),
         ),
         Case(
             "hidden-by-a-number-twice",
@@ -427,7 +428,7 @@ CASES = in_group(
                 needs=needs,
             )
             for code, name, word, needs in (
-                (102, "CUDA_ERROR_DEVICE_NOT_LICENSED", "license", ("root",)),
+                (102, "CUDA_ERROR_DEVICE_NOT_LICENSED", "license", (ROOT,)),
                 (304, "CUDA_ERROR_OPERATING_SYSTEM", "ulimit", ("host",)),
                 (805, "CUDA_ERROR_MPS_CONNECTION_FAILED", "nvidia-cuda-mps-control", ("host", "")),
             )
@@ -439,7 +440,7 @@ CASES = in_group(
             cuda=Cuda(init=999),
             nvml=NVML(error=999),
             plain="printed",
-            needs=("root", "root"),
+            needs=(ROOT, ROOT),
         ),
     ],
 )

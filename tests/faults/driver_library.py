@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.faults.case import H200, MENDED, Break, Case, in_group
-from tests.faults.driver import CODE_FOR_FEWER, OLD_DRIVER
+from tests.faults.driver import CODE_FOR_FEWER, IN_CONTAINER, OLD_DRIVER, REBOOT, ROOT
 from tests.lab import NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
 from tests.lab.installed import CUDA
@@ -118,23 +118,23 @@ CASES = in_group(
                 needs=needs,
             )
             for name, init, nvml, words, needs in (
-                ("gpu-lost", 999, NVML(init=15), ("GPU is lost", "reboot"), ("reboot", "")),
-                ("gpu-lost-since-it-was-counted", 100, NVML(error=15), ("GPU is lost", "reboot"), ("reboot", "")),
+                ("gpu-lost", 999, NVML(init=15), ("GPU is lost", "reboot"), (REBOOT, "")),
+                ("gpu-lost-since-it-was-counted", 100, NVML(error=15), ("GPU is lost", "reboot"), (REBOOT, "")),
                 (
                     "one-gpu-of-two-lost",
                     999,
                     NVML(gpus=(H200, replace(H200, uuid="", handle=15))),
                     ("GPU is lost", "CUDA_VISIBLE_DEVICES"),
-                    ("reboot", ""),
+                    (REBOOT, ""),
                 ),
-                ("gpu-to-be-reset", 999, NVML(init=16), ("--gpu-reset",), ("root", "reboot")),
-                ("mismatch-that-only-nvml-knows", 999, NVML(init=18), ("differ in version", "reboot"), ("reboot",)),
+                ("gpu-to-be-reset", 999, NVML(init=16), ("--gpu-reset",), (ROOT, REBOOT)),
+                ("mismatch-that-only-nvml-knows", 999, NVML(init=18), ("differ in version", "reboot"), (REBOOT,)),
                 (
                     "part-of-the-driver-missing",
                     500,
                     NVML(gpus=(H200,)),
                     ("nvidia-container-toolkit",),
-                    ("host", "driver"),
+                    ("host", "host" if IN_CONTAINER else "driver"),
                 ),
                 ("host-memory-limited", 2, NVML(gpus=(H200,)), ("host memory", "ulimit", "overcommit"), ("host",)),
             )
@@ -178,7 +178,7 @@ CASES = in_group(
             plain="aborted",
             after="NoDeviceError",
             slow_fix=False,
-            needs=("reboot",),
+            needs=(REBOOT,),
         ),
         Case(
             "job-without-a-gpu",

@@ -335,6 +335,11 @@ CASES = [
         "To fix it:\n    restart WSL"),
     Case("compute mode prohibited", processes("prohibited"), "DeviceBusyError", "nvidia-smi -i",
         details={"uuid": UUID}),
+    Case("compute mode prohibited, in a container", all_of(processes("prohibited"), part("host", container="docker")),
+        "DeviceBusyError", "on the host of this container: sudo nvidia-smi -i"),
+    *(Case(f"the driver of a container's host failed with {code}", all_of(cuda_failed(code),
+        part("host", container="docker")), "DriverUnusableError", f"on the host of this container: {fix}")
+      for code, fix in ((123, "sudo dmesg"), (803, "reboot"), (999, "sudo dmesg | grep -i xid"))),
     Case("another process holds it", cuda_failed(46), "DeviceBusyError", "no further process",
         details={"uuid": UUID}),
     # Driver

@@ -154,10 +154,10 @@ def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
     """Return the known reasons why there is no device, and the fixes."""
     nvml = environment.driver.nvml
     if nvml.available and nvml.gpus and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus):
-        return ["MIG is enabled, and no GPU has an instance: CUDA then has no device"], [
-            remedies.of_administrator(environment, "nvidia-smi -mig 0"),
-            manual("or make instances, as the administrator: nvidia-smi mig -cgi PROFILE -C", needs="root"),
-        ]
+        make = manual("or make instances, as the administrator: nvidia-smi mig -cgi PROFILE -C", needs="root")
+        off = remedies.of_administrator(environment, "nvidia-smi -mig 0")
+        why = "MIG is enabled, and no GPU has an instance: CUDA then has no device"
+        return [why], [off, *remedies.on_the_host(environment, [make])]
     if (rented := of_service(environment)) is not None:
         return [rented[0]], [rented[1]]
     if (none_given := of_wsl(environment)) is not None:

@@ -349,7 +349,7 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
         meaning = _SAID_BY_NVML[nvml.code]
     else:
         return None
-    fixes = (RESTART_WINDOWS,) if host.is_windows else meaning.fixes
+    fixes = [RESTART_WINDOWS] if host.is_windows else remedies.on_the_host(environment, meaning.fixes)
     return DriverUnusableError(
         f"{meaning.what} ({name_of(cuda.code)})", evidence=evidence, fixes=fixes, cuda_code=cuda.code
     )

@@ -161,11 +161,13 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         evidence.append(f"{LIBCUDA}: {found.libcuda}")
     if found.nvml.error:
         evidence.append(f"NVML: {found.nvml.error}")
-    fixes = list(meaning.fixes)
-    if code in OF_ANOTHER_LIBRARY and (off := driver.off_the_path(facts)) is not None:
-        fixes = [off]
+    if code in OF_ANOTHER_LIBRARY:
+        off = driver.off_the_path(facts)
+        fixes = [off] if off is not None else list(meaning.fixes)
     elif code in OF_A_DRIVER_TO_RESTART:
-        fixes = remedies.restart_driver(facts.environment, fixes)
+        fixes = remedies.restart_driver(facts.environment, meaning.fixes)
+    else:
+        fixes = remedies.on_the_host(facts.environment, meaning.fixes)
     return DriverUnusableError(f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code)
 
 

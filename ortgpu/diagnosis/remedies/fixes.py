@@ -415,9 +415,19 @@ def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
     if environment.host.is_windows:
         return [RESTART_WINDOWS]
     if not environment.host.wsl:
-        return list(fixes)
+        return on_the_host(environment, fixes)
     restart = "restart WSL (wsl --shutdown, in Windows); if that does not help, update the NVIDIA driver of Windows"
     return [*(fix for fix in fixes if fix.needs is None), manual(restart, needs="host")]
+
+
+def on_the_host(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
+    """Return ``fixes`` of the driver; a container has neither its kernel modules nor the right to change them."""
+    if environment.host.container is None:
+        return list(fixes)
+    ways = ("root", "reboot", "driver")
+    return [
+        manual(f"on the host of this container: {fix}", needs="host") if fix.needs in ways else fix for fix in fixes
+    ]
 
 
 def lowest_driver(environment: Environment, cuda_major: int) -> str | None:
@@ -449,7 +459,7 @@ def of_administrator(environment: Environment, command: str) -> Fix:
     """Return a command for the one who administers this system."""
     if environment.host.is_windows:
         return manual(f"in a terminal of an administrator: {command}", needs="root")
-    return shell(f"sudo {command}", needs="root")
+    return on_the_host(environment, [shell(f"sudo {command}", needs="root")])[0]
 
 
 def serve_the_gpu() -> list[Fix]:
