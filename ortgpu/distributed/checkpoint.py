@@ -61,7 +61,9 @@ class Checkpoint:
             DistributedError: ONNX Runtime cannot read its file, or none was saved.
         """
         if not self.has_state:
-            raise _error(f"{self.folder} holds no state of ONNX Runtime", [f"files: {', '.join(self.files) or 'none'}"])
+            files = f"files: {', '.join(self.files) or 'none'}"
+            fix = manual("read the files by path(); checkpoint.save(..., state) writes the state, too")
+            raise _error(f"{self.folder} holds no state of ONNX Runtime", [files], fix)
         from .diagnosis.packages import require_training
 
         require_training()
@@ -70,7 +72,8 @@ class Checkpoint:
         try:
             return CheckpointState.load_checkpoint(str(self.folder / _STATE))
         except Exception as error:  # a bare RuntimeError of orttraining_pybind_state.cc
-            raise _error(f"ONNX Runtime cannot read {self.folder / _STATE}", [str(error)]) from error
+            fix = manual("open it with the release of ONNX Runtime that wrote it")
+            raise _error(f"ONNX Runtime cannot read {self.folder / _STATE}", [str(error)], fix) from error
 
 
 def save(
@@ -119,14 +122,15 @@ def save(
         _make(root)
         with _only_writer(root):
             if target.exists():
-                raise _error(f"{target} exists already", ["a checkpoint is never overwritten"])
+                fix = manual("continue from the newest checkpoint (checkpoint.load), or save into another folder")
+                raise _error(f"{target} exists already", ["a checkpoint is never overwritten"], fix)
             _write(target, sources, state, step, here.world_size)
     except DistributedError:
         raise
     except Exception as error:  # ONNX Runtime raises a bare RuntimeError if it cannot write
         summary = f"the checkpoint of step {step} could not be written to {root}"
-        fix = "let the files be readable, and the folder writable and with room: older checkpoints may be deleted"
-        raise _error(summary, [_text(error)], [manual(fix)]) from error
+        how = "let the files be readable, and the folder writable and with room: older checkpoints may be deleted"
+        raise _error(summary, [_text(error)], manual(how)) from error
     return target
 
 
@@ -151,7 +155,8 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
     if wanted is None or wanted not in known:
         what = f"no checkpoint of step {wanted}" if wanted is not None else "no checkpoint"
         there = f"steps that are there: {', '.join(map(str, known)) or 'none'}"
-        raise _error(f"there is {what} in {root}", [there if root.is_dir() else f"{root} is not a folder"])
+        fix = manual("name the folder that the job saves into, and one of the steps that are there")
+        raise _error(f"there is {what} in {root}", [there if root.is_dir() else f"{root} is not a folder"], fix)
     try:
         checkpoint, problems = _verify(root / f"step-{wanted}", wanted)
     except PermissionError as error:
@@ -161,7 +166,7 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
         fix = manual("no other checkpoint of this folder is whole: copy it again from where it came from")
         if whole is not None:
             fix = python(f"ortgpu.distributed.checkpoint.load({os.fspath(folder)!r}, step={whole})")
-        raise _error(f"the checkpoint {root / f'step-{wanted}'} is damaged", problems, [fix])
+        raise _error(f"the checkpoint {root / f'step-{wanted}'} is damaged", problems, fix)
     return checkpoint
 
 
@@ -204,7 +209,9 @@ def _only_writer(root: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _error(f"another process is saving a checkpoint in {root}", ["one at a time writes there"]) from None
+            fix = manual("give each job a folder of its own, and let rank 0 alone save")
+            summary = f"another process is saving a checkpoint in {root}"
+            raise _error(summary, ["one at a time writes there"], fix) from None
         except OSError:  # NFS locks only files that are open for writing: flock(2)
             pass
         yield
@@ -310,12 +317,12 @@ def _sync(path: Path) -> None:
 
 def _unreadable(folder: Path, error: OSError) -> DistributedError:
     fix = manual("have its owner let this user read it, and enter the folders above it")
-    return _error(f"{folder} cannot be read", [_text(error)], [fix])
+    return _error(f"{folder} cannot be read", [_text(error)], fix)
 
 
 def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _error(summary: str, evidence: list[str], fixes: Iterable[Fix] = ()) -> DistributedError:
-    return DistributedError(summary, evidence=evidence, fixes=fixes, phase="checkpoint")
+def _error(summary: str, evidence: list[str], fix: Fix) -> DistributedError:
+    return DistributedError(summary, evidence=evidence, fixes=[fix], phase="checkpoint")

@@ -520,7 +520,8 @@ class Child:
             ours.close()
             raise DistributedError(
                 f"the child process of rank {rank.rank} cannot be started",
-                evidence=[f"{sys.executable}: {error}"],
+                evidence=[str(error)],
+                fixes=[manual("run `ortgpu preflight` of an environment with Python, started as the program is")],
                 ranks=(rank.rank,),
                 phase="start",
             ) from error

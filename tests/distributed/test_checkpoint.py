@@ -42,6 +42,7 @@ def problem(action: Callable[[], object]) -> DistributedError:
     with pytest.raises(DistributedError) as caught:
         action()
     assert pickle.loads(pickle.dumps(caught.value)).as_dict() == caught.value.as_dict()
+    assert caught.value.fixes
     return caught.value
 
 

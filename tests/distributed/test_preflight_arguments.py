@@ -17,7 +17,7 @@ import pytest
 from ortgpu.distributed import Collective, Rank, preflight
 from ortgpu.distributed.meeting import SECRET, SECRET_FILE, parse_address, ports_of, resolve
 from ortgpu.distributed.preflighting import MOST_CALLS
-from ortgpu.errors import RendezvousError, UnsupportedPlatformError
+from ortgpu.errors import DistributedError, RendezvousError, UnsupportedPlatformError
 from tests.lab import Stubs, launchers
 from tests.support.children import run_python
 
@@ -174,6 +174,16 @@ def test_a_disk_without_room(tmp_path: Path) -> None:
     done = run_python(program, env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)})
     assert done.stdout == "rank 0 cannot listen for the other ranks\n", done
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_rank_that_cannot_start_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program that embeds Python: what it says is what can be done."""
+    monkeypatch.setattr("ortgpu.environment.child.this_interpreter", lambda: "")
+    with pytest.raises(DistributedError, match="the child process of rank 0 cannot be started") as caught:
+        preflight(4)
+    assert any("sys.executable is empty" in fact for fact in caught.value.evidence)
+    assert "ortgpu preflight" in caught.value.fixes[0]
+    assert (caught.value.ranks, caught.value.phase) == ((0,), "start")
 
 
 @pytest.mark.parametrize("name", ["a" * 70, "node..1", "a b"])
