@@ -148,6 +148,33 @@ def test_arrays_of_all_types_and_forms_arrive_as_they_are() -> None:
     assert found["different"] == []
 
 
+def test_a_python_that_was_built_without_memfd_create_has_isolated_pools_too() -> None:
+    """As those of conda and of uv, which are built for an older glibc."""
+    found = child("""
+        import ctypes
+        del os.memfd_create
+        isolated._PROGRAM = "import os; del os.memfd_create; " + isolated._PROGRAM
+        before = descriptors()
+        with isolated_pool(2) as made:
+            report("map", [value_of(outputs) for outputs in made.map(feed(n) for n in range(50))])
+            kill(made.health()[0].pid)
+            ready(made)
+            report("again", [value_of(outputs) for outputs in made.map(feed(n) for n in range(50))])
+        file = shared_memory.memory_file("x")
+        report("inherited", os.get_inheritable(file))
+        os.close(file)
+        report("left", descriptors() - before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, before))
+        report("too many", outcome(lambda: shared_memory.memory_file("x")))
+        ctypes.CDLL = lambda *_, **__: object()
+        report("nowhere", outcome(lambda: shared_memory.memory_file("x")))
+    """)
+    assert found["map"] == found["again"] == list(range(50))
+    assert (found["inherited"], found["left"]) == (False, 0)
+    assert (found["too many"]["type"], found["nowhere"]["type"]) == ("OSError", "OSError")
+    assert "Too many open files" in found["too many"]["text"]
+
+
 def test_results_and_feeds_are_the_callers_own() -> None:
     """A result does not change when its worker's memory is used again, nor a feed that was submitted."""
     found = child("""
@@ -235,9 +262,12 @@ def test_what_no_pool_with_processes_can_do_is_refused_before_it_opens() -> None
         })
         report("no model", outcome(lambda: GPUSessionPool("no/such/model.onnx", [0, 1], isolate=True, allow_cpu=True)))
         report("no isolation", outcome(lambda: GPUSessionPool(RELU, deadline=1.0)))
+        only_there = {name: getattr(os, name) for name in ("memfd_create", "sched_getaffinity", "posix_fallocate")}
+        for name in only_there: delattr(os, name)
         sys.platform = "darwin"
         report("macOS", attempt([0], allow_cpu=True))
         sys.platform = "linux"
+        for name, function in only_there.items(): setattr(os, name, function)
         report("left", [threads(), descriptors()])
         with isolated_pool(1):
             pass

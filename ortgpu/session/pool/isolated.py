@@ -8,7 +8,6 @@ import os
 import pickle
 import socket
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -33,7 +32,7 @@ from ...provider.interfaces import Value
 from ...provider.options import Carried, carries_providers
 from ...running.pinned import OrdinaryMemory
 from ...running.pipeline import mapping
-from .shared_memory import Channel, Exchange
+from .shared_memory import Channel, Exchange, memory_file
 from .workers import NotBegunError, Worker, check, named, options_of_others, wait_for_all
 
 logger = logging.getLogger("ortgpu.pool")
@@ -194,7 +193,7 @@ class Launch:
         self._environ = environ_of_child()
         if isinstance(model, bytes):
             self.size = len(model)
-            self.descriptor = os.memfd_create("ortgpu-model")
+            self.descriptor = memory_file("ortgpu-model")
             try:
                 with open(self.descriptor, "wb", closefd=False) as file:
                     file.write(model)
@@ -225,7 +224,7 @@ class WorkerProcess:
                 opened.callback(ours.close)
                 theirs.callback(their.close)
                 ends.append((ours, their.fileno()))
-            page = os.memfd_create("ortgpu-begun")
+            page = memory_file("ortgpu-begun")
             theirs.callback(os.close, page)
             os.posix_fallocate(page, 0, mmap.PAGESIZE)
             self.begun = mmap.mmap(page, mmap.PAGESIZE)
@@ -561,8 +560,6 @@ def open_processes(
 
     The first process says which devices there are: this process must not use CUDA.
     """
-    if sys.platform != "linux":
-        raise _refused(f"isolate=True works on Linux only, and this is {sys.platform}", "leave isolate out")
     check(sessions_per_device, options)
     requested = named(devices)
     options = _portable(options)

@@ -24,6 +24,7 @@ from ...errors import (
     GPUError,
     PoisonedContextError,
     ProviderFailureError,
+    ProviderRequestError,
     WorkerLostError,
     manual,
 )
@@ -179,6 +180,12 @@ class GPUSessionPool:
         refuse_misspelt("GPUSessionPool", options.keys() - set(NAMES), ("sessions_per_device", "isolate", "deadline"))
         if deadline is not None and not (isolate and 0 < deadline < math.inf):
             raise ValueError(f"deadline must be a number of seconds, with isolate=True, not {deadline!r}")
+        if isolate and sys.platform != "linux":
+            raise ProviderRequestError(
+                f"isolate=True works on Linux only, and this is {sys.platform}",
+                fixes=[manual("leave isolate out")],
+                requested="isolate",
+            )
         self._is_isolated = isolate
         self._pinned_memory_limit = options.get("pinned_memory_limit", PINNED_MEMORY_LIMIT)
         self._copies: FeedCopies | HostCopies | None = None

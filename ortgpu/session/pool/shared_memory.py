@@ -6,6 +6,8 @@ with its last user. Its pages are allocated before they are used, so that nobody
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import math
 import mmap
 import os
@@ -27,6 +29,7 @@ KEPT = 256 << 20
 
 _ALIGNMENT = 256  # bytes, as CUDA aligns memory
 _LENGTH = struct.Struct("<Q")
+_MFD_CLOEXEC = 1  # in linux/memfd.h
 
 _Place = tuple[np.dtype[Any], tuple[int, ...], int]  # an array's type, shape, and offset in bytes
 Copy = Callable[[NDArray[Any], NDArray[Any]], object]  # to the first from the second
@@ -248,13 +251,32 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
+def memory_file(name: str) -> int:
+    """Return the descriptor of an empty file in memory, which a child started with ``exec`` does not get.
+
+    Pythons that were built for an older glibc, as those of conda and uv, have no ``os.memfd_create``.
+
+    Raises:
+        OSError: the process has too many open files, or the system has no such files.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "memfd_create"):
+        raise OSError(errno.ENOSYS, "the C library has no memfd_create")
+    descriptor: int = libc.memfd_create(name.encode(), _MFD_CLOEXEC)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
+
+
 def _new_memory(size: int) -> int:
     """Return the descriptor of new memory with room for at least ``size`` bytes."""
     step = max(1 << 16, 1 << max(size.bit_length() - 3, 0))  # larger in steps, so that it seldom has to grow
     size = -(-size // step) * step
     descriptor = None
     try:
-        descriptor = os.memfd_create("ortgpu-pool")
+        descriptor = memory_file("ortgpu-pool")
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         if descriptor is not None:
