@@ -195,6 +195,21 @@ def test_waiting_for_another_tuner_takes_nothing_from_the_time_to_search(
     assert NoSearch.ends[-1] >= before + waited + 0.8 * 10
 
 
+def test_what_was_measured_is_told_where_the_cache_folder_cannot_be_written(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a container with a read-only file system, say, a minute of measuring ended in an OSError."""
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "record.json"
+    monkeypatch.setattr(tuning, "default_path", lambda *_: path)
+    found = tune_at(CPU, Wanted(network), kind=NoSearch)
+    assert found.record is None
+    assert str(path.parent) in str(found.no_record)
+    assert "no record of tune is kept" in caplog.text
+    with pytest.raises(OSError, match="file"):
+        tune_at(CPU, Wanted(network), path, NoSearch)
+
+
 def test_a_session_that_waited_for_another_tuner_uses_its_record(
     network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

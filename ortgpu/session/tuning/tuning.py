@@ -137,7 +137,7 @@ def tune(
         GPUError: the model cannot be opened on the GPU.
         UnknownInputError: no inputs can be made up. It is a ValueError.
         TimeoutError: another process tuned on this GPU all the time, or the model takes minutes to open.
-        OSError: the record cannot be written.
+        OSError: ``record`` cannot be written.
         ValueError: an argument is invalid.
         Exception: ONNX Runtime's own, if it refuses the model or the inputs.
 
@@ -220,8 +220,14 @@ def tune_at(
     shapes = tuple({name: list(array.shape) for name, array in feed.items()} for feed in begun.feeds)
     no_record = begun.no_key or ("platformdirs is not installed" if path is None else None)
     if begun.key is not None and path is not None:
-        Record(begun.key, search.automatic, search.named, shapes, search.dimensions or {}).write(path)
-        logger.info("tuned: %s, written to %s", described(search.automatic.settings), path)
+        try:
+            Record(begun.key, search.automatic, search.named, shapes, search.dimensions or {}).write(path)
+            logger.info("tuned: %s, written to %s", described(search.automatic.settings), path)
+        except OSError as error:
+            if record is not None:
+                raise
+            no_record = str(error)  # what was measured is of use without it
+            logger.warning("no record of tune is kept: %s", no_record)
     return Tuning(
         begun.device,
         search.automatic,
