@@ -14,7 +14,7 @@ are on the GPU, these threads only serve ``run_async``.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import LibraryNotFoundError, ProviderOptionError, manual
@@ -33,7 +33,7 @@ NO_HANDLES = {HANDLES: ("0", _WHY_NO_HANDLES)}
 _WHY_FEW_THREADS = (
     "all nodes that compute are on the GPU; a thread for each of 32 cores took a fifth of the time to open an MLP"
 )
-_FEW_THREADS = {THREADS: (str(FEW_THREADS), _WHY_FEW_THREADS)}
+ON_FEW_THREADS = {THREADS: (str(FEW_THREADS), _WHY_FEW_THREADS)}
 
 _RELEASE = (1, 31)  # the first of ONNX Runtime with which they were measured
 
@@ -82,16 +82,20 @@ def choose(
         chosen |= NO_HANDLES  # only where ``unfit`` can tell
     # ONNX Runtime counts physical cores, and ignores how many the process may use
     if options is None and (os.cpu_count() or 1) > 2 * FEW_THREADS and operators <= ON_GPU:
-        chosen |= _FEW_THREADS
+        chosen |= ON_FEW_THREADS
     return chosen
 
 
-def unfit(chosen: Collection[str], placement: Placement) -> set[str]:
-    """Return the names of the chosen options that do not suit the model as ONNX Runtime placed it."""
+def unfit(chosen: Mapping[str, tuple[str, str]], placement: Placement) -> set[str]:
+    """Return the names of the chosen options that do not suit the model as ONNX Runtime placed it.
+
+    Few threads of a record were measured with the model, wherever its nodes are.
+    """
+    is_measured = chosen.get(THREADS) != ON_FEW_THREADS[THREADS]
     placed = ((node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA)
     fits = {
         HANDLES: placement.known and not cudnn_operators(placed),
-        THREADS: placement.known and not placement.cpu_compute_nodes,
+        THREADS: is_measured or (placement.known and not placement.cpu_compute_nodes),
     }
     return {name for name, fit in fits.items() if name in chosen and not fit}
 
