@@ -84,7 +84,7 @@ class Work:
         dimensions: the sizes of free dimensions, where there is one batch.
         tolerance: the distance that results may have, where that of plain ONNX Runtime is smaller.
         threads: runs at the same time, staged as in ``map``; 1 measures single runs, with their arrays on the device.
-        given: providers of the caller, each a name or a name and options.
+        given: providers of the caller, with their options.
     """
 
     model: str
@@ -95,7 +95,7 @@ class Work:
     half: str | None = None
     tolerance: float | None = None
     threads: int = 1
-    given: tuple[Any, ...] = ()
+    given: tuple[tuple[str, dict[str, str]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

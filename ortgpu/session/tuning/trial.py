@@ -253,8 +253,7 @@ def _prepared(path: str) -> tuple[Work, Any, list[Any]]:
 def _open_given(work: Work) -> Any:
     """Return a session with the caller's providers. Raises ProviderFallbackError, or what ONNX Runtime raises."""
     session = onnxruntime.InferenceSession(work.model, _quiet(), providers=list(work.given))
-    first = work.given[0] if isinstance(work.given[0], str) else work.given[0][0]
-    bound = tuple(session.get_providers())
+    first, bound = work.given[0][0], tuple(session.get_providers())
     if bound[0] != first:
         raise ProviderFallbackError(f"ONNX Runtime did not bind {first}", bound=bound)
     session.disable_fallback()

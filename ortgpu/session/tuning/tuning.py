@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...model.files import ModelSource, write_temporary
 from ...provider.lifetime import device_of
 from ...provider.records import Choice, Key, Record, VoidRecordError, default_path, read_record
+from ...provider.requests import parse
 from ...provider.runtime import load_runtime
 from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described
 from .children import Beginning, Child, ChildFailedError, Measured, Place, Work, only_tuner
@@ -150,7 +151,7 @@ def tune(
     shapes = tuple(batches or _BATCHES[objective])
     if (feeds is not None and not feeds) or min(shapes) < 1:
         raise ValueError("there must be a feed, or a batch, and batches must be of one item or more")
-    given = tuple(providers)
+    given = tuple(parse(list(providers), None).as_arguments())
     wanted = Wanted(model, device, feeds, shapes, objective, precision, budget, on_trial, given)
     return tune_at(Place(), wanted, record)
 
@@ -177,7 +178,7 @@ class Wanted:
     precision: Precision = "float32"
     budget: float = BUDGET
     on_trial: Callable[[Trial], object] = lambda _: None
-    providers: tuple[Any, ...] = ()
+    providers: tuple[tuple[str, dict[str, str]], ...] = ()
     once: bool = False  # not if another process has written the record meanwhile
 
 
@@ -419,9 +420,8 @@ class Search:
                 self._late[key] = f"{described(settings)}: the time was up"
 
     def _measure_given(self) -> None:
-        names = [each if isinstance(each, str) else each[0] for each in self._wanted.providers]
         found = self._measure(None, again=True, patience=max(self._patience, self._wanted.budget))
-        trial = _judged({"providers": " ".join(names)}, found)
+        trial = _judged({"providers": " ".join(name for name, _ in self._wanted.providers)}, found)
         self._keep(replace(trial, verdict="as given") if found.wrong is None else trial, None)
 
     def _measure(self, settings: Settings | None, *, again: bool, patience: float | None = None) -> Measured:
