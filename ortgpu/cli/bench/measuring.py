@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...errors import GPUError, ProviderFallbackError
+from ...errors import GPUError
 from ...process.timing import in_turns, quartiles
-from ...provider.requests import CPU, CUDA
+from ...provider.devices import Device
 from ...session.pool.pool import GPUSessionPool
 
 Feed = Mapping[str, Any]
@@ -212,24 +212,13 @@ class Bench:
             self.error = error
 
 
-def _open_plain(model: str, device: Any) -> Any:
-    import onnxruntime
-
+def _open_plain(model: str, device: Device) -> Any:
     from ...session.guard.guard import uninstall
+    from ...session.tuning.children import Place
+    from ...session.tuning.trial import open_session
 
     uninstall()  # else ORTGPU_ENFORCE=1 would make it a GPUSession
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors only
-    providers: list[Any] = [CPU]
-    if device.is_gpu:
-        # The first GPU is the default, and naming it makes 1.31 log a warning.
-        providers.insert(0, (CUDA, {"device_id": str(device.ordinal)}) if device.ordinal else CUDA)
-    session = onnxruntime.InferenceSession(model, options, providers=providers)
-    bound = session.get_providers()
-    if bound[0] != (CUDA if device.is_gpu else CPU):
-        raise ProviderFallbackError("plain ONNX Runtime did not reach the GPU", bound=tuple(bound))
-    session.disable_fallback()
-    return session
+    return open_session(model, None, Place(device.ordinal if device.is_gpu else None), {})
 
 
 def first_line(error: Exception) -> str:
