@@ -203,6 +203,15 @@ def test_links_that_stop_pip_are_removed_first() -> None:
     )
 
 
+def test_a_wheel_of_another_major_version_is_not_installed_again() -> None:
+    """As PyTorch 2.2 brings cuDNN 8 for CUDA 12: the same version again would have no libcudnn.so.9 either."""
+    wheels = (Distribution("nvidia-cudnn-cu12", "8.9.2.26", SITE), Distribution("nvidia-cublas", "14.0.1", SITE))
+    packages = replace(HEALTHY.environment.packages, nvidia=wheels)
+    environment = replace(HEALTHY.environment, packages=packages)
+    wanted = ["nvidia-cudnn-cu12~=9.0", "nvidia-cublas~=13.0"]
+    assert remedies.install_libraries(environment, wanted) == f"{PIP} install '{wanted[0]}' '{wanted[1]}'"
+
+
 def test_one_command_brings_every_library_that_is_missing() -> None:
     assert SEEN_HEALTHY.observed.preload is not None
     missing = (

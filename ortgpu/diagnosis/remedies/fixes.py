@@ -283,8 +283,13 @@ def install_libraries(environment: Environment, wheels: Iterable[str], with_dead
     wanted = fitting(environment, wheels)
     if _is_rebuilt(environment):
         return _bundle(environment, wanted)
-    present = {wheel.name: wheel.version for wheel in environment.packages.nvidia}
-    damaged = [name for name in map(wheel_name, wanted) if name in present]
+    majors = {wheel_name(wheel): numbers_of(wheel.partition("~=")[2])[:1] for wheel in wanted}
+    present = {
+        wheel.name: wheel.version
+        for wheel in environment.packages.nvidia
+        if numbers_of(wheel.version or "")[:1] in ((), majors.get(wheel.name))
+    }
+    damaged = [name for name in majors if name in present]
     folders = words_of(environment, with_dead_links)
     # -xtype l would fail on a link to itself.
     first = [f"find {folders} -type l ! -exec test -e {{}} ';' -delete"] if folders else []
