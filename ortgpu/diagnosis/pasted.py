@@ -16,6 +16,7 @@ from ..environment.packages.installed import Distribution, OnnxRuntime, Packages
 from ..environment.packages.installer import Installer
 from ..environment.variables import Variables
 from ..errors import (
+    BrokenPackageError,
     GPUError,
     LibraryNotFoundError,
     OnnxRuntimeNotInstalledError,
@@ -37,6 +38,11 @@ _ON_THE_CPU = re.compile(
 )
 _AVAILABLE = re.compile(r"'CUDAExecutionProvider' is not in available provider names.*Available providers: '([^']*)'")
 _NOT_INSTALLED = re.compile(r"No module named '?onnxruntime'?$")
+# Of what every release has
+_INCOMPLETE = re.compile(
+    r"module 'onnxruntime' has no attribute '(?:InferenceSession|SessionOptions|get_available_providers|__version__)'"
+    r"|No module named 'onnxruntime\.capi"
+)
 _LACKS_A_DLL = re.compile(r"LoadLibrary failed with error 126\b.*onnxruntime_providers_cuda")  # before 1.22
 _LIBRARY = re.compile(r"\.(?:so|dll)\b", re.IGNORECASE)
 _BEFORE_THE_LOADER = re.compile("with error: |Error: ")
@@ -91,6 +97,8 @@ def _codes_of(line: str) -> Iterator[str]:
         yield LibraryNotFoundError.code
     if _NOT_INSTALLED.search(line):
         yield OnnxRuntimeNotInstalledError.code
+    if _INCOMPLETE.search(line):
+        yield BrokenPackageError.code
     yield from (error.code for error in _judged(line) if error is not None)
 
 

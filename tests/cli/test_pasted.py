@@ -56,6 +56,8 @@ ABSENT = "cannot open shared object file: No such file or directory"
             "providers: 'AzureExecutionProvider, CPUExecutionProvider'", "cpu-only-package"),
         ("Traceback (most recent call last):\n  File \"app.py\", line 1, in <module>\n    import onnxruntime\n"
             "ModuleNotFoundError: No module named 'onnxruntime'\n", "onnxruntime-not-installed"),
+        ("AttributeError: module 'onnxruntime' has no attribute 'InferenceSession'", "broken-package"),
+        ("ModuleNotFoundError: No module named 'onnxruntime.capi'", "broken-package"),
         (f"{CALL}CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version", "driver-too-old"),
         (f"{CALL}CUDA failure 100: no CUDA-capable device is detected", "no-device"),
         (f"{CALL}CUDA failure 101: invalid device ordinal", "device-not-found"),
