@@ -21,7 +21,6 @@ CURAND = f"{SITE}/nvidia/cu13/lib/libcurand.so.10"
     ("signal", "says", "needs"),
     [
         ("SIGKILL", "memory runs out", "host"),
-        ("SIGXCPU", "processor time", "host"),
         ("SIGSYS", "seccomp", "host"),
         ("SIGILL", "no such instruction", "hardware"),
         ("exception 0xC000001D", "no such instruction", "hardware"),

@@ -15,7 +15,6 @@ from ...errors import (
     ProviderError,
     ProviderFallbackError,
     manual,
-    shell,
 )
 from ..checks import driver
 from ..facts import Facts
@@ -68,11 +67,6 @@ def died(facts: Facts) -> GPUError | None:
     if not probe.timed_out and remedies.limit_on_memory(facts.environment) is not None:
         # Under a limit, the loader or a library touches memory that could not be mapped.
         first = [remedies.let_it_be_mapped(facts.environment, "")]
-    version = facts.environment.packages.onnxruntime.version
-    if (probe.died_in, probe.signal, version) == ("import", "SIGSEGV", "1.29.0"):
-        # Its telemetry asks a shell for the machine's identity: onnxruntime issues 32173 and 32501.
-        evidence.append("1.29.0 does so where there is neither a shell nor /etc/machine-id")
-        first = [shell("export ORT_DISABLE_TELEMETRY=1")]
     return BrokenPackageError(
         summary,
         evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],
@@ -91,7 +85,6 @@ _FROM_OUTSIDE = {
             needs="host",
         ),
     ),
-    "SIGXCPU": ("the limit on its processor time", manual("raise that limit (ulimit -t, RLIMIT_CPU)", needs="host")),
     "SIGSYS": (
         "a sandbox (seccomp), for a system call that it forbids",
         manual("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),

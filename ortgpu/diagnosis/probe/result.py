@@ -64,7 +64,7 @@ class ProbeResult:
     @property
     def crashed(self) -> bool:
         """True if libraries of packages ended the child: a file may be damaged behind its headers."""
-        outside = self.timed_out or self.signal in ("SIGKILL", "SIGXCPU", "SIGSYS")
+        outside = self.timed_out or self.signal in ("SIGKILL", "SIGSYS")
         return not outside and self.died_in not in (None, "start", "driver", "training")
 
     @property
