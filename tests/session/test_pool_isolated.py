@@ -164,8 +164,11 @@ def test_a_python_that_was_built_without_memfd_create_has_isolated_pools_too() -
         report("inherited", os.get_inheritable(file))
         os.close(file)
         report("left", descriptors() - before)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before, before))
-        report("too many", outcome(lambda: shared_memory.memory_file("x")))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        told = outcome(lambda: shared_memory.memory_file("x"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        report("too many", told)
         ctypes.CDLL = lambda *_, **__: object()
         report("nowhere", outcome(lambda: shared_memory.memory_file("x")))
     """)
@@ -389,6 +392,7 @@ def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
 
 def test_a_request_that_was_running_runs_once_more() -> None:
     found = child("""
+        gc.disable()
         with isolated_pool() as made:
             made.run(None, feed(1))
             for each in made.health():
@@ -400,6 +404,7 @@ def test_a_request_that_was_running_runs_once_more() -> None:
             report("value", value_of(future.result(60)))
             ready(made)
             report("restarts", sorted(each.restarts for each in made.health()))
+            until(lambda: sum(isinstance(each, isolated.WorkerProcess) for each in gc.get_objects()) == 2)
     """)
     assert found["value"] == 5
     assert found["restarts"] == [0, 1]

@@ -473,6 +473,7 @@ class ProcessWorker(Worker):
             self._tell(self)
             if self.is_lost:
                 return
+            del process, error  # not to be kept for as long as the next one lives
             if fruitless:
                 with suppress(Empty):
                     self._ending.get(timeout=min(_BACK_OFF[0] * 2 ** (fruitless - 1), _BACK_OFF[1]))

@@ -518,14 +518,16 @@ class GPUSessionPool:
             outcome.drop()
             return
         request.has_begun = True
+        outputs: Any = None
+        error: BaseException | None = None
         try:
-            outputs, error = self._run_on(worker, request.output_names, request.feed), None
+            outputs = self._run_on(worker, request.output_names, request.feed)
+        except (NotBegunError, WorkerLostError) as raised:
+            if self._is_put_back(worker, request, raised):
+                return
+            error = self._why_not_run(request, raised)
         except BaseException as raised:  # noqa: BLE001 - the outcome raises it
-            outputs, error = None, raised
-            if isinstance(raised, (NotBegunError, WorkerLostError)):
-                if self._is_put_back(worker, request, raised):
-                    return
-                error = self._why_not_run(request, raised)
+            error = raised
         request.feed = None  # free its memory before the waiting thread goes on
         self._release(worker)
         # Answer after the thread counts as free, and without the lock, because a callback of a future may submit.
