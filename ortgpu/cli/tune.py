@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     type=click.Choice(["latency", "throughput"]),
     default="latency",
     show_default=True,
-    help="Single runs with data on the GPU, by default of 1 item; or three at a time, of 32 items.",
+    help="Single runs with data on the GPU, by default of 1 item; or four at a time, of 32 items.",
 )
 @click.option(
     "--precision",

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..errors import ProviderRequestError, manual
 from ..model.tensor_types import DTYPES
 from ..provider import lifetime
-from . import dlpack
 from .cudart import LEGACY_STREAM, runtime_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
 _UNUSED = b"dltensor"  # the name of a capsule that is not consumed yet
+
+# ONNX Runtime's import of DLPack tensors. Until 1.31 it is told whether the tensor is boolean, and expects booleans as
+# bytes, as in DLPack before 0.8. Since 1.32 it takes DLPack's own booleans, and only the tensor.
+_from_dlpack: Any = getattr(native.OrtValue, "from_dlpack", None)  # since 1.22
+_BOOLEANS_ARE_BYTES = "is_bool_tensor" in (getattr(_from_dlpack, "__doc__", None) or "")
 
 
 class _DLTensor(ctypes.Structure):
@@ -144,7 +149,7 @@ def _device_of(array: Any) -> tuple[int, int]:
 
 
 def _value(session: VerifiedSession, name: str, array: Any) -> Any:
-    if not dlpack.IS_TAKEN:
+    if _from_dlpack is None:
         raise ProviderRequestError(
             f"input {name!r} is a {type(array).__name__}, and the installed ONNX Runtime takes NumPy arrays only",
             fixes=[manual("use ONNX Runtime 1.22 or newer, or pass NumPy arrays")],
@@ -170,11 +175,11 @@ def _value(session: VerifiedSession, name: str, array: Any) -> Any:
     if kind != _CUDA:
         tensor.device_type = _CUDA if kind == _CUDA_MANAGED else _CPU  # ONNX Runtime knows only these
     is_bool = tensor.code == _BOOL
-    if is_bool and dlpack.BOOLEANS_ARE_BYTES:
+    if is_bool and _BOOLEANS_ARE_BYTES:
         tensor.code = _UNSIGNED
     value = None
     try:
-        value = onnxruntime.OrtValue(dlpack.native_value(capsule, is_bool=is_bool))
+        value = onnxruntime.OrtValue(_from_dlpack(capsule, *([is_bool] if _BOOLEANS_ARE_BYTES else [])))
         return value
     finally:
         # Restore the tensor for its producer, unless the capsule was consumed and so given back already.

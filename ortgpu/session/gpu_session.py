@@ -188,10 +188,8 @@ class GPUSession(LastOfOurs):
                 from .opening import open_on_cpu
 
                 verified = open_on_cpu(self, construct, request, error)
-            from ..running.runners import runner_of
-
             self._keep(request, verified)
-            self._gpu_runner = runner_of(self, cuda_graph=cuda_graph or CAPTURE in verified.options_chosen)
+            self._gpu_runner = _runner_of(self, cuda_graph=cuda_graph or CAPTURE in verified.options_chosen)
         except BaseException as error:
             self._let_go(error)  # a failure must leave nothing behind
             raise
@@ -521,6 +519,19 @@ class GPUSession(LastOfOurs):
         for name in (*_HELD, "_model_bytes", "_stream", "_gpu_runner"):
             self.__dict__.pop(name, None)
         lifetime.let_go_of_variables(error)
+
+
+def _runner_of(session: GPUSession, *, cuda_graph: bool) -> PlainRunner:
+    """Return the runner of an open session. Raises ProviderRequestError if it cannot be captured as it should be."""
+    if not lifetime.device_of(session).is_gpu:
+        return PlainRunner(session)
+    if cuda_graph:
+        from ..running.graph_requests import captured
+
+        return captured(session)
+    from ..running.staging import StagedRunner, may_stage
+
+    return StagedRunner(session) if may_stage(session) else PlainRunner(session)
 
 
 def _explaining(name: str) -> Callable[..., Any]:
