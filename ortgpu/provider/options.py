@@ -7,11 +7,8 @@ back.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
-import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +36,6 @@ CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
 RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
 
 _lock = fork_safe_lock()
-_recorders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # to sessions being made with them
 
 
 class Carried:
@@ -65,8 +61,6 @@ def state_of(options: Any) -> dict[str, dict[str, Any]] | None:
         return None
     properties = {name: getattr(options, name) for name in _PROPERTIES if hasattr(options, name)}
     entries = {key: value for key in _entry_names() if (value := config_entry(options, key)) is not None}
-    if _left_by_us(options):
-        del entries[RECORDING_KEY]
     plain = {name: value if isinstance(value, (str, bool, int)) else int(value) for name, value in properties.items()}
     return {"properties": plain, "entries": entries}
 
@@ -112,38 +106,23 @@ def recording_options() -> Any:
     return options
 
 
-@contextlib.contextmanager
-def recording(options: Any) -> Iterator[Any]:
-    """Yield ``options``, or new ones for None, with that entry, for as long as a session is made with them.
+def recording(options: Any) -> Any:
+    """Return ``options``, or new ones for None, with that entry. One of the caller's stays as it is.
 
-    Afterwards the entry is "0", ONNX Runtime's default, since entries cannot be removed. One of the caller's stays.
+    Ours stays in the caller's options, too: ONNX Runtime logs a warning for an entry that is written again, and entries
+    cannot be removed. Other sessions that are made with these options record their nodes, at half a microsecond each.
     """
     if options is None:  # to ask for an entry that is not there takes 50 µs
-        yield recording_options()
-        return
+        return recording_options()
     with _lock:
-        others, entry = _recorders.get(options), config_entry(options, RECORDING_KEY)
-        ours = entry is None or (others is not None and entry == ("1" if others else "0"))
-        if ours:
-            _recorders[options] = (others or 0) + 1
+        if config_entry(options, RECORDING_KEY) is None:
             options.add_session_config_entry(RECORDING_KEY, "1")
-    try:
-        yield options
-    finally:
-        if ours:
-            with _lock:
-                _recorders[options] -= 1
-                if not _recorders[options]:  # another thread may be making a session with the same options
-                    options.add_session_config_entry(RECORDING_KEY, "0")
+    return options
 
 
 def may_record(options: Any) -> bool:
     """Return False if the caller switched off that ONNX Runtime records where it places nodes."""
-    return options is None or config_entry(options, RECORDING_KEY) in (None, "1") or _left_by_us(options)
-
-
-def _left_by_us(options: Any) -> bool:
-    return _recorders.get(options) == 0 and config_entry(options, RECORDING_KEY) == "0"
+    return options is None or config_entry(options, RECORDING_KEY) in (None, "1")
 
 
 def keeps_cpu_out(options: Any) -> bool:

@@ -320,8 +320,7 @@ def _open(
 
         model = in_float16(request.model)
         outline = GraphOutline(model)
-    with recording(options) as with_entry:
-        construct(model, with_entry, providers=plan.as_arguments(), enable_fallback=0, **request.others)
+    construct(model, recording(options), providers=plan.as_arguments(), enable_fallback=0, **request.others)
     if model is not request.model:
         in_bytes = isinstance(request.model, bytes)
         vars(session).update(  # as if the caller's model had been passed

@@ -96,10 +96,9 @@ def _refusal(operators: Collection[str], runtime: Runtime) -> PlacementError:
 
 
 def _left_after_optimising(request: SessionRequest) -> list[str]:
-    with recording(request.sess_options) as options:
-        try:
-            opened = session_on_cpu(request.model, options)
-            nodes = [node for part in opened.get_provider_graph_assignment_info() for node in part.get_nodes()]
-        except Exception:  # noqa: BLE001 - ONNX Runtime raises it again, in its own words, before it comes to the plugin
-            return []
+    try:
+        opened = session_on_cpu(request.model, recording(request.sess_options))
+        nodes = [node for part in opened.get_provider_graph_assignment_info() for node in part.get_nodes()]
+    except Exception:  # noqa: BLE001 - ONNX Runtime raises it again, in its own words, before it comes to the plugin
+        return []
     return sorted({node.op_type for node in nodes if node.op_type in _WHEN_OPENED})

@@ -77,8 +77,9 @@ def test_session_options_stay_the_callers(report: Report) -> None:
     assert settings["plain"] == [CPU]
 
 
-def test_session_options_do_not_go_on_recording(report: Report) -> None:
-    assert report.returned("session options")["recording"] == "0"
+def test_session_options_keep_the_entry_that_records_nodes(report: Report) -> None:
+    """ONNX Runtime logs a warning for an entry that is written again, to take it back as well."""
+    assert report.returned("session options")["recording"] == "1"
 
 
 @pytest.fixture(scope="module")
