@@ -90,7 +90,7 @@ class StagedRunner(PlainRunner):
         """Stage runs with inputs like those of a run with large outputs from now on, and make others directly."""
         if any(each.nbytes >= self._large for each in results):
             self._staged_from = min(self._staged_from, size)
-        else:
+        elif len(results) >= len(self._output_names):  # the caller may ask for other outputs the next time
             self._direct_below = size + 1
         self._direct_below = min(self._direct_below, self._staged_from)
 

@@ -109,6 +109,21 @@ def test_outputs_of_unknown_size_are_staged_once_they_were_seen_to_be_large(stag
     assert found == [plain, plain, plain, plain, is_staged, is_staged, plain, is_staged, plain, is_staged]
 
 
+def test_a_run_for_a_small_output_says_nothing_of_the_others(staged_child: Any) -> None:
+    """An encoder was asked for its small output first, and no run for the large one was ever staged."""
+    found = staged_child("""
+        session = staged(model("t (float[n] x) => (float[m] large, float[n] small) { "
+                               "hundred = Constant <value = int64[1] {100}> () "
+                               "large = Tile(x, hundred) small = Neg(x) }"), staged_from=2000)
+        def run(*names):
+            ran.clear()
+            results = session.run(list(names), feeds(3, 5)[2])
+            return [[len(each) for each in results], *ran]
+        report([run("small"), run("small"), run("large"), run("large"), run("small", "large")])
+    """)
+    assert found == [[[5]], [[5]], [[500]], [[500], True], [[5, 500], True]]
+
+
 def test_threads_copy_smaller_arrays_beside_a_large_one_too(staged_child: Any) -> None:
     found = staged_child("""
         from ortgpu.running import cudart
