@@ -148,8 +148,9 @@ class Pace(Iterator[Any]):
         self._feeds: Iterator[Any] = iter(())
         self._block = self._left = 0  # feeds that are timed together, and those of them that are left
         self._clock = clock
-        self._began = 0.0
-        self._spent = 0.0  # seconds of this block in earlier iterations
+        self._began = 0.0  # when the block began, as if iterations followed each other at once
+        self._spent = 0.0  # seconds of the block up to the end of the last iteration
+        self._most = 0.0  # seconds of a block of short feeds
         self._is_timed = False  # the block after a change of ways is not
         self._in_threads: float | None = None  # seconds of the last block, while the other way is tried
         self._due = 0  # blocks until both ways are timed
@@ -160,16 +161,17 @@ class Pace(Iterator[Any]):
         self._feeds, self.has_ended = feeds, False
         if self._block != _BLOCK * in_flight:
             self._block = self._left = _BLOCK * in_flight
+            self._most = _SHORT * self._block
             self._spent, self._is_timed, self._in_threads = 0.0, False, None
-        self._began = self._clock()
+        self._began = self._clock() - self._spent
 
     def end(self) -> None:
         """End an iteration. The time until the next one does not count."""
-        self._spent += self._clock() - self._began
+        self._spent = self._clock() - self._began
         self._feeds = iter(())
 
     def __next__(self) -> Any:
-        if not self._left or (self.in_line and self._is_long()):
+        if not self._left or (self.in_line and self._clock() - self._began > self._most):
             in_line = self.in_line
             self._judge()
             if self.in_line is not in_line:
@@ -181,16 +183,11 @@ class Pace(Iterator[Any]):
             self.has_ended = True
             raise
 
-    def _took(self) -> float:
-        return self._spent + self._clock() - self._began
-
-    def _is_long(self) -> bool:
-        return self._took() > _SHORT * self._block
-
     def _judge(self) -> None:
         """Choose the way of the next block, by the time of the last one."""
-        took, was_in_line = self._took(), self.in_line
-        if took > _SHORT * self._block:
+        now, was_in_line = self._clock(), self.in_line
+        took = now - self._began
+        if took > self._most:
             self.in_line = False
         elif self._is_timed:
             if self._due:
@@ -205,7 +202,7 @@ class Pace(Iterator[Any]):
                 self._kept = min(2 * self._kept, _KEPT[1])
         self._left = self._block
         self._is_timed = self.in_line is was_in_line
-        self._began, self._spent = self._clock(), 0.0
+        self._began = now
 
 
 def _captured_in_order(
