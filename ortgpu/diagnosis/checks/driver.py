@@ -360,23 +360,18 @@ def _not_loaded(facts: Facts) -> Meaning:
     if host.wsl and not host.container:  # which has no module of NVIDIA's: microsoft/WSL issue 9134
         return Meaning("WSL does not reach the NVIDIA driver of Windows", (of_wsl(facts.environment) or _IN_WSL,))
     what = "the NVIDIA driver is not loaded" if host.is_windows else "the NVIDIA kernel module is not loaded"
-    return Meaning(what, _ways_to_load_it(facts))
+    return Meaning(what, _WAYS_TO_LOAD_IT)
 
 
-def _ways_to_load_it(facts: Facts) -> tuple[Fix, ...]:
-    if facts.environment.host.container:
-        return (
-            manual("start the NVIDIA driver on the host of this container (nvidia-smi there says more)", needs="host"),
-        )
-    return (
-        shell("sudo modprobe nvidia", needs="root"),
-        manual(
-            "if that fails, install the driver again for this kernel (uname -r): a kernel that was upgraded has no "
-            "module of it, Secure Boot refuses one that is not signed, nouveau may hold the GPU, and drivers from 590 "
-            "on leave out GPUs before the RTX 20 series (sudo dmesg | grep -i nvrm)",
-            needs="driver",
-        ),
-    )
+_WAYS_TO_LOAD_IT = (
+    shell("sudo modprobe nvidia", needs="root"),
+    manual(
+        "if that fails, install the driver again for this kernel (uname -r): a kernel that was upgraded has no module "
+        "of it, Secure Boot refuses one that is not signed, nouveau may hold the GPU, and drivers from 590 on leave "
+        "out GPUs before the RTX 20 series (sudo dmesg | grep -i nvrm)",
+        needs="driver",
+    ),
+)
 
 
 _UVM = "/dev/nvidia-uvm"
@@ -449,13 +444,8 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
         ]
     if groups:
         return [manual(f"make this user a member of {' and '.join(groups)}, and log in again", needs="root")]
-    return [
-        manual(
-            "let this user read and write these files: nvidia-modprobe makes them so"
-            + (" on the host of this container" if container is not None else ""),
-            needs="host" if container is not None else "root",
-        )
-    ]
+    let_it = "let this user read and write these files: nvidia-modprobe makes them so"
+    return remedies.on_the_host(facts.environment, [manual(let_it, needs="root")])
 
 
 _DESCRIPTORS_NEEDED = 48  # that are left, to be sure: the driver opens its devices some 30 times for a first session
