@@ -49,7 +49,7 @@ _WAITING = 8  # unread messages of rank 0 at most; it sends fewer in all
 _LINES_KEPT, _BYTES_KEPT = 200, 1 << 18
 _CHUNK = 1 << 16  # bytes of one read, as many as a pipe holds
 _DEATH = 2.0  # seconds for a process to end after it has closed its channel
-_BOOT = "from ortgpu.distributed.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+_BOOT = "from ortgpu.distributed.worker import main; main(int(sys.argv[1]))"
 
 
 def preflight(
@@ -507,11 +507,10 @@ class Child:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                python_command(_BOOT, str(theirs.fileno()), str(os.getpid())),
-                stdin=subprocess.DEVNULL,
+                python_command(_BOOT, str(os.getpid())),
+                stdin=theirs.fileno(),  # not by its number, which is 2 where this process has no standard streams
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
                 # NCCL's warnings are the evidence of a failure
                 env={"NCCL_DEBUG": "WARN", **environ_of_child()},
                 start_new_session=True,

@@ -92,10 +92,11 @@ Result = TypeVar("Result")
 
 
 class Channel(Connection):
-    """The connection to the parent. It blocks, because a child has nothing else to do."""
+    """The connection to the parent, the standard input. It blocks, because a child has nothing else to do."""
 
-    def __init__(self, descriptor: int) -> None:
-        super().__init__(socket.socket(fileno=descriptor))
+    def __init__(self) -> None:
+        super().__init__(socket.socket(fileno=os.dup(0)))  # which no process that a library starts inherits
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         self.socket.setblocking(True)
         self._arrived: list[Message] = []
 
@@ -120,14 +121,14 @@ class Task:
     calls: tuple[Collective, ...]
 
 
-def main(descriptor: int, parent: int) -> None:
+def main(parent: int) -> None:
     """Do everything, in order."""
     if os.getppid() != parent:  # it was gone before the kernel was asked to kill this process with it
         os._exit(1)
     # NCCL's warnings go through C's stdout, which keeps lines back for a pipe, and this process may never flush it.
     libc = ctypes.CDLL(None)
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, ctypes.c_size_t(0))
-    channel = Channel(descriptor)
+    channel = Channel()
     message = channel.wait()
     task = Task(Rank(**message["rank"]), tuple(Collective(*call) for call in message["calls"]))
     try:

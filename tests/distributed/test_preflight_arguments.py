@@ -186,6 +186,24 @@ def test_a_rank_that_cannot_start_its_child(monkeypatch: pytest.MonkeyPatch) -> 
     assert (caught.value.ranks, caught.value.phase) == ((0,), "start")
 
 
+def test_a_daemon_without_standard_streams(tmp_path: Path) -> None:
+    """What it opens first has their numbers, the connection to the child among them."""
+    program = (
+        "import os, sys\n"
+        "found = os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), 50)\n"
+        "os.closerange(0, 50)\n"
+        "from ortgpu.distributed import preflight\n"
+        "try:\n"
+        "    preflight(20)\n"
+        "except Exception as error:\n"
+        "    os.write(found, str(error).encode())\n"
+    )
+    run_python(program, str(tmp_path / "found"), env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    said = (tmp_path / "found").read_text(encoding="utf-8")
+    assert "the preflight's child" not in said
+    assert "More: ortgpu explain" in said
+
+
 @pytest.mark.parametrize("name", ["a" * 70, "node..1", "a b"])
 def test_no_name_of_a_host(name: str) -> None:
     with pytest.raises(OSError, match=r"no host has such a name|not known|name resolution") as caught:

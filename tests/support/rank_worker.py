@@ -126,7 +126,7 @@ def _make_id_that_is_stale() -> bytes:
 _IDS = {"without_files": _make_id_without_files, "stale_id": _make_id_that_is_stale}
 
 
-def main(descriptor: int, parent: int) -> None:
+def main(parent: int) -> None:
     kind = os.environ["RANK_MISBEHAVES"]
     if kind == "asleep_in_driver":
         vars(worker)["initialise"] = _sleep_in_native_code  # in place of the driver's cuInit
@@ -135,4 +135,4 @@ def main(descriptor: int, parent: int) -> None:
     elif kind in _IDS:
         vars(worker)["make_unique_id"] = _IDS[kind]
     vars(worker)["run_collectives"] = RUNS.get(kind, run_collectives)
-    worker.main(descriptor, parent)
+    worker.main(parent)
