@@ -73,6 +73,7 @@ class Opening:
     devices: list[DeviceRequest] | None
     place: int
     options: bytes  # the pickled arguments of GPUSession
+    log_level: int  # from which on this process logs what the other one has to say
 
 
 @dataclass(slots=True)
@@ -248,7 +249,6 @@ class WorkerProcess:
         self._is_lost = False
         self._reason: str | None = None
         self._words: BaseException | None = None
-        self._news: SimpleQueue[None] = SimpleQueue()
         self._ended = threading.Event()
 
     @property
@@ -258,15 +258,18 @@ class WorkerProcess:
 
     def open(self, opening: Opening) -> Opened | BaseException | None:
         """Have it open its session. Return that, or what it raised. None: it died, or is killed as it took too long."""
+        until = time.monotonic() + _OPENING
         try:
             self._control.send(opening)
-            answer, _ = self._control.receive(_OPENING)
+            answer: object = None
+            while not isinstance(answer, (Opened, PickledError)):
+                answer, _ = self._control.receive(max(until - time.monotonic(), 0))
+                _log(answer)
         except TimeoutError:
             self.kill(f"it had no session after {_OPENING:g} s")
             return None
         except (EOFError, ConnectionError):
             return None
-        assert isinstance(answer, (Opened, PickledError))
         return answer.error() if isinstance(answer, PickledError) else answer
 
     def borrow(self) -> int:
@@ -278,11 +281,6 @@ class WorkerProcess:
             self.exchanges[number].close()
         self._idle.put(number)
 
-    def end(self) -> None:
-        """Tell it to end."""
-        self._control.shut()
-        self.lose()
-
     def kill(self, reason: str) -> None:
         if self.child.returncode is None:
             self._reason = self._reason or reason
@@ -290,24 +288,25 @@ class WorkerProcess:
         self.lose()
 
     def lose(self) -> None:
-        """Make no more requests of it, and have it ended."""
+        """Make no more requests of it, and tell it to end."""
         self._is_lost = True
-        self._news.put(None)
+        self._control.shut()
 
     def wait(self) -> None:
         """Wait for its end. One that was lost and does not end is killed; stuck in the driver, it is left."""
-        while not self._is_lost and self.child.poll() is None:
-            with suppress(Empty):
-                self._news.get(timeout=_LOOK)
+        with suppress(EOFError, OSError):  # its end, or it stopped amid a message
+            while (is_there := self._control.has_message(_LOOK)) or self.child.poll() is None:
+                if is_there:
+                    said, _ = self._control.receive(_DEATH)
+                    _log(said)
+                    self._words = said.error() if isinstance(said, PickledError) else None
+        self._is_lost = True
         with suppress(subprocess.TimeoutExpired):
             self.child.wait(_DEATH)
         self.kill("it does not answer")
 
     def close(self) -> None:
-        """Read what it said at its end, and end its channels."""
-        with suppress(Exception):  # mostly it said nothing
-            answer, _ = self._control.receive(0.1)
-            self._words = answer.error()
+        """End its channels."""
         for exchange in self.exchanges:  # a thread that waits for an answer closes its own
             exchange.channel.shut()
         self._ended.set()
@@ -328,6 +327,14 @@ class WorkerProcess:
         if self._words is not None:
             return f"{type(self._words).__name__}: {getattr(self._words, 'summary', self._words)}"
         return signal_name(-code) if code < 0 else f"exit status {code}"
+
+
+def _log(said: object) -> None:
+    """Log what a worker process logged, by the handlers of this one."""
+    if isinstance(said, logging.LogRecord):
+        target = logging.getLogger(said.name)
+        if target.isEnabledFor(said.levelno):
+            target.handle(said)
 
 
 class ProcessWorker(Worker):
@@ -442,7 +449,7 @@ class ProcessWorker(Worker):
         self._is_ending = True
         self._ending.put(None)
         if self._current is not None:
-            self._current.end()
+            self._current.lose()
 
     def close(self) -> None:
         if threading.current_thread() is not self._keeper:
@@ -487,10 +494,10 @@ class ProcessWorker(Worker):
         try:
             process = self._current = launch.start()
             if self._is_ending:
-                process.end()
-            options = pickle.dumps(self._options)
+                process.lose()
+            options, level = pickle.dumps(self._options), logging.getLogger("ortgpu").getEffectiveLevel()
             answer = process.open(
-                Opening(launch.path, launch.descriptor, launch.size, self._devices, self._place, options)
+                Opening(launch.path, launch.descriptor, launch.size, self._devices, self._place, options, level)
             )
             if isinstance(answer, Opened):
                 self._begin_with(process, answer)

@@ -12,8 +12,10 @@ import math
 import mmap
 import os
 import pickle
+import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -41,19 +43,27 @@ def _nothing() -> None:
 
 
 class Channel:
-    """One end of a socket for messages, each with at most one descriptor. One thread at a time uses it."""
+    """One end of a socket for messages, each with at most one descriptor. One thread at a time receives them."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._sending = threading.Lock()
 
     def send(self, message: object, descriptor: int | None = None) -> None:
         """Send a message. Raises OSError if the other end is gone."""
-        self._end.settimeout(None)
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         data = memoryview(_LENGTH.pack(len(body)) + body)
-        if descriptor is not None:
-            data = data[socket.send_fds(self._end, [data], [descriptor]) :]
-        self._end.sendall(data)
+        with self._sending:
+            self._end.settimeout(None)
+            if descriptor is not None:
+                data = data[socket.send_fds(self._end, [data], [descriptor]) :]
+            self._end.sendall(data)
+
+    def has_message(self, timeout: float) -> bool:
+        """Wait for a message, or the end of the channel, for up to ``timeout`` seconds. False: nothing came."""
+        waiting = select.poll()
+        waiting.register(self._end, select.POLLIN)
+        return bool(waiting.poll(timeout * 1000))
 
     def receive(self, timeout: float | None = None) -> tuple[Any, int | None]:
         """Return a message, and the descriptor that came with it, which the caller closes.

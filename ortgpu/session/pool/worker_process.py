@@ -17,6 +17,7 @@ import sys
 import threading
 import warnings
 from contextlib import suppress
+from logging.handlers import QueueHandler
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,12 @@ def main() -> None:
     orders: SimpleQueue[Opening] = SimpleQueue()
     Thread(functools.partial(_watch, control, orders), "ortgpu-watch").start()
     try:
-        session, opened = _open(orders.get())
+        opening = orders.get()
+        records = logging.getLogger("ortgpu")
+        records.addHandler(_Records(control))
+        records.setLevel(opening.log_level)
+        records.propagate = False
+        session, opened = _open(opening)
     except BaseException as error:  # noqa: BLE001 - the parent raises it
         _end(control, error)
     serving = _Serving(control, session, mmap.mmap(page, mmap.PAGESIZE))
@@ -58,6 +64,18 @@ def main() -> None:
         Thread(functools.partial(serving.serve, channel, number), f"ortgpu-serve_{number}").start()
     control.send(opened)
     SimpleQueue[None]().get()
+
+
+class _Records(QueueHandler):
+    """Sends what is logged to the parent, whose program has chosen what becomes of it."""
+
+    def __init__(self, control: Channel) -> None:
+        super().__init__(SimpleQueue())
+        self._control = control
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # the parent has ended, and this process will
+            self._control.send(record)
 
 
 def _watch(control: Channel, orders: SimpleQueue[Opening]) -> None:
