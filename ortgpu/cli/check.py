@@ -104,7 +104,7 @@ def check(
     if wrong is not None:
         output.line(console, f"WRONG: {wrong}, beside the CPU's float32", style="bold red")
     elif compared is not None:
-        text = f"Results: at most {compared.error:.1e} of the largest value from the CPU's float32"
+        text = f"Results: at most {compared.error or 0:.1e} of the largest value from the CPU's float32"
         output.line(console, text, style="bold green")
     if placement and not details:
         output.line(console, "--placement shows nothing more: nothing is on a GPU.", style="yellow")

@@ -18,7 +18,7 @@ from ortgpu.provider.records import Choice, read_record
 from ortgpu.provider.settings import AUTOMATIC, SETTINGS
 from ortgpu.session.tuning import tuning
 from ortgpu.session.tuning.children import Beginning, Child, ChildFailedError, Place, only_tuner
-from ortgpu.session.tuning.comparing import compare
+from ortgpu.session.tuning.comparing import Comparison, compare
 from ortgpu.session.tuning.tuning import Search, Trial, Wanted, tune, tune_at
 from tests.support.networks import Network
 from tests.support.tuning_faults import CPU, FAULTY, HOPELESS
@@ -295,6 +295,14 @@ def test_what_is_not_finite_has_to_be_so_where_plains_is(value: float) -> None:
     assert "infinities" in str(compare(right, right, RIGHT)[1])
     spoilt[3, 3] = value
     assert "infinities" in str(compare(RIGHT, RIGHT, spoilt)[1])
+
+
+@pytest.mark.parametrize("spoilt", [RIGHT[:1], RIGHT * np.nan, RIGHT * np.inf])
+def test_a_result_without_a_distance_is_null_in_json(spoilt: Any) -> None:
+    """It was Infinity there, which no JSON has."""
+    found = Comparison(["y"], [RIGHT], [RIGHT])
+    found.add_all([[spoilt], [RIGHT]])
+    assert (found.error, found.wrong is None) == (None, False)
 
 
 def test_integers_are_equal_where_plains_are() -> None:

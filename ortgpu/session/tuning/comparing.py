@@ -27,7 +27,8 @@ class Comparison:
         tolerance: the distance that is allowed even where that of plain ONNX Runtime is small.
 
     Attributes:
-        error: the largest distance of a result, relative to the largest value of the output.
+        error: the largest distance of a result, relative to the largest value of the output. None: one has no distance,
+            since it is of another shape or type, or not finite.
         wrong: the first fault of the results; None if there is none.
     """
 
@@ -38,7 +39,7 @@ class Comparison:
         self._right = plain if right is None else right
         self._tolerance = TOLERANCE if right is None and tolerance is None else tolerance
         self._accepted: list[bytes | None] = []
-        self.error = 0.0
+        self.error: float | None = 0.0
         self.wrong: str | None = None
 
     def add(self, found: Sequence[Any]) -> None:
@@ -48,7 +49,7 @@ class Comparison:
             return
         for name, right, plain, other in zip(self._names, self._right, self._plain, found, strict=True):
             distance, wrong = compare(right, plain, other, self._tolerance)
-            self.error = max(self.error, distance)
+            self.error = None if self.error is None or distance is None else max(self.error, distance)
             if wrong is not None:
                 self.wrong = self.wrong or f"output {name!r} {wrong}"
                 return
@@ -59,15 +60,15 @@ class Comparison:
             self.add(found)
 
 
-def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) -> tuple[float, str | None]:
-    """Return how far a result is from the right one, and what is wrong with it: None if it is accepted.
+def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) -> tuple[float | None, str | None]:
+    """Return the distance of a result from the right one, if it has one, and what is wrong with it: None if nothing.
 
     Floats may be twice as far from it as plain ONNX Runtime's are. All else must be equal wherever plain's is.
     """
     if not all(isinstance(each, np.ndarray) for each in (right, plain, found)):
         return 0.0, None if repr(right) == repr(found) else "is no tensor, and another one"
     if (found.shape, found.dtype) != (plain.shape, plain.dtype):
-        return np.inf, f"has shape {found.shape} and type {found.dtype}, not {plain.shape} and {plain.dtype}"
+        return None, f"has shape {found.shape} and type {found.dtype}, not {plain.shape} and {plain.dtype}"
     if right.shape != plain.shape:
         return compare(plain, plain, found, TOLERANCE if tolerance is None else tolerance)
     if plain.dtype.kind != "f":
@@ -76,7 +77,7 @@ def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) 
     usual = np.isfinite(right) & np.isfinite(plain)
     odd = ~usual & ~_same(found, plain) & ~_same(found, right)
     if odd.any() or not np.isfinite(found[usual]).all():
-        return np.inf, "has infinities or NaN where that of plain ONNX Runtime has others, or none"
+        return None, "has infinities or NaN where that of plain ONNX Runtime has others, or none"
     floor = max(_FLOORS.get(plain.dtype.itemsize, _FLOOR), tolerance or 0)
     right, plain, found = (each[usual].astype(np.float64) for each in (right, plain, found))
     theirs, ours = _distances(right, plain), _distances(right, found)

@@ -282,9 +282,9 @@ def _measured(
             ratio, taken = _timed(work, asked, plain, found, feed, expected[number], checked, graph, seconds_of_each)
             ratios.append(ratio)
             seconds.append(taken)
-        worst = max(worst, checked.error)
         if checked.wrong is not None:
-            return Measured(error=worst, wrong=checked.wrong)
+            return Measured(error=checked.error, wrong=checked.wrong)
+        worst = max(worst, checked.error or 0.0)
     return Measured(tuple(ratios), tuple(seconds), worst)
 
 

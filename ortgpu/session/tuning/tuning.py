@@ -55,7 +55,8 @@ class Trial:
         settings: those that differ from plain ONNX Runtime's.
         ratio: time relative to plain ONNX Runtime's, the geometric mean over the batches. None: not measured.
         seconds: of a run of each batch.
-        error: largest distance of a result from the right one, relative to the largest value of the output.
+        error: largest distance of a result from the right one, relative to the largest value of the output. None: there
+            was no result to compare, or it has no distance, since it is of another shape or not finite.
         verdict: "kept", "not the fastest", or why it was rejected.
         divergence: where results first go wrong, as far as that was looked for.
     """
