@@ -1007,9 +1007,18 @@ def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
     found = child("""
         made = isolated_pool(1)
         made.run(None, feed(1))
+        is_held, is_over = threading.Event(), threading.Event()
+        def hold():
+            with made._lock:
+                is_held.set()
+                is_over.wait(30)
+        threading.Thread(target=hold).start()
+        is_held.wait(30)
         pid = os.fork()
+        is_over.set()
         if pid == 0:
             signal.alarm(30)
+            report("facts", [made.queued, len(made), len(made.devices), len(made.lost)])
             report("run", outcome(lambda: made.run(None, feed(1))))
             report("submit", outcome(lambda: made.submit(None, feed(1))))
             report("map", outcome(lambda: list(made.map([feed(1)]))))
@@ -1025,6 +1034,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
     for name in ("run", "submit", "map", "health", "drain"):
         assert found[name]["type"] == "ForkedSessionError", name
     assert found["close"] == {"returned": None}
+    assert found["facts"] == [0, 1, 1, 0]
     assert found["status"] == 7
     assert found["after"] == [0, 1, 2]
     assert found["restarts"] == 0
