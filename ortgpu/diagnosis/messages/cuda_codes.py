@@ -160,25 +160,17 @@ RESTART_WINDOWS = manual(
     "restart Windows, and where that does not help install the NVIDIA driver again", needs="reboot"
 )
 
-# In the place of the above, on Windows; that has no fabric, no forward compatibility and no MPS.
+# In the place of the above, on Windows; of other codes nothing more is known there than that the driver refuses.
 _ON_WINDOWS: dict[int, Meaning] = {
-    34: Meaning(
-        "the nvcuda.dll that was loaded is a stub to link against, not a driver",
-        (manual("let the nvcuda.dll of the driver, which is in System32, be loaded"),),
-    ),
     102: Meaning(
         UNUSABLE[102].what,
         (manual("give this machine a license for its virtual GPU: NVIDIA Control Panel, Licensing", needs="root"),),
     ),
     214: UNUSABLE[214],
-    500: Meaning(
-        "the driver's library does not find a part of itself", (manual("install the driver again", needs="driver"),)
-    ),
     **{
         code: Meaning(what, (RESTART_WINDOWS,))
         for code, what in {
             3: UNUSABLE[3].what,
-            304: "a call of the operating system failed in the driver",
             803: "the parts of the driver differ in version, as after an upgrade without a restart",
             999: "the driver failed without a reason: after sleep, or a GPU error",
         }.items()
