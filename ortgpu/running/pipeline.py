@@ -171,7 +171,7 @@ class Pace(Iterator[Any]):
         self._feeds = iter(())
 
     def __next__(self) -> Any:
-        if not self._left or (self.in_line and self._clock() - self._began > self._most):
+        if not self._left or (self.in_line and self._is_timed and self._clock() - self._began > self._most):
             in_line = self.in_line
             self._judge()
             if self.in_line is not in_line:
@@ -187,19 +187,19 @@ class Pace(Iterator[Any]):
         """Choose the way of the next block, by the time of the last one."""
         now, was_in_line = self._clock(), self.in_line
         took = now - self._began
-        if took > self._most:
-            self.in_line = False
-        elif self._is_timed:
-            if self._due:
-                self._due -= 1
-            elif not self.in_line:
-                self._in_threads, self.in_line = took, True
-            elif self._in_threads is None:
-                self.in_line = False
-            else:
+        if self._is_timed:
+            if self._in_threads is not None:
                 self.in_line = took < self._in_threads
                 self._in_threads, self._due = None, self._kept
                 self._kept = min(2 * self._kept, _KEPT[1])
+            elif took > self._most:  # long feeds, or a pause of the caller among short ones, which are tried again soon
+                self.in_line, self._due = False, 0
+            elif self._due:
+                self._due -= 1
+            elif self.in_line:
+                self.in_line = False
+            else:
+                self._in_threads, self.in_line = took, True
         self._left = self._block
         self._is_timed = self.in_line is was_in_line
         self._began = now

@@ -38,15 +38,18 @@ class Clock:
         self.now = 0.0
         self.pace = Pace(lambda: self.now)
 
-    def iterate(self, count: int, in_flight: int = 8) -> list[bool]:
-        """Return for each feed of an iteration whether the iterating thread ran it."""
+    def iterate(self, count: int, in_flight: int = 8, pauses: int = 0) -> list[bool]:
+        """Return for each feed of an iteration whether the iterating thread ran it.
+
+        The caller pauses after each so many feeds.
+        """
         in_line: list[bool] = []
         self.pace.begin(iter(range(count)), in_flight)
         while not self.pace.has_ended:
             way = self.pace.in_line
             for _ in self.pace:
                 in_line.append(way)
-                self.now += self.takes[way]
+                self.now += self.takes[way] + (0.1 if pauses and not len(in_line) % pauses else 0)
         self.pace.end()
         self.now += 60  # nothing that an iteration took
         assert len(in_line) == count
@@ -58,6 +61,7 @@ PACES = pytest.mark.parametrize(
     [
         pytest.param(1.8e-4, 1e-4, 9_800, 9_900, id="a short run"),
         pytest.param(3e-4, 9e-4, 64, 512, id="a run that copies while another computes"),
+        pytest.param(9e-4, 1.8e-3, 32, 512, id="a run that is long in one thread"),
         pytest.param(0.025, 0.052, 0, 0, id="a long run"),
     ],
 )
@@ -76,6 +80,11 @@ def test_the_faster_way_is_found_by_iterations_that_are_too_short_for_both(
     """An iteration of 80 feeds ended while the other way was tried, and all later ones were made in that way."""
     clock = Clock(threads_take, line_takes)
     assert least <= sum(sum(clock.iterate(count)) for _ in range(10_000 // count)) <= most
+
+
+def test_a_pause_of_the_caller_is_no_long_run() -> None:
+    """After one, up to 32,000 short feeds went to the threads."""
+    assert sum(Clock(1.8e-4, 1e-4).iterate(10_000, pauses=500)) >= 8_000
 
 
 def test_feeds_that_become_long_go_back_to_the_threads() -> None:
