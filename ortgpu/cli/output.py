@@ -254,4 +254,5 @@ def document(*, ok: bool, **content: object) -> dict[str, object]:
 
 
 def write_json(document: Mapping[str, object]) -> None:
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=True) + "\n")
+    finite = json.loads(json.dumps(document), parse_constant=lambda _: None)  # JSON has neither Infinity nor NaN
+    sys.stdout.write(json.dumps(finite, indent=2, ensure_ascii=True) + "\n")

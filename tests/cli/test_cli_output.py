@@ -36,6 +36,17 @@ def test_plain_text_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_what_is_no_number_in_json_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error of results with other infinities, as `check --compare` and `tune` report it. jq would read nothing."""
+    output.write_json({"compared": {"error": float("inf")}, "errors": [(float("nan"), 0.5)]})
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    found = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert found == {"compared": {"error": None}, "errors": [[None, 0.5]]}
+
+
 def test_colours_on_a_terminal_and_commands_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setenv("TERM", "xterm-256color")
