@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.metadata
+import os
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,17 @@ def test_locating_finds_the_same_files_and_no_distributions() -> None:
     assert located.onnxruntime.provider_library == read.onnxruntime.provider_library is not None
     assert located.onnxruntime.extension == read.onnxruntime.extension
     assert (located.onnxruntime.owners, located.nvidia, located.others) == ((), (), ())
+
+
+def test_what_hides_modules_of_python_lies_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own").mkdir()
+    for name in ("numbers.py", "queue.pyc", "mine.py", "random"):
+        (tmp_path / "own" / name).touch()
+    (tmp_path / "own" / "json").mkdir()
+    (tmp_path / "own" / "json" / "__init__.py").touch()
+    own, standard = str(tmp_path / "own"), os.path.dirname(os.__file__)
+    hiding = (os.path.join(own, "json"), os.path.join(own, "numbers.py"))
+    assert read_packages([own, standard]).hiding_standard == hiding
+    assert read_packages([standard, own]).hiding_standard == ()
+    monkeypatch.delattr(os, "__file__")
+    assert read_packages([own]).hiding_standard == hiding

@@ -184,7 +184,7 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_contents:
 
 def _hiding_standard(places: Iterable[Place]) -> Iterator[str]:
     """Yield what lies before the standard library on the search path, under a name of one of its modules."""
-    home = os.path.dirname(os.__file__)
+    home = os.path.dirname(getattr(os, "__file__", ""))  # which a frozen program may not have
     for place in itertools.takewhile(lambda each: not _is_same(each.folder, home), places):
         for name in sorted(place.names):
             path = os.path.join(place.folder, name)
