@@ -1,1 +1,1 @@
-"""The meaning of words and codes of ONNX Runtime, CUDA and the loader."""
+"""The meaning of the words and codes of ONNX Runtime and CUDA."""
