@@ -57,16 +57,22 @@ def test_every_type_that_can_be_captured(with_stub: Any) -> None:
 
 
 TIMED = """
+import types
 cuda_graph.TRIALS = 3
+now = 0.0
+cuda_graph.time = types.SimpleNamespace(perf_counter=lambda: now)
+def takes(seconds):
+    global now
+    now += seconds
 class Slow(Recorded):
     def run(self, *arguments):
         ways.append("plain run")
         modes.append(stub.stub_capture_mode())
-        time.sleep(0.01 * (sys.argv[2] == "plain run"))
+        takes(0.01 * (sys.argv[2] == "plain run"))
         return self.inner.run(*arguments)
     def run_with_iobinding(self, *arguments):
         ways.append("replay")
-        time.sleep(0.01 * (sys.argv[2] == "replay"))
+        takes(0.01 * (sys.argv[2] == "replay"))
         return super().run_with_iobinding(*arguments)
 ways, modes = [], []
 def timed(model):
@@ -105,7 +111,7 @@ def test_requests_that_differ_every_second_time_do_not_decide_which_way_is_faste
         session = timed(both)
         for way, names in (("_run_without", 0), ("_run_captured", 2)):
             def copying(*arguments, plain=getattr(session._sess, way), names=names):
-                time.sleep(0.03 * (arguments[names] == ["large"]))
+                takes(0.03 * (arguments[names] == ["large"]))
                 return plain(*arguments)
             setattr(session._sess, way, copying)
         for number in range(12):
