@@ -71,7 +71,7 @@ _CAPTURE_FAILED = re.compile(
     r"CUDA failure (?:800|90[0-8])\b|CUDA error cudaError(?:StreamCapture\w+|CapturedEvent|NotPermitted):"
     r"|[Gg]raph capture did not complete"
 )
-LEAVE_OUT = manual("leave cuda_graph out")
+LEAVE_OUT = manual("leave cuda_graph out, or a record that has a graph (tuned=)")
 
 
 class _Graph:
@@ -402,7 +402,7 @@ def _failed(cause: BaseException) -> ProviderRequestError:
 def _unsupported(what: str) -> ProviderRequestError:
     return ProviderRequestError(
         f"{what} cannot be used with a session that replays CUDA graphs",
-        fixes=[manual("use run or map, or a session without cuda_graph")],
+        fixes=[manual("use run or map, or a session without cuda_graph, and without a record that has a graph")],
         requested=what,
     )
 

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -24,10 +25,17 @@ from tests.support.children import child_environment, run_child
 from tests.support.pool_child import DEADLINE, child
 
 
-def test_arguments_without_a_meaning_are_refused_before_anything_is_opened() -> None:
-    found = child("""
+def test_arguments_without_a_meaning_are_refused_before_anything_is_opened(tmp_path: Path) -> None:
+    found = child(
+        """
         def attempt(*arguments, **options):
             return outcome(lambda: len(GPUSessionPool(RELU, *arguments, allow_cpu=True, **options)))
+        from ortgpu.provider.records import Choice, Key, Record
+        import pathlib
+        path = pathlib.Path(FOLDER)
+        plain = Choice({}, 1.0)
+        Record(Key("graph", "weights", "1"), plain, Choice({"graph": "captured"}, 0.5)).write(path / "graph.json")
+        Record(Key("graph", "weights", "1"), plain, plain).write(path / "plain.json")
         report("refused", {
             "a word": attempt("cuda:1"),
             "a number": attempt(0),
@@ -44,14 +52,18 @@ def test_arguments_without_a_meaning_are_refused_before_anything_is_opened() -> 
             "cpu_nodes": attempt([0], cpu_nodes="maybe"),
             "unknown": attempt([0], providers=["NoSuchProvider"]),
             "graphs": attempt([0], cuda_graph=True),
+            "a record with a graph": attempt([0], tuned=path / "graph.json"),
+            "no record": attempt([0], tuned="missing.json"),
             "misspelt": attempt([0], session_per_device=2),
             "misspelt, of a session": attempt([0], device_id=2),
         })
         report("numpy", attempt([np.int64(0), np.int64(1)], np.int64(2)))
         report("array", attempt(np.arange(2)))
         report("everything", attempt())
+        report("record", attempt([0], tuned=path / "plain.json"))
         report("left", [pool_threads(), len(ortgpu.sessions())])
-    """)
+    """.replace("FOLDER", repr(str(tmp_path)))
+    )
     refused = {name: each["type"] for name, each in found["refused"].items()}
     assert refused == {
         "a word": "TypeError",
@@ -69,13 +81,15 @@ def test_arguments_without_a_meaning_are_refused_before_anything_is_opened() -> 
         "cpu_nodes": "ValueError",
         "unknown": "ProviderRequestError",
         "graphs": "ProviderRequestError",
+        "a record with a graph": "ProviderRequestError",
+        "no record": "FileNotFoundError",
         "misspelt": "TypeError",
         "misspelt, of a session": "TypeError",
     }
     assert "as 1 and as 'cuda:1'" in found["refused"]["twice"]["text"]
     assert found["numpy"] == {"returned": 4}
     assert found["array"] == {"returned": 2}
-    assert found["everything"] == {"returned": 1}
+    assert found["everything"] == found["record"] == {"returned": 1}
     assert found["left"] == [[], 0]
 
 

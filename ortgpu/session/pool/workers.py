@@ -13,6 +13,7 @@ from ...process.threads import Threads
 from ...provider import lifetime
 from ...provider.devices import Device, DeviceRequest, as_request, check_form, choose_visible, ordinal_of
 from ...provider.interfaces import Opened, Value
+from ...provider.settings import CAPTURE, options_of
 
 
 class NotBegunError(Exception):
@@ -76,17 +77,31 @@ def check(sessions_per_device: int, options: Mapping[str, Any]) -> None:
     """Raise ValueError or ProviderRequestError for what no pool can do."""
     if sessions_per_device < 1:
         raise ValueError(f"sessions_per_device must be at least 1, not {sessions_per_device}")
-    if options.get("cuda_graph"):
+    if options.get("cuda_graph") or _has_graph(options.get("tuned")):
         raise ProviderRequestError(
             "a GPUSessionPool cannot replay CUDA graphs",
             evidence=[
                 "while one is captured, CUDA refuses GPU memory to all threads, and its other sessions need some"
             ],
             fixes=[
-                manual("leave cuda_graph out, or give each GPU a process, with a GPUSession(cuda_graph=True) in it")
+                manual(
+                    "leave cuda_graph, and a record that has a graph, out; or give each GPU a process with a GPUSession"
+                )
             ],
             requested="cuda_graph",
         )
+
+
+def _has_graph(tuned: Any) -> bool:
+    """Return True if a record that the caller names has a CUDA graph. The sessions refuse what is no record."""
+    if not isinstance(tuned, (str, os.PathLike)) or tuned == "now":
+        return False
+    from ...provider.records import VoidRecordError, read_record
+
+    try:
+        return CAPTURE in options_of(read_record(tuned).named.settings)
+    except (VoidRecordError, FileNotFoundError):
+        return False
 
 
 def stop(workers: Sequence[Worker]) -> None:
