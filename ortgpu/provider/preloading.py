@@ -86,6 +86,12 @@ class PreloadReport:
         return tuple(library for library in self.missing if library.required)
 
     @property
+    def roots(self) -> tuple[str, ...]:
+        """All roots that toolkit libraries came from: one, unless libraries are mixed."""
+        toolkit = (lib for lib in self.libraries if not stem_of(lib.soname).startswith("libcudnn"))
+        return tuple(dict.fromkeys(library.root for library in toolkit))
+
+    @property
     def cudnn(self) -> tuple[LoadedLibrary, int] | None:
         """The loaded cuDNN and the CUDA that it was built for; None if there is none, or it does not say."""
         loaded = (library for library in self.libraries if stem_of(library.soname) == "libcudnn")

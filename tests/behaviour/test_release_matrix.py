@@ -129,6 +129,7 @@ def test_every_library_is_loaded_from_the_wheels_that_the_catalogue_names(releas
 
     # From these wheels and nowhere else, as the report has it and as the kernel does.
     wheels = f"{machine.overlay.site}/nvidia"
+    assert seen["roots"] == [wheels]
     for soname, library in seen["libraries"].items():
         assert library["source"] == "nvidia wheels"
         assert library["path"].startswith(wheels)

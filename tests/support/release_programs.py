@@ -25,6 +25,7 @@ def load_libraries() -> dict[str, Any]:
             lib.soname: {"path": lib.path, "source": lib.source, "required": lib.required} for lib in found.libraries
         },
         "missing": [(lib.soname, [(file.path, file.problem) for file in lib.rejected]) for lib in found.missing],
+        "roots": found.roots,
         "cudnn_cuda_major": found.cudnn_cuda_major,
         "driver_missing": found.driver_missing,
         "mapped": sorted(path for path in mapped if re.match(r"lib(cu|nv)", os.path.basename(path))),
