@@ -181,18 +181,20 @@ def test_waiting_for_another_tuner_takes_nothing_from_the_time_to_search(
     network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of two tuners had no time left: it tried nothing, and wrote that over the record of the first."""
-    waited = 1.5
+    waited, kept, path = 1.5, [], tmp_path / "record.json"
 
     @contextlib.contextmanager
     def late(device: str, patience: float) -> Iterator[None]:
         with only_tuner(device, patience):
             time.sleep(waited)
             yield
+            kept.append(path.exists())  # the next one looks for it
 
     monkeypatch.setattr(tuning, "only_tuner", late)
     before = time.monotonic()
-    tune_at(CPU, Wanted(network, budget=10), tmp_path / "record.json", NoSearch)
+    tune_at(CPU, Wanted(network, budget=10), path, NoSearch)
     assert NoSearch.ends[-1] >= before + waited + 0.8 * 10
+    assert kept == [True]
 
 
 def test_what_was_measured_is_told_where_the_cache_folder_cannot_be_written(
@@ -225,6 +227,19 @@ def test_a_session_that_waited_for_another_tuner_uses_its_record(
         searches.append(len(NoSearch.ends))
     assert searches[1] == searches[0] + 1  # of a record that cannot be used
     assert searches[2] == searches[1]
+
+
+def test_a_session_does_not_measure_what_no_record_can_keep(
+    network: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model in ONNX Runtime's own format, say, was measured for a minute each time that it was opened."""
+    monkeypatch.setattr(tuning, "default_path", lambda *_: None)
+    monkeypatch.setattr(tuning, "Place", lambda: CPU)
+    monkeypatch.setattr(tuning, "Search", NoSearch)
+    before = len(NoSearch.ends)
+    tuning.tune_unless_tuned(str(network), None)
+    assert len(NoSearch.ends) == before
+    assert "no record of it can be kept: platformdirs is not installed" in caplog.text
 
 
 def test_a_child_goes_on_after_what_it_raised_and_is_another_one_after_its_end(tmp_path: Path) -> None:

@@ -158,13 +158,13 @@ def tune(
 
 
 def tune_unless_tuned(model: ModelSource, device: int | None) -> None:
-    """Tune as :func:`tune` does, unless another process did so while this one waited for it."""
-    with contextlib.suppress(_TunedMeanwhileError):
+    """Tune as :func:`tune` does, unless another process did so while this one waited for it, or no record can be."""
+    with contextlib.suppress(_OfNoUseError):
         tune_at(Place(), Wanted(model, device, once=True))
 
 
-class _TunedMeanwhileError(Exception):
-    """There is a record now."""
+class _OfNoUseError(Exception):
+    """There is a record now, or there can be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Wanted:
     budget: float = BUDGET
     on_trial: Callable[[Trial], object] = lambda _: None
     providers: tuple[tuple[str, dict[str, str]], ...] = ()
-    once: bool = False  # not if another process has written the record meanwhile
+    once: bool = False  # not if another process has written the record meanwhile, or there can be none
 
 
 def tune_at(
@@ -212,24 +212,27 @@ def tune_at(
         path = Path(record) if record is not None else default_path(wanted.model, begun.gpu)
         if path is not None and record is None and wanted.precision == "float16":  # used by those who name it
             path = path.with_suffix(".float16.json")
+        no_record = begun.no_key or ("platformdirs is not installed" if path is None else None)
+        if wanted.once and no_record is not None:
+            logger.warning("a model is not tuned, as no record of it can be kept: %s", no_record)
+            raise _OfNoUseError
         opening = time.monotonic() - started
         with only_tuner(begun.uuid or "cpu", _PATIENCE * wanted.budget):
             if wanted.once and path is not None and _fits(path, begun.key):
-                raise _TunedMeanwhileError
+                raise _OfNoUseError
             at, since = replace(place, ordinal=begun.ordinal), time.monotonic() - opening  # waiting is not searching
             search = (kind or Search)(wanted, at, begun, child, folder, model, since)
             search.run()
-    shapes = tuple({name: list(array.shape) for name, array in feed.items()} for feed in begun.feeds)
-    no_record = begun.no_key or ("platformdirs is not installed" if path is None else None)
-    if begun.key is not None and path is not None:
-        try:
-            Record(begun.key, search.automatic, search.named, shapes, search.dimensions or {}).write(path)
-            logger.info("tuned: %s, written to %s", described(search.automatic.settings), path)
-        except OSError as error:
-            if record is not None:
-                raise
-            no_record = str(error)  # what was measured is of use without it
-            logger.warning("no record of tune is kept: %s", no_record)
+            shapes = tuple({name: list(array.shape) for name, array in feed.items()} for feed in begun.feeds)
+            if begun.key is not None and path is not None:
+                try:  # before the next tuner looks for it
+                    Record(begun.key, search.automatic, search.named, shapes, search.dimensions or {}).write(path)
+                    logger.info("tuned: %s, written to %s", described(search.automatic.settings), path)
+                except OSError as error:
+                    if record is not None:
+                        raise
+                    no_record = str(error)  # what was measured is of use without it
+                    logger.warning("no record of tune is kept: %s", no_record)
     return Tuning(
         begun.device,
         search.automatic,
