@@ -213,9 +213,17 @@ def tune_at(
         if path is not None and record is None and wanted.precision == "float16":  # used by those who name it
             path = path.with_suffix(".float16.json")
         no_record = begun.no_key or ("platformdirs is not installed" if path is None else None)
-        if wanted.once and no_record is not None:
-            logger.warning("a model is not tuned, as no record of it can be kept: %s", no_record)
-            raise _OfNoUseError
+        if path is not None and no_record is None:
+            try:
+                _check_writable(path.parent)
+            except OSError as error:
+                if record is not None:
+                    raise
+                no_record = str(error)  # what is measured is of use without it
+        if no_record is not None:
+            logger.warning("no record of tune can be kept: %s", no_record)
+            if wanted.once:
+                raise _OfNoUseError
         opening = time.monotonic() - started
         with only_tuner(begun.uuid or "cpu", _PATIENCE * wanted.budget):
             if wanted.once and path is not None and _fits(path, begun.key):
@@ -224,15 +232,9 @@ def tune_at(
             search = (kind or Search)(wanted, at, begun, child, folder, model, since)
             search.run()
             shapes = tuple({name: list(array.shape) for name, array in feed.items()} for feed in begun.feeds)
-            if begun.key is not None and path is not None:
-                try:  # before the next tuner looks for it
-                    Record(begun.key, search.automatic, search.named, shapes, search.dimensions or {}).write(path)
-                    logger.info("tuned: %s, written to %s", described(search.automatic.settings), path)
-                except OSError as error:
-                    if record is not None:
-                        raise
-                    no_record = str(error)  # what was measured is of use without it
-                    logger.warning("no record of tune is kept: %s", no_record)
+            if begun.key is not None and path is not None and no_record is None:  # before the next tuner looks for it
+                Record(begun.key, search.automatic, search.named, shapes, search.dimensions or {}).write(path)
+                logger.info("tuned: %s, written to %s", described(search.automatic.settings), path)
     return Tuning(
         begun.device,
         search.automatic,
@@ -245,6 +247,13 @@ def tune_at(
         shapes,
         time.monotonic() - started,
     )
+
+
+def _check_writable(folder: Path) -> None:
+    """Make a folder. Raises OSError if no file can be written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def _fits(path: Path, key: Key | None) -> bool:
