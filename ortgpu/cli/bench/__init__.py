@@ -191,8 +191,6 @@ def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) 
             feeds[size] = make_inputs(declared, size or 1)
         except UnknownInputError as error:
             opened.leave_out(size, error)
-    if not feeds:
-        raise click.UsageError(f"MODEL cannot be measured: {opened.error}")
     return feeds
 
 
