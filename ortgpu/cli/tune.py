@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +79,7 @@ def tune(
     feeds = [read_inputs(inputs)] if inputs is not None else None
     chosen: Precision = "float16" if precision == "fp16" else "float32"
     try:
-        with report.quiet(), signals.as_exceptions(), output.progress(f"Measuring for about {budget} s"):
+        with report.quiet(), signals.as_exceptions(), _Progress(budget) as progress:
             found = search(
                 model,
                 device=device,
@@ -87,6 +89,7 @@ def tune(
                 precision=chosen,
                 budget=budget,
                 record=record,
+                on_trial=progress.show,
             )
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
         return output.show_problem(error, as_json, model=model)
@@ -101,6 +104,30 @@ def tune(
         if not as_json:
             output.line(output.stdout(), f"Written: {plot}")
     return 0
+
+
+class _Progress:
+    """A bar on a terminal, of the time that may pass. Nothing elsewhere."""
+
+    def __init__(self, budget: float) -> None:
+        from rich.progress import Progress
+
+        self._bar = Progress(console=output.stderr(), transient=True, disable=not sys.stderr.isatty())
+        self._task = self._bar.add_task("Opening the model", total=budget)
+        self._started = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, trial: Trial) -> None:
+        from ortgpu.provider.settings import described
+
+        text = f"{described(trial.settings)}: {_times_plain(trial) or 'rejected'}"
+        self._bar.update(self._task, completed=time.monotonic() - self._started, description=text)
 
 
 def _show(console: Console, model: str, found: Tuning) -> None:
