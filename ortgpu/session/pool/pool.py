@@ -125,8 +125,8 @@ class GPUSessionPool:
     Raises:
         GPUError: a session could not be opened. The others are closed.
         DeviceNotFoundError: ``devices`` names a GPU that is not there.
-        ProviderRequestError: ``devices`` names a GPU twice or none at all, or ``cuda_graph`` is set, which a pool
-            cannot use; or ``isolate`` is, and this is not Linux.
+        ProviderRequestError: ``devices`` names a GPU twice or none at all; ``cuda_graph`` is set, or ``tuned``
+            names a record with a graph, which a pool cannot use; or ``isolate`` is set, and this is not Linux.
         WorkerLostError: a worker process died while it opened its session.
         TypeError, ValueError: an argument is invalid, or its name looks misspelt.
         Exception: ONNX Runtime's own, if the GPU is not the cause.
