@@ -50,10 +50,10 @@ class GPUSession(LastOfOurs):
     CUDA always comes first; only a TensorRT provider named before it stays before it. The CPU comes last, for the nodes
     that ONNX Runtime runs there. Nodes that only handle shapes belong on the CPU, and ``cpu_nodes`` does not count
     them. A model in ONNX Runtime's own format (.ort) does not show its placement, so it counts as a model with nodes on
-    the CPU. ``sess_options`` keeps every setting. Its entry for recording the placement of nodes is "1" while the
-    session opens and "0" afterwards, unless the caller set it. Without ``device`` the session is on the GPU of the
-    provider option ``device_id``, or on the first one. ``run``, CUDA graphs and ``pinned_empty`` pin host memory up to
-    ``pinned_memory_limit``; ``run`` also keeps at most as much ordinary memory for results.
+    the CPU. ``sess_options`` keeps every setting, and gets the entry that records the placement of nodes, unless the
+    caller set it. Without ``device`` the session is on the GPU of the provider option ``device_id``, or on the first
+    one. ``run``, CUDA graphs and ``pinned_empty`` pin host memory up to ``pinned_memory_limit``; ``run`` also keeps at
+    most as much ordinary memory for results.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
