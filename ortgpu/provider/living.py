@@ -70,7 +70,7 @@ class SessionRecord:
 
 def register(session: Opened, kind: SessionKind = "GPUSession") -> None:
     """Remember ``session`` while it lives. "unguarded": it asked for what a guard verifies, and is only listed."""
-    kind = "guarded" if hasattr(type(session), "_guards") else kind
+    kind = "guarded" if getattr(type(session), "_guards", None) is not None else kind
     lifetime.watch(session, kind, _creator_of(session))
 
 

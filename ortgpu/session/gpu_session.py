@@ -24,7 +24,7 @@ from ..environment.gpu.cuda import initialising
 from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest
-from ..provider.requests import CPUNodes  # for typing.get_type_hints
+from ..provider.requests import CPUNodes, parse  # CPUNodes for typing.get_type_hints
 from ..provider.settings import CAPTURE
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.plain_runs import PlainRunner
@@ -100,7 +100,7 @@ class GPUSession(LastOfOurs):
         _verified: Verified  # a subclass may use the names of its fields for other things
         _pinned: PinnedMemory | None
     _sess: Any
-    _chooses_options = True
+    _guards: type[Any] | None = None  # the class that was requested, if the guard opened the session
     _stream: Any = None  # set while a session with cuda_graph opens
     _pinned = None
     _gpu_runner = PlainRunner()
@@ -159,22 +159,29 @@ class GPUSession(LastOfOurs):
             FileNotFoundError: there is no record at the path ``tuned``.
             Exception: ONNX Runtime's own, if the GPU is not the cause: a missing file, an invalid model.
         """
-        others = vars(self).keys() - self._own_names
-        request = checked_request(
-            path_or_bytes,
-            sess_options,
-            providers,
-            provider_options,
-            options_class=onnxruntime.SessionOptions,
-            device=device,
-            cpu_nodes=cpu_nodes,
-            allow_cpu=allow_cpu,
-            cuda_graph=cuda_graph,
-            pinned_memory_limit=pinned_memory_limit,
-            tuned=tuned,
-            chooses_options=self._chooses_options,
-            others=kwargs,
+        self._open_request(
+            checked_request(
+                path_or_bytes,
+                sess_options,
+                providers,
+                provider_options,
+                device=device,
+                cpu_nodes=cpu_nodes,
+                allow_cpu=allow_cpu,
+                cuda_graph=cuda_graph,
+                pinned_memory_limit=pinned_memory_limit,
+                tuned=tuned,
+                is_guarded=self._guards is not None,
+                others=kwargs,
+            )
         )
+
+    def _open_request(self, request: SessionRequest) -> None:
+        """Open the session as requested: the first time, or again without the constructor, which a subclass may change.
+
+        A subclass may check the request and the session here.
+        """
+        others = vars(self).keys() - self._own_names
         construct, driver = super().__init__, None
         try:
             try:
@@ -189,7 +196,7 @@ class GPUSession(LastOfOurs):
 
                 verified = open_on_cpu(self, construct, request, error)
             self._keep(request, verified)
-            self._gpu_runner = _runner_of(self, cuda_graph=cuda_graph or CAPTURE in verified.options_chosen)
+            self._gpu_runner = _runner_of(self, cuda_graph=request.cuda_graph or CAPTURE in verified.options_chosen)
         except BaseException as error:
             self._let_go(error)  # a failure must leave nothing behind
             raise
@@ -443,10 +450,6 @@ class GPUSession(LastOfOurs):
 
         return reduced(self, type(self))
 
-    def _open_again(self, *arguments: Any, **settings: Any) -> None:
-        """Open the session again. Skips the constructor of a subclass, which may take other arguments."""
-        GPUSession.__init__(self, *arguments, **settings)
-
     @property
     def _enable_fallback(self) -> bool:
         """Always False. ONNX Runtime before 1.23 ignores the argument enable_fallback and sets this to True."""
@@ -472,7 +475,7 @@ class GPUSession(LastOfOurs):
             GPUError, Exception: as the constructor raises.
         """
         from .guard.policy import judge
-        from .reopening import requested, unchanged_on_error
+        from .reopening import unchanged_on_error
 
         lifetime.refuse_if_unusable(self)
         if judge(providers, provider_options) != "guarded":
@@ -482,13 +485,13 @@ class GPUSession(LastOfOurs):
                 fixes=[manual("name CUDAExecutionProvider too, or open an onnxruntime.InferenceSession with these")],
                 requested=providers,
             )
-        (model, options, *_), settings = requested(self)
-        device = lifetime.device_of(self)
-        if settings["device"] == "auto" and device.is_gpu:
-            settings["device"] = device.ordinal
+        request, device = self._request, lifetime.device_of(self)
+        changed = dataclasses.replace(request, providers=parse(providers, provider_options), allow_cpu=False)
+        if request.device == "auto" and device.is_gpu:
+            changed = dataclasses.replace(changed, device=device.ordinal)
         with unchanged_on_error(self):
-            self._open_again(model, options.options, providers, provider_options, **{**settings, "allow_cpu": False})
-        self._request = dataclasses.replace(self._request, allow_cpu=settings["allow_cpu"])
+            self._open_request(changed)
+        self._request = dataclasses.replace(self._request, allow_cpu=request.allow_cpu)
 
     def _keep(self, request: SessionRequest, verified: Verified) -> None:
         """Store what was requested and verified.

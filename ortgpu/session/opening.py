@@ -88,15 +88,8 @@ def open_on_gpu(
     for name in request.providers.repeated:
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
     runtime = load_runtime() if _has_opened else look_again()
-    context = OpeningContext(Plan(request, request.providers, request.device), runtime)
-    context.is_guarded = hasattr(type(session), "_guards")
-    known = None
-    if not request.providers.names and request.sess_options is None:  # there is nothing to check first
-        known = _known_error(context)
-    if known is None:
-        context.plan = plan_of(request, runtime)
-        lifetime.refuse_if_lost()
-        known = _known_error(context)
+    context = OpeningContext(plan_of(request, runtime), runtime)
+    known = _known_error(context)
     if known is not None:
         return open_on_cpu(session, construct, request, known)
     _find_gpu(context, driver)
@@ -151,7 +144,7 @@ def _working_driver(context: OpeningContext, driver: Task[CudaState] | None) -> 
         raise context.diagnose()
     if runtime.cuda_is_plugin:  # which ends a process whose CUDA does not work
         _check_driver(context, driver)
-    context.runtime = opened = open_provider(register=not context.is_guarded)
+    context.runtime = opened = open_provider(register=not context.plan.request.is_guarded)
     report, refused = opened.preload, opened.provider_error is not None or opened.plugin_problem is not None
     if report is None or not report.ok or report.driver_missing or refused:
         context.cuda = driver.result() if driver is not None else initialise()
@@ -218,7 +211,7 @@ def _open_as_chosen(
         plan = _in_own_stream(session, plan, context.runtime)
     outline = GraphOutline(plan.request.model)
     check_before_opening(plan.request, context.runtime, outline)
-    chooses = plan.request.chooses_options and not plan.is_carried
+    chooses = not plan.request.is_guarded and not plan.is_carried
     opened = _open_with_choices(session, construct, plan, outline, context.runtime) if chooses else None
     if opened is not None:
         check_before_running(opened[1], context.runtime, outline)
@@ -362,7 +355,7 @@ def _verified_plan(session: RunningSession, plan: Plan, context: OpeningContext)
         raise without_cuda(bound)
     if requests.CUDA not in bound:
         raise context.diagnose()
-    if context.is_guarded:  # plain ONNX Runtime leaves out, without a word, plugins that it opens by device only
+    if plan.request.is_guarded:  # plain ONNX Runtime leaves out, without a word, plugins that it opens by device only
         expected = tuple(name for name in expected if name in bound)
     if bound[: len(expected)] != expected and not plan.is_carried:
         raise ProviderFallbackError(
@@ -544,7 +537,6 @@ class OpeningContext:
         self.cuda: CudaState | None = None
         self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: read them from the model file
         self.depends_on_model = False  # of the last diagnosis
-        self.is_guarded = False  # opened by the guard, which registers no plugin
 
     def diagnose(self, cause: BaseException | None = None) -> Any:
         """Return the error to raise, or None if ``cause`` has nothing to do with the GPU."""

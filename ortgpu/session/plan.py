@@ -128,7 +128,7 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
         chosen={
             name: choice
             for name, choice in CHOSEN_OPTIONS.items()
-            if request.chooses_options and name not in requested.options_of(CUDA)
+            if not request.is_guarded and name not in requested.options_of(CUDA)
         },
     )
 
@@ -157,7 +157,7 @@ def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
 def for_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline, record: Found | None = None) -> Plan:
     """Return the plan with the options that suit the model. ``release``: of ONNX Runtime."""
     request = plan.request
-    if not request.chooses_options or request.others:  # further arguments change how the graph is optimised
+    if request.is_guarded or request.others:  # further arguments change how the graph is optimised
         return plan
     further = choose(request.providers, request.sess_options, release, outline)
     if record is not None:
@@ -180,7 +180,7 @@ def _recorded(record: Found, own: Collection[str]) -> dict[str, tuple[str, str]]
 
 def why_untuned(request: SessionRequest) -> str | None:
     """Return why the request uses no record of tune, whatever the record says; None if it may use one."""
-    if request.tuned is False or not request.chooses_options:
+    if request.tuned is False or request.is_guarded:
         return "the session was not to choose options"
     if request.sess_options is not None:
         return "the caller passed SessionOptions"

@@ -1,4 +1,4 @@
-"""Open sessions again: from a pickle, by their arguments and what a subclass added, or with other providers."""
+"""Open sessions again: from a pickle, by their request and what a subclass added, or with other providers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reopened(Protocol):
 
 
 def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
-    """Return the value of ``__reduce__``: the arguments for a ``cls``, with the attributes of the subclass as state.
+    """Return the value of ``__reduce__``: the request for a ``cls``, with the attributes of the subclass as state.
 
     A class with its own ``__getstate__`` and ``__setstate__`` opens itself again. A CUDA plugin that this program has
     registered is named. Raises TypeError if the SessionOptions carry execution providers.
@@ -38,23 +38,10 @@ def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
     if carries_providers(session._request.sess_options):
         raise TypeError(f"cannot pickle {cls.__name__!r} object: its SessionOptions carry execution providers")
     state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
-    return _opened_again, (cls, *requested(session), plugin), state or None
-
-
-def requested(session: Reopened) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments of the session, with the SessionOptions wrapped in Carried."""
-    request = session._request
-    arguments = (request.model, Carried(request.sess_options), request.providers.as_arguments() or None, None)
-    settings = {
-        "device": request.device,
-        "cpu_nodes": request.cpu_nodes,
-        "allow_cpu": request.allow_cpu,
-        "cuda_graph": request.cuda_graph,
-        "pinned_memory_limit": request.pinned_memory_limit,
-        "tuned": request.tuned,
-        **request.others,
-    }
-    return arguments, settings
+    request = {each.name: getattr(session._request, each.name) for each in fields(SessionRequest)}
+    del request["is_guarded"]  # a GPUSession opens it
+    options = Carried(request.pop("sess_options"))
+    return _opened_again, (cls, request, options, plugin), state or None
 
 
 def _is_added(session: Reopened, name: str, value: Any) -> bool:
@@ -73,10 +60,9 @@ def _empty(cls: type[Any], plugin: str | None) -> Any:
     return object.__new__(cls)
 
 
-def _opened_again(cls: type[Any], arguments: tuple[Any, ...], settings: dict[str, Any], plugin: str | None) -> Any:
-    model, options, providers, provider_options = arguments
+def _opened_again(cls: type[Any], request: dict[str, Any], options: Carried, plugin: str | None) -> Any:
     session = _empty(cls, plugin)
-    session._open_again(model, options.options, providers, provider_options, **settings)
+    session._open_request(SessionRequest(**request, sess_options=options.options))
     return session
 
 

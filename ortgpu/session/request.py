@@ -41,7 +41,7 @@ class SessionRequest:
     cuda_graph: bool = False
     pinned_memory_limit: int = PINNED_MEMORY_LIMIT
     tuned: Tuned = True
-    chooses_options: bool = True  # whether to set options that the caller leaves open
+    is_guarded: bool = False  # of a library, which chose its options, and may have measured with them
     others: Mapping[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
 
 
@@ -58,25 +58,26 @@ def checked_request(
     providers: Sequence[Any] | None,
     provider_options: Sequence[dict[Any, Any]] | None,
     *,
-    options_class: type[Any],
     device: Device | DeviceRequest,
     cpu_nodes: CPUNodes,
     allow_cpu: bool | None,
     cuda_graph: bool,
     pinned_memory_limit: int,
     tuned: Tuned,
-    chooses_options: bool,
+    is_guarded: bool,
     others: Mapping[str, Any],
 ) -> SessionRequest:
-    """Check the arguments of a GPUSession before anything is opened. ``options_class`` is that of SessionOptions.
+    """Check the arguments of a GPUSession before anything is opened.
 
     Raises TypeError, ValueError, DeviceNotFoundError or ProviderRequestError.
     """
+    import onnxruntime
+
     if not isinstance(model, (str, bytes, os.PathLike)):
         raise TypeError(f"Unable to load from type '{type(model)}'")  # the words of InferenceSession
     if not isinstance(model, bytes):
         _refuse_undecoded(os.fsdecode(model))
-    if sess_options and not isinstance(sess_options, options_class):
+    if sess_options and not isinstance(sess_options, onnxruntime.SessionOptions):
         raise TypeError(f"sess_options must be an onnxruntime.SessionOptions, not {type(sess_options).__name__}")
     requested: DeviceRequest = as_request(device)
     if not is_cpu(requested):
@@ -93,7 +94,7 @@ def checked_request(
         others=_checked_others(others),
         pinned_memory_limit=_size("pinned_memory_limit", pinned_memory_limit),
         tuned=_checked_tuned(tuned),
-        chooses_options=chooses_options,
+        is_guarded=is_guarded,
         providers=parse(providers, provider_options),
     )
 

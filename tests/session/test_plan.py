@@ -73,7 +73,7 @@ def test_what_the_caller_sets_is_not_chosen() -> None:
     assert options_in(plan)[CUDA] == {SEARCH: "DEFAULT", "enable_cudnn": "0"}
     assert plan.chosen == {}
     assert plan.cudnn_disabled
-    assert planned(chooses_options=False).chosen == {}
+    assert planned(is_guarded=True).chosen == {}
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_options_of_the_caller_win(record: Path) -> None:
     [
         ({}, None),
         ({"tuned": False}, "was not to choose"),
-        ({"chooses_options": False}, "was not to choose"),
+        ({"is_guarded": True}, "was not to choose"),
         ({"sess_options": object()}, "SessionOptions"),
         ({"others": {"disabled_optimizers": []}}, "further arguments"),
         ({"providers": parse([(CUDA, {"use_tf32": 0})], None)}, "use_tf32=0"),

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import ray
 
 from ...environment.gpu.driver import read_nvml
 from ...session.gpu_session import GPUSession
+from ...session.request import SessionRequest
 from . import assignment
 
 
 class AssignedSession(GPUSession):
     """The session of :func:`~ortgpu.integrations.ray.open_session`, on the assigned GPU also where it is unpickled."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    def _open_request(self, request: SessionRequest) -> None:
         assigned = _assigned()
         if assigned:
             refusal = assignment.refusal(
                 assigned,
                 os.environ.get("CUDA_VISIBLE_DEVICES"),
-                settings.get("device"),
+                request.device,
                 kept_by_ray=os.environ.get(assignment.NOSET, "").lower() not in ("1", "true"),
             )
             if refusal is not None:
                 raise refusal
-        super().__init__(*arguments, **settings)
+        super()._open_request(request)
         uuid = self.device.uuid
         if uuid is None:
             return
@@ -34,9 +34,6 @@ class AssignedSession(GPUSession):
         if allowed is not None and not assignment.is_among(uuid, allowed):
             self.close()
             raise assignment.elsewhere(uuid, allowed)
-
-    def _open_again(self, *arguments: Any, **settings: Any) -> None:
-        self.__init__(*arguments, **settings)  # type: ignore[misc]  # on purpose: which GPU is assigned where it arrives?
 
     def _refuse_if_lost(self) -> None:
         super()._refuse_if_lost()

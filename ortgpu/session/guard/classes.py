@@ -20,8 +20,7 @@ _lock = fork_safe_lock()
 class GuardedSession(GPUSession):
     """A GPUSession that was requested as an InferenceSession and behaves as the library that made it expects."""
 
-    _guards: type[Any]  # the class that was requested
-    _chooses_options = False  # the library chose its options, and may have measured with them
+    _guards: type[Any]
 
     def __init__(  # for a class that calls its constructor again, to load another model for instance
         self,
