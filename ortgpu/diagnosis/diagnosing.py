@@ -234,14 +234,12 @@ def inspect_after(result: ProbeResult) -> Environment:
 
 def observed_by(result: ProbeResult) -> Observed:
     """Return what the child of a probe saw, for the checks."""
-    imported, provider, loaded = result.step("import"), result.step("provider"), result.step("libraries")
-    providers = imported.data.get("providers") if imported is not None else None
-    problem = provider.data.get("plugin_problem") if provider is not None else None
+    imported, provider = result.step("import"), result.step("provider")
+    providers = result.measured("import", "providers")
+    problem = result.measured("provider", "plugin_problem")
     return Observed(
         import_error=imported.detail if imported is not None and providers is None else None,
         available_providers=tuple(providers) if providers is not None else None,
-        not_loaded=result.not_loaded,
-        cudnn_mixed=tuple(loaded.data.get("cudnn_mixed", ())) if loaded is not None else (),
         provider_error=provider.detail if provider is not None and not (provider.ok or problem) else None,
         plugin_problem=problem,
         cuda=result.cuda,
@@ -321,7 +319,6 @@ def _observed(runtime: Runtime, request: Request | None, cuda: CudaState | None)
         has_session=None if runtime.import_error else runtime.module is not None,
         available_providers=runtime.available_providers,
         preload=runtime.preload,
-        cudnn_mixed=runtime.preload.cudnn_mixed if runtime.preload is not None else (),
         provider_error=runtime.provider_error,
         plugin_problem=runtime.plugin_problem,
         cuda=cuda,

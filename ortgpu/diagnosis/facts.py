@@ -9,7 +9,7 @@ from ..environment.gpu.cuda import CudaState
 from ..environment.inspection import Environment
 from ..model.contents import ModelFacts
 from ..provider.devices import DeviceRequest
-from ..provider.preloading import LoadedLibrary, MissingLibrary, PreloadReport
+from ..provider.preloading import PreloadReport
 from .probe.result import ProbeResult, ProbeStep
 
 if TYPE_CHECKING:
@@ -36,12 +36,10 @@ class Observed:
     has_session: bool | None = None  # the imported module has InferenceSession
     available_providers: tuple[str, ...] | None = None
     preload: PreloadReport | None = None
-    cudnn_mixed: tuple[str, ...] = ()  # as in PreloadReport
     provider_error: str | None = None  # the loader's words about the provider file, if all its libraries are there
     cuda: CudaState | None = None
     probe: ProbeResult | None = None
     has_collective_ops: bool | None = None  # of the imported module
-    not_loaded: tuple[MissingLibrary, ...] | None = None  # by the probe's child; None: it did not try
     sessions: tuple[SessionRecord, ...] = ()  # open in this process
     plugin_problem: str | None = None  # as in Runtime
     numpy_error: str | None = None  # NumPy's words if the import failed for it; a probe has what was printed
@@ -51,10 +49,15 @@ class Observed:
         return self.probe is not None and self.probe.crashed
 
     @property
-    def cudnn(self) -> tuple[LoadedLibrary, int] | None:
-        """The cuDNN that this process, or the probe's, loaded, and the CUDA that it was built for."""
-        seen = self.preload or self.probe
-        return seen.cudnn if seen is not None else None
+    def loading(self) -> PreloadReport | ProbeResult | None:
+        """What loading the libraries gave in this process, else in the probe's."""
+        return self.preload or self.probe
+
+    @property
+    def printed(self) -> tuple[str, ...]:
+        """What was printed while the import failed: where NumPy did, the error says no more than that."""
+        printed = self.probe.measured("import", "printed") if self.probe is not None else None
+        return (*(printed or ()), *filter(None, [self.numpy_error]))
 
     def step(self, name: str) -> ProbeStep | None:
         """Return the result of one step of the probe; None: it was not tried, or not finished."""
@@ -64,11 +67,6 @@ class Observed:
         """Return the step if it was finished without success."""
         step = self.step(name)
         return step if step is not None and not step.ok else None
-
-    def printed(self, name: str) -> tuple[str, ...]:
-        """Return the lines that libraries printed while a step failed."""
-        step = self.step(name)
-        return tuple(step.data.get("printed", ())) if step is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

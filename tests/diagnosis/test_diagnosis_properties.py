@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, get_type_hints
 
 from hypothesis import HealthCheck, given, settings
@@ -155,18 +155,25 @@ CUDA_STATES = st.none() | st.builds(
         CudaDevice, st.integers(0, 3), st.none() | st.just(UUID), st.none() | TEXT, PAIRS, st.none(), st.none())),
         st.just(1),
 )  # fmt: skip
+MISSING = some(st.builds(MissingLibrary, SONAMES, FLAGS, st.none() | st.just("nvidia-cublas~=13.0"), some(CANDIDATES)))
 REPORTS = st.none() | st.builds(
     PreloadReport,
     PROVIDERS,
     some(st.builds(LoadedLibrary, SONAMES, PATHS, st.just("torch"), PATHS, FLAGS)),
-    some(st.builds(MissingLibrary, SONAMES, FLAGS, st.none() | st.just("nvidia-cublas~=13.0"), some(CANDIDATES))),
+    MISSING,
     some(CANDIDATES),
     FLAGS,
     st.none() | st.integers(11, 14),
+    some(PATHS),
+)
+LOADING = st.builds(
+    lambda missing, mixed: ProbeStep("libraries", False, data={"not_loaded": missing, "cudnn_mixed": mixed}),
+    MISSING.map(lambda libraries: [asdict(library) for library in libraries]),
+    some(PATHS),
 )
 PROBES = st.none() | st.builds(
     ProbeResult,
-    some(st.builds(ProbeStep, st.sampled_from(["driver", "import", "session", "model"]), FLAGS, MESSAGES), 4),
+    some(st.builds(ProbeStep, st.sampled_from(["driver", "import", "session", "model"]), FLAGS, MESSAGES) | LOADING, 4),
     *(FLAGS, st.none() | st.integers(-11, 1), st.none() | st.just("SIGBUS"), FLAGS),
     *(st.none() | st.sampled_from(["start", "driver", "libraries", "import", "provider", "session", "model"]),),
     *(st.just(1.0), TEXT),
@@ -196,12 +203,10 @@ FACTS = st.builds(
         st.none() | FLAGS,
         st.none() | some(st.sampled_from(AVAILABLE)),
         REPORTS,
-        some(PATHS),
         st.none() | MESSAGES,
         CUDA_STATES,
         PROBES,
         st.none() | FLAGS,
-        st.none() | some(st.builds(MissingLibrary, SONAMES, FLAGS, st.none() | TEXT, some(CANDIDATES))),
         numpy_error=st.none() | MESSAGES,
     ),
 )

@@ -22,6 +22,7 @@ from tests.support.made_facts import (
     part,
     preloaded,
     probed,
+    probed_without,
     variables,
 )
 
@@ -231,7 +232,7 @@ def test_a_library_of_onnx_runtime_is_the_packages() -> None:
 def test_numpy_is_whole_where_nothing_can_be_mapped() -> None:
     """The probe loads CUDA first, and NumPy says only that it failed."""
     lost = (replace(passed_over("libcufft.so.12", MAPPED), required=False),)
-    failed = observed(import_error="ImportError: import numpy failed", not_loaded=lost)
+    failed = all_of(observed(import_error="ImportError: import numpy failed"), probed_without(*lost))
     error = first(failed, part("host", address_space=1 << 30))
     assert error.code == "broken-package"
     assert "RLIMIT_AS" in error.fixes[0]

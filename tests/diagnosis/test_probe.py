@@ -50,7 +50,7 @@ def test_a_library_that_does_not_load_comes_with_the_loaders_words() -> None:
     file = {"soname": "libcurand.so.10", "path": "/x", "source": "torch", "root": "/", "problem": "undefined symbol"}
     missing = {"soname": "libcurand.so.10", "required": True, "wheel": None, "rejected": [file]}
     end = {"end": "libraries", "ok": False, "data": {"not_loaded": [missing]}}
-    found = parse_report(MARK + json.dumps(end), 0, 1.0).not_loaded
+    found = parse_report(MARK + json.dumps(end), 0, 1.0).missing
     assert found is not None
     assert found[0].rejected[0].problem == "undefined symbol"
 

@@ -10,7 +10,7 @@ from ortgpu.provider.preloading import MissingLibrary
 from tests.faults import CASES, Case
 from tests.lab.child import outcome_of
 from tests.lab.fixtures import Lab
-from tests.support.made_facts import HEALTHY, SITE, environment, observed, resolution
+from tests.support.made_facts import HEALTHY, SITE, environment, probed_without, resolution
 
 # By what stands in the way: of the libraries, of the driver, and of this process alone.
 NAMES = (
@@ -52,7 +52,7 @@ def test_all_names_are_those_of_cases() -> None:
 
 def test_what_only_the_child_lacks_is_not_missing() -> None:
     lost = MissingLibrary("libcurand.so.10", True, "nvidia-curand~=10.0", ())
-    seen = observed(not_loaded=(lost,))
+    seen = probed_without(lost)
     assert [problem.code for problem in find_problems(seen(HEALTHY))] == ["library-not-found"]
     path = f"{SITE}/elsewhere/libcurand.so.10"
     candidates = (Candidate("libcurand.so.10", path, "already loaded", "this process"),)

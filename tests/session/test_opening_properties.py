@@ -149,13 +149,11 @@ def test_no_session_opens_while_something_fatal_stands(
 ) -> None:
     count = 1 if cuda.devices is None else max(len(cuda.devices), 1)
     opened = outcome(OnCuda(operators, count), runtime, cuda, device)
-    mixed = runtime.preload.cudnn_mixed if runtime.preload is not None else ()
     observed = Observed(
         None,
         runtime.module is not None,
         runtime.available_providers,
         runtime.preload,
-        mixed,
         runtime.provider_error,
         cuda,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ortgpu.diagnosis.facts import Facts, Observed
@@ -20,7 +20,7 @@ from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Pac
 from ortgpu.environment.packages.installer import Installer
 from ortgpu.environment.variables import Variables
 from ortgpu.errors import GPUError
-from ortgpu.provider.preloading import LoadedLibrary, PreloadReport
+from ortgpu.provider.preloading import LoadedLibrary, MissingLibrary, PreloadReport
 
 SITE = "/venv/lib/python3.12/site-packages"
 FOLDER = f"{SITE}/onnxruntime"
@@ -196,6 +196,10 @@ def probed(*steps: ProbeStep, died_in: str | None = None, **changes: Any) -> Cha
         "output": "Segmentation fault",
     }
     return observed(probe=ProbeResult(**{**values, **changes}))
+
+
+def probed_without(*missing: MissingLibrary) -> Change:
+    return probed(ProbeStep("libraries", False, data={"not_loaded": [asdict(library) for library in missing]}))
 
 
 def without(*sonames: str, found: str | None = None) -> Change:

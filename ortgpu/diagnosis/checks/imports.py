@@ -55,20 +55,20 @@ def failed(facts: Facts) -> GPUError | None:
         return other
     if text == IN_SUB_INTERPRETER:
         return None  # packages.in_sub_interpreter reports it
-    if threads := [line for line in _printed_meanwhile(facts) if loader_words.lacks_threads(line)]:
+    if threads := [line for line in facts.observed.printed if loader_words.lacks_threads(line)]:
         return BrokenPackageError(
             "import onnxruntime fails: this process may have no further thread",
             evidence=[text, threads[0]],
             fixes=[remedies.let_it_have_threads(facts.environment)],
         )
-    if any("more than once per process" in line for line in (text, *_printed_meanwhile(facts))):
+    if any("more than once per process" in line for line in (text, *facts.observed.printed)):
         return _numpy_imported_again(facts, text)
-    if any("built with baseline optimizations" in line for line in (text, *_printed_meanwhile(facts))):
+    if any("built with baseline optimizations" in line for line in (text, *facts.observed.printed)):
         return _processor_too_old(facts, text)
     if (own := _hiding_a_standard_module(facts, text)) is not None:
         return BrokenPackageError(
             f"import onnxruntime fails: {own} is imported instead of Python's own module",
-            evidence=dict.fromkeys(filter(None, (text, facts.observed.numpy_error))),
+            evidence=_with_numpys_words(facts, text),
             fixes=[remedies.out_of_the_way(facts.environment, own)],
             files=(own,),
         )
@@ -106,22 +106,24 @@ def _file_in(words: str, facts: Facts) -> str:
     return named[1] if named is not None else installed.extension or os.path.join(installed.folder or "", "__init__.py")
 
 
-def _printed_meanwhile(facts: Facts) -> list[str]:
-    """Return what was printed during the import: of a failure of NumPy the error itself says "import numpy failed"."""
-    return [*facts.observed.printed("import"), *filter(None, [facts.observed.numpy_error])]
+def _with_numpys_words(facts: Facts, text: str) -> list[str]:
+    """Return the words of the import and, if it failed for NumPy, NumPy's own, as evidence."""
+    return list(dict.fromkeys(filter(None, (text, facts.observed.numpy_error))))
 
 
 def _hiding_a_standard_module(facts: Facts, text: str) -> str | None:
     """Return the file of the user's, such as numbers.py, that hides the module of Python which the words quote."""
-    quoted = {name for line in (text, *_printed_meanwhile(facts)) for name in re.findall(r"'(\w+)['.]", line)}
+    quoted = {name for line in (text, *facts.observed.printed) for name in re.findall(r"'(\w+)['.]", line)}
     hiding = facts.environment.packages.hiding_standard
     return next((path for path in hiding if os.path.basename(path).removesuffix(".py") in quoted), None)
 
 
 def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:
     """Return the loader's words about a whole file of the import, or of a CUDA library before it, and the fix."""
-    tried = (file.problem or "" for library in facts.observed.not_loaded or () for file in library.rejected)
-    for words in (text, *_printed_meanwhile(facts), *tried):
+    seen = facts.observed.loading
+    missing = (seen.missing if seen is not None else None) or ()
+    tried = (file.problem or "" for library in missing for file in library.rejected)
+    for words in (text, *facts.observed.printed, *tried):
         if (fix := remedies.let_it_be_loaded(facts.environment, words, _file_in(words, facts))) is not None:
             return words, fix
     return None
@@ -130,7 +132,7 @@ def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:
 def _numpy_imported_again(facts: Facts, text: str) -> GPUError:
     return BrokenPackageError(
         "import onnxruntime fails: numpy was removed from sys.modules, and cannot be imported twice in a process",
-        evidence=dict.fromkeys(filter(None, (text, facts.observed.numpy_error))),
+        evidence=_with_numpys_words(facts, text),
         fixes=[
             manual(
                 "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or "
@@ -158,7 +160,7 @@ def _processor_too_old(facts: Facts, text: str) -> GPUError:
     return BrokenPackageError(
         f"import onnxruntime fails: the installed numpy {version or ''}".rstrip()
         + " is built for newer processors than the one of this machine",
-        evidence=[text, *filter(None, [facts.observed.numpy_error])],
+        evidence=_with_numpys_words(facts, text),
         fixes=fixes,
         package="numpy",
     )
@@ -205,8 +207,7 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
             release = f"ONNX Runtime {packages.onnxruntime.version}"
             summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"
             fix = remedies.install(facts.environment, ["numpy<2"])
-    said = facts.observed.numpy_error if name == "numpy" else None
-    return BrokenPackageError(summary, evidence=[text, *filter(None, [said])], fixes=[fix], package=name)
+    return BrokenPackageError(summary, evidence=_with_numpys_words(facts, text), fixes=[fix], package=name)
 
 
 def _of_another_python(facts: Facts, found: Distribution, text: str) -> GPUError:
@@ -249,7 +250,7 @@ def visual_c_missing(facts: Facts) -> GPUError | None:
 def other_engine(facts: Facts) -> GPUError | None:
     """Check for the older onnxruntime.dll that Windows 11 has in System32 (microsoft/winml-cli issue 689)."""
     observed, installed = facts.observed, facts.environment.packages.onnxruntime
-    words = (observed.import_error, observed.provider_error, *observed.printed("import"))
+    words = (observed.import_error, observed.provider_error, *observed.printed)
     wanted = re.compile(r"requested API version \[\d+\] is not available")
     said = next((each for each in words if each and wanted.search(each)), None)
     if said is None:

@@ -57,19 +57,16 @@ def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], 
 
 
 def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
-    report = facts.observed.preload
-    if report is not None:
-        return tuple(library for library in report.missing if library.required == required)
-    if facts.observed.not_loaded is not None:
-        own = _only_in_this_process(facts)
-        tried = facts.observed.not_loaded
-        return tuple(library for library in tried if library.required == required and library.soname not in own)
-    major = facts.environment.cuda_major
-    return tuple(
-        MissingLibrary(found.soname, required, found.spec.wheels.get(major) if major else None, found.rejected)
-        for found in facts.environment.libraries
-        if found.required == required and not found.candidates and _must_be_there(found)
-    )
+    seen, major = facts.observed.loading, facts.environment.cuda_major
+    absent = seen.missing if seen is not None else None
+    if absent is None:
+        absent = tuple(
+            MissingLibrary(one.soname, one.required, one.spec.wheels.get(major) if major else None, one.rejected)
+            for one in facts.environment.libraries
+            if not one.candidates and _must_be_there(one)
+        )
+    own = _only_in_this_process(facts) if facts.observed.preload is None else set()
+    return tuple(library for library in absent if library.required == required and library.soname not in own)
 
 
 def _only_in_this_process(facts: Facts) -> set[str]:
@@ -243,7 +240,8 @@ def _where_needed(facts: Facts) -> str:
 
 def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
     """Check which CUDA the loaded cuDNN is for: libcudnn.so.9 exists for CUDA 12 and for CUDA 13."""
-    cudnn, provider, major = facts.observed.cudnn, facts.environment.provider, facts.environment.cuda_major
+    seen, provider, major = facts.observed.loading, facts.environment.provider, facts.environment.cuda_major
+    cudnn = seen.cudnn if seen is not None else None
     if cudnn is None or provider is None or major in (None, cudnn[1]):
         return None
     loaded, built_for = cudnn
@@ -279,9 +277,10 @@ def _ways_to_the_right_cudnn(facts: Facts, loaded: LoadedLibrary, built_for: int
 
 def cudnn_mixed(facts: Facts) -> GPUError | None:
     """Check that cuDNN's parts are of one release; else a convolution fails (pytorch issue 185512)."""
-    paths = facts.observed.cudnn_mixed
-    if not paths:
+    seen = facts.observed.loading
+    if seen is None or not seen.cudnn_mixed:
         return None
+    paths = seen.cudnn_mixed
     return mixed(
         by_folder(paths),
         fixes=_ways_to_one_cudnn(list(dict.fromkeys(map(os.path.dirname, paths))), facts),

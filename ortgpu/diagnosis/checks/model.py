@@ -107,8 +107,8 @@ def collective_ops_missing(facts: Facts) -> GPUError | None:
 
 def on_cpu(facts: Facts) -> GPUError | None:
     """Warn of the nodes that ONNX Runtime kept on the CPU when the probe opened the model."""
-    step = facts.observed.step("model")
-    nodes = step.data.get("nodes") if step is not None else None
+    probe = facts.observed.probe
+    nodes = probe.measured("model", "nodes") if probe is not None else None
     if not nodes:
         return None
     found = refusal(Placement(tuple(PlacedNode(**node) for node in nodes)))

@@ -43,23 +43,32 @@ class ProbeResult:
     def step(self, name: str) -> ProbeStep | None:
         return next((step for step in self.steps if step.name == name), None)
 
+    def measured(self, name: str, key: str) -> Any:
+        """Return what a step measured; None: it was not tried, or does not say."""
+        step = self.step(name)
+        return step.data.get(key) if step is not None else None
+
     @property
-    def not_loaded(self) -> tuple[MissingLibrary, ...] | None:
+    def missing(self) -> tuple[MissingLibrary, ...] | None:
         """The libraries that the child could not load, with the loader's words; None if it did not try."""
-        step = self.step("libraries")
-        if step is None or "not_loaded" not in step.data:
+        listed = self.measured("libraries", "not_loaded")
+        if listed is None:
             return None
         return tuple(
             MissingLibrary(**{**entry, "rejected": tuple(Candidate(**each) for each in entry["rejected"])})
-            for entry in step.data["not_loaded"]
+            for entry in listed
         )
 
     @property
     def cudnn(self) -> tuple[LoadedLibrary, int] | None:
         """The cuDNN of the child, as in PreloadReport."""
-        step = self.step("libraries")
-        found = step.data.get("cudnn") if step is not None else None
+        found = self.measured("libraries", "cudnn")
         return (LoadedLibrary(**found[0]), found[1]) if found is not None else None
+
+    @property
+    def cudnn_mixed(self) -> tuple[str, ...]:
+        """The files of cuDNN in the child if they are of several releases, as in PreloadReport."""
+        return tuple(self.measured("libraries", "cudnn_mixed") or ())
 
     @property
     def crashed(self) -> bool:
@@ -80,7 +89,7 @@ class ProbeResult:
         step = self.step("driver")
         if step is None or "code" not in step.data:
             return None
-        devices = step.data.get("devices")
+        devices = step.data["devices"]
         listed = None if devices is None else tuple(_device(entry) for entry in devices)
         return CudaState.seen_by_child(step.data["code"], listed)
 
