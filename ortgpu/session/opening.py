@@ -49,7 +49,7 @@ from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_a
 from ..provider.settings import CAPTURE, OF_THE_SESSION
 from ..running.onnxruntimes import InferenceSession, session_on_cpu
 from .chosen import unfit
-from .plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of, why_untuned
+from .plan import STREAM, Plan, bound_to, for_model, on_cpu, on_gpu, plan_of, why_untuned
 from .plugin_limits import check_before_opening, check_before_running
 from .request import SessionRequest, Verified, cpu_is_allowed_by_variable
 
@@ -94,7 +94,10 @@ def open_on_gpu(
         return open_on_cpu(session, construct, request, known)
     _find_gpu(context, driver)
     _check_tensorrt(context)
-    plan, placement = _open_as_chosen(session, construct, context)
+    outline = GraphOutline(request.model)
+    check_before_opening(request, context.runtime, outline)
+    plan, placement = _open_as_chosen(session, construct, context, outline)
+    check_before_running(placement, context.runtime, outline)
     return _verify(session, plan, placement, context)
 
 
@@ -203,19 +206,14 @@ def _check_tensorrt(context: OpeningContext) -> None:
 
 
 def _open_as_chosen(
-    session: RunningSession, construct: Callable[..., None], context: OpeningContext
+    session: RunningSession, construct: Callable[..., None], context: OpeningContext, outline: GraphOutline
 ) -> tuple[Plan, Placement]:
     """Open the session with what suits its model, or without. Return the plan that held, and the placement."""
     plan = context.plan
-    if plan.request.cuda_graph:
-        plan = _in_own_stream(session, plan, context.runtime)
-    outline = GraphOutline(plan.request.model)
-    check_before_opening(plan.request, context.runtime, outline)
-    chooses = not plan.request.is_guarded and not plan.is_carried
-    opened = _open_with_choices(session, construct, plan, outline, context.runtime) if chooses else None
-    if opened is not None:
-        check_before_running(opened[1], context.runtime, outline)
-        return opened
+    if not (plan.request.is_guarded or plan.is_carried):
+        opened = _open_with_choices(session, construct, plan, outline, context.runtime)
+        if opened is not None:
+            return opened
     try:
         placement = _open(session, construct, plan, outline)
     except Exception as cause:
@@ -226,18 +224,7 @@ def _open_as_chosen(
         if context_is_active(plan.gpu.ordinal) is False:
             raise error from cause  # this process has no CUDA context that could be lost
         raise lifetime.noted(error) from cause
-    check_before_running(placement, context.runtime, outline)
     return plan, placement
-
-
-def _in_own_stream(session: RunningSession, plan: Plan, runtime: Runtime) -> Plan:
-    """Return the plan with a stream of the session's own, in which it captures CUDA graphs."""
-    from ..running.graph_requests import own_stream
-
-    session._stream = own_stream(plan.gpu.ordinal)
-    if session._stream is None or runtime.cuda_is_plugin:  # one of 1.31.1 begins each capture twice with it
-        return plan
-    return plan.in_stream(session._stream.handle)
 
 
 def _open_with_choices(
@@ -246,8 +233,6 @@ def _open_with_choices(
     """Open the session with what suits its model. None if nothing does, or if the session does not open so."""
     record = _record_for(plan, outline)
     chosen = for_model(plan, runtime.release, outline, record)
-    if CAPTURE in chosen.chosen:
-        chosen = _in_own_stream(session, chosen, runtime)
     while chosen != plan:
         try:
             placement = _open(session, construct, chosen, outline)
@@ -313,7 +298,8 @@ def _open(
 
         model = in_float16(request.model)
         outline = GraphOutline(model)
-    construct(model, recording(options), providers=plan.as_arguments(), enable_fallback=0, **request.others)
+    arguments = _in_own_stream(session, plan).as_arguments()
+    construct(model, recording(options), providers=arguments, enable_fallback=0, **request.others)
     if model is not request.model:
         in_bytes = isinstance(request.model, bytes)
         vars(session).update(  # as if the caller's model had been passed
@@ -322,6 +308,19 @@ def _open(
             _sess_options_initial=_as_planned(recording_options(), plan),
         )
     return placements.read_placement(session, outline, without_options=request.sess_options is None)
+
+
+def _in_own_stream(session: RunningSession, plan: Plan) -> Plan:
+    """Give a plan that captures CUDA graphs a stream of the session's own. That of an earlier attempt is freed."""
+    vars(session).pop("_stream", None)
+    if not plan.captures:
+        return plan
+    from ..running.graph_requests import own_stream
+
+    session._stream = own_stream(plan.gpu.ordinal)
+    if session._stream is None or load_runtime().cuda_is_plugin:  # one of 1.31.1 begins each capture twice with it
+        return plan
+    return plan.with_cuda_options({STREAM: str(session._stream.handle)})
 
 
 def _as_planned(options: Any, plan: Plan) -> Any:
@@ -522,7 +521,7 @@ def _capture_refused(
     if not is_refusal(cause):
         return None
     try:
-        placement = _open(session, construct, plan.without_capture())  # to learn it
+        placement = _open(session, construct, plan.with_cuda_options({CAPTURE: "0"}))  # to learn it
     except Exception:  # noqa: BLE001 - the refusal stands, with fewer details
         placement = placements.UNKNOWN
     return why_not_captured(cause, placement, plan.request.model)

@@ -32,7 +32,7 @@ from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, OF_THE_SESSION, SE
 from .chosen import choose
 from .request import SessionRequest
 
-_STREAM = "user_compute_stream"
+STREAM = "user_compute_stream"
 _CPU_ALONE = ProviderList((CPU,))
 _UNKNOWN = CudaDevice(0, None, None, None, None, None)
 
@@ -61,6 +61,11 @@ class Plan:
         return self.providers.options_of(CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
 
     @property
+    def captures(self) -> bool:
+        """True if this library captures CUDA graphs. An option of the caller's leaves that to ONNX Runtime."""
+        return CUDA in self.providers.names and (self.request.cuda_graph or CAPTURE in self.chosen)
+
+    @property
     def threads(self) -> int | None:
         """The number of CPU threads of the session; None is ONNX Runtime's own choice."""
         return int(self.chosen[THREADS][0]) if THREADS in self.chosen else None
@@ -85,16 +90,13 @@ class Plan:
     def without(self, names: Collection[str]) -> Plan:
         return replace(self, chosen={name: choice for name, choice in self.chosen.items() if name not in names})
 
-    def in_stream(self, handle: int) -> Plan:
-        return replace(self, providers=self.providers.with_cuda_options({_STREAM: str(handle)}))
+    def with_cuda_options(self, options: Mapping[str, str]) -> Plan:
+        return replace(self, providers=self.providers.with_cuda_options(options))
 
     def without_ordinal(self, name: str) -> Plan:
         """Return the plan without the option ``device_id`` of one provider."""
         kept = {option: value for option, value in self.providers.options_of(name).items() if option != "device_id"}
         return replace(self, providers=ProviderList(self.providers.names, {**self.providers.options, name: kept}))
-
-    def without_capture(self) -> Plan:
-        return replace(self, providers=self.providers.with_cuda_options({CAPTURE: "0"}))
 
 
 def on_cpu(request: SessionRequest) -> Plan:
@@ -167,7 +169,7 @@ def for_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline, recor
 
 def _recorded(record: Found, own: Collection[str]) -> dict[str, tuple[str, str]]:
     """Return what a record sets, without settings to which an option of the caller's (``own``) belongs."""
-    own = {*own, CAPTURE} if _STREAM in own else set(own)  # a captured session has a stream of its own
+    own = {*own, CAPTURE} if STREAM in own else set(own)  # a captured session has a stream of its own
     chosen: dict[str, tuple[str, str]] = {}
     for name, value in record.choice.settings.items():
         if own.isdisjoint(option for each in SETTINGS[name].values() for option in each):
@@ -205,11 +207,11 @@ def _with_capture(request: SessionRequest) -> ProviderList:
             fixes=[manual("say it once")],
             requested=requested.names,
         )
-    if _STREAM in options:
+    if STREAM in options:
         raise ProviderRequestError(
-            f"cuda_graph=True and the provider option {_STREAM} contradict each other",
+            f"cuda_graph=True and the provider option {STREAM} contradict each other",
             evidence=["with cuda_graph a session has a stream of its own, in which run also copies"],
-            fixes=[manual(f"leave {_STREAM} out")],
+            fixes=[manual(f"leave {STREAM} out")],
             requested=requested.names,
         )
     return requested.with_cuda_options({CAPTURE: "1"})

@@ -25,6 +25,7 @@ import weakref
 import onnxruntime
 from onnxruntime import InferenceSession
 from onnxruntime.capi import onnxruntime_inference_collection as collection
+from ortgpu.environment.gpu.cuda import CudaDevice
 from ortgpu.model.outline import GraphOutline
 from ortgpu.session import opening
 from ortgpu.provider import requests as providers
@@ -132,6 +133,47 @@ session, chosen = construct(tuned=record)
 report([chosen is not None and "prefer_nhwc" in chosen, hasattr(session, "_sess")])
 """, str(path), str(new), str(record))  # fmt: skip
     assert found == [not replaced, not replaced]
+
+
+CAPTURING = f"""{SETUP}
+from pathlib import Path
+from ortgpu.provider.records import Choice, Record, key_of
+from ortgpu.running import graph_requests
+
+class Stream:
+    living = weakref.WeakSet()
+    def __init__(self, ordinal):
+        self.handle = id(self)
+        self.living.add(self)
+
+graph_requests.own_stream = Stream
+record = sys.argv[2]
+best, gpu = Choice({{"graph": "captured"}}, 0.6), CudaDevice(0, None, None, None, None, None)
+Record(key_of(GraphOutline(path), gpu), Choice({{}}, 1.0), best).write(Path(record))
+calls = []
+
+def refusing_the_first(*_, providers, **__):
+    stream = dict(providers)["CUDAExecutionProvider"].get("user_compute_stream")
+    calls.append([stream is not None, stream in [None, *(str(each.handle) for each in Stream.living)]])
+    if len(calls) == 1:
+        raise RuntimeError("refused by this test")
+
+session = InferenceSession.__new__(InferenceSession)
+request = SessionRequest(path, providers=GIVEN, tuned=record, cuda_graph=json.loads(sys.argv[3]))
+context = opening.OpeningContext(Plan(request, GIVEN, gpu=gpu), load_runtime())
+opening._open_as_chosen(session, refusing_the_first, context, GraphOutline(path))
+report([calls, getattr(session, "_stream", None) is not None])
+"""
+
+
+@pytest.mark.parametrize("is_asked", [True, False], ids=["cuda_graph", "by the record alone"])
+def test_a_session_that_does_not_open_as_chosen_has_no_stream_of_before(
+    path: Path, tmp_path: Path, is_asked: bool
+) -> None:
+    """The handle of a stream that is gone would be given to ONNX Runtime; or one that nothing uses would be kept."""
+    calls, has_stream = child(CAPTURING, str(path), str(tmp_path / "record.json"), str(is_asked).lower())
+    assert calls == [[True, True], [is_asked, True]]
+    assert has_stream is is_asked
 
 
 OPEN_AND_REWRITE = """

@@ -154,9 +154,12 @@ def test_options_that_carry_providers_are_passed_alone() -> None:
 
 
 def test_a_capture_is_asked_for_in_a_stream() -> None:
-    plan = planned(cuda_graph=True).in_stream(42)
-    assert options_in(plan)[CUDA] == {SEARCH: "HEURISTIC", "enable_cuda_graph": "1", "user_compute_stream": "42"}
-    assert options_in(plan.without_capture())[CUDA]["enable_cuda_graph"] == "0"
+    plan = planned(cuda_graph=True)
+    in_stream = plan.with_cuda_options({"user_compute_stream": "42"})
+    assert options_in(in_stream)[CUDA] == {SEARCH: "HEURISTIC", "enable_cuda_graph": "1", "user_compute_stream": "42"}
+    assert plan.captures
+    assert not planned().captures
+    assert not on_cpu(plan.request).captures
 
 
 @pytest.mark.parametrize("options", [{"enable_cuda_graph": False}, {"user_compute_stream": "1234"}])
