@@ -28,9 +28,13 @@ from tests.support.made_facts import (
     NO_PROVIDER,
     SEEN_HEALTHY,
     SITE,
+    SYMBOL,
+    Change,
     all_of,
     engine,
+    observed,
     part,
+    variables,
 )
 from tests.support.made_facts import environment as part_of_environment
 
@@ -272,6 +276,44 @@ def test_what_onnxruntime_itself_lacks_is_onnxruntimes() -> None:
     text = "ModuleNotFoundError: No module named 'onnxruntime.capi._pybind_state'"
     found = first(replace(HEALTHY, observed=replace(HEALTHY.observed, import_error=text)))
     assert "uninstall -y onnxruntime-gpu" in found.fixes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        (
+            (part("packages", nvidia=(
+                Distribution("nvidia-cublas", "13.1.0", "/first", altered_files=("nvidia/cu13/lib/libcublas.so.13",)),
+            )),),
+            f"unset PYTHONPATH && {PIP} install --force-reinstall --no-deps nvidia-cublas==13.1.0",
+        ),
+        (
+            (part("packages", nvidia=(Distribution("nvidia-cublas", "13.0.1", "/first"),)),
+             observed(provider_error=SYMBOL)),
+            "unset PYTHONPATH",
+        ),
+        (
+            (part("packages", others=(Distribution("numpy", "2.3.0", "/first"),)), engine(build_version="1.18.1"),
+             observed(import_error="ImportError")),
+            f"{PIP} install --target /first --upgrade --force-reinstall --no-deps 'numpy<2'",
+        ),
+        (
+            (part("packages", others=(Distribution("numpy", "2.4.6", "/first"),)),
+             observed(import_error="RuntimeError: NumPy was built with baseline optimizations")),
+            f"{PIP} install --target /first --upgrade --force-reinstall --no-deps 'numpy<2.4'",
+        ),
+    ],
+)  # fmt: skip
+def test_what_comes_first_does_not_stay(changes: tuple[Change, ...], fix: str) -> None:
+    """What an installer brings is found after a folder of PYTHONPATH. pip --target would empty the folder nvidia."""
+    moved = tuple(
+        replace(each, candidates=tuple(
+            replace(file, path=file.path.replace(SITE, "/first"), root="/first/nvidia") for file in each.candidates
+        ))
+        for each in HEALTHY.environment.libraries
+    )  # fmt: skip
+    there = (part_of_environment(libraries=moved), variables(PYTHONPATH="/first"), part("installer", own=(SITE,)))
+    assert first(all_of(*there, *changes)(HEALTHY)).fixes[0] == fix
 
 
 def test_a_cpu_package_that_no_installer_sees_is_not_uninstalled() -> None:

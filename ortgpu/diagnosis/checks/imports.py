@@ -156,7 +156,7 @@ def _processor_too_old(facts: Facts, text: str) -> GPUError:
         )
     ]
     if version is not None and not _before(version, (2, 4)):
-        fixes.insert(0, remedies.install(facts.environment, ["numpy<2.4"]))
+        fixes.insert(0, remedies.install(facts.environment, ["numpy<2.4"], instead_of=numpy))
     return BrokenPackageError(
         f"import onnxruntime fails: the installed numpy {version or ''}".rstrip()
         + " is built for newer processors than the one of this machine",
@@ -201,23 +201,23 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         )
         if remedies.of_another_python(facts.environment, found.location):
             return _of_another_python(facts, found, text)
-        same = f"{name}=={found.version}" if found.version else name
-        fix = remedies.install(facts.environment, [same], again=True, instead_of=found.location)
+        fix = remedies.install_again(facts.environment, found)
         if name == "numpy" and numpy_too_new:
             release = f"ONNX Runtime {packages.onnxruntime.version}"
             summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"
-            fix = remedies.install(facts.environment, ["numpy<2"])
+            fix = remedies.install(facts.environment, ["numpy<2"], instead_of=found)
     return BrokenPackageError(summary, evidence=_with_numpys_words(facts, text), fixes=[fix], package=name)
 
 
 def _of_another_python(facts: Facts, found: Distribution, text: str) -> GPUError:
     others = (one for one in facts.environment.packages.others if one.name == found.name)
     elsewhere = any(one.location != found.location for one in others)
+    then = [] if elsewhere else [remedies.install(facts.environment, [found.name])]
     return BrokenPackageError(
         f"import onnxruntime fails: {found.name} is imported from {found.location}, where the packages of another "
         "Python are",
         evidence=[text],
-        fixes=[remedies.leave_to_its_python(facts.environment, found.location, [] if elsewhere else [found.name])],
+        fixes=[remedies.off_the_search_path(facts.environment, found.location, *then)],
         package=found.name,
     )
 

@@ -310,7 +310,7 @@ def not_as_installed(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         f"libraries of {_enumerate([wheel.name for wheel in altered])} are not the files that were installed",
         evidence=[f"not as its package says: {path}" for path in paths],
-        fixes=[remedies.install(environment, [f"{wheel.name}=={wheel.version}" for wheel in altered], again=True)],
+        fixes=[remedies.install_again(environment, *altered)],
         severity="fatal" if facts.observed.crashed else "warning",
         package=next(iter(altered)).name,
         files=paths,
@@ -349,7 +349,7 @@ def _ways_to_one_cudnn(folders: list[str], facts: Facts) -> list[Fix]:
     ]
     if not wheels or facts.environment.host.frozen:
         return [manual(f"install cuDNN again: {folders[0]} holds files of several releases")]
-    return [remedies.install(facts.environment, [f"{wheel.name}=={wheel.version}" for wheel in wheels], again=True)]
+    return [remedies.install_again(facts.environment, *wheels)]
 
 
 def _enumerate(names: tuple[str, ...] | list[str]) -> str:
@@ -436,9 +436,9 @@ def _ways_to_a_whole_library(facts: Facts, culprits: list[LoadedLibrary], wheels
     environment = facts.environment
     locations = {wheel.location for wheel in environment.packages.nvidia}
     for lib in culprits:
+        home = os.path.dirname(lib.root)
         # The installer would install beside this file, which would be found first again.
-        if lib.source == "nvidia wheels" and (home := os.path.dirname(lib.root)) not in locations:
-            off = remedies.off_the_path(environment, "PYTHONPATH", home)
-            return [off or manual(f"take {home} off the search path of this program")]
+        if lib.source == "nvidia wheels" and (home not in locations or remedies.comes_first(environment, home)):
+            return [remedies.off_the_search_path(environment, home)]
     # The newest release replaces a library that is too old, and one that is damaged.
     return [remedies.install(environment, wheels, upgrade=True, again=True)]

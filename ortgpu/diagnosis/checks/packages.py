@@ -135,10 +135,7 @@ def _is_of_another_python(facts: Facts) -> bool:
 
 def _of_another_python(facts: Facts) -> GPUError:
     installed, environment = facts.environment.packages.onnxruntime, facts.environment
-    home = installed.home
-    others = [other for other in installed.elsewhere if _is_for_cuda(other.name)]
-    instead = [] if others else remedies.newest_requirements(environment)
-    fix = remedies.leave_to_its_python(environment, home, instead)
+    then = [] if any(_is_for_cuda(other.name) for other in installed.elsewhere) else _first_install(facts)
     return BrokenPackageError(
         f"import onnxruntime takes {installed.folder}, which is built for another Python",
         evidence=[
@@ -146,7 +143,7 @@ def _of_another_python(facts: Facts) -> GPUError:
             f"{os.path.basename(installed.extension or '')}",
             *_shadowed_by(installed),
         ],
-        fixes=[(remedies.why_none_fits(environment) or fix) if instead else fix],
+        fixes=[remedies.off_the_search_path(environment, installed.home, *then)],
         files=(installed.extension or "",),
     )
 
@@ -299,7 +296,7 @@ def _keep_away(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
 
 def _first_install(facts: Facts) -> list[Fix]:
     instead = remedies.why_none_fits(facts.environment)
-    return [instead or remedies.install(facts.environment, remedies.gpu_requirements(facts.environment))]
+    return [instead or remedies.install(facts.environment, remedies.newest_requirements(facts.environment))]
 
 
 def replace_build(facts: Facts) -> list[Fix]:
@@ -315,10 +312,7 @@ def replace_build(facts: Facts) -> list[Fix]:
     if shared or bundled or (of_python and mended):  # removing it from the path would remove others too
         return [remedies.reinstall_onnxruntime(facts.environment)]
     # A folder that somebody put on the search path hides the package behind it.
-    first = [] if gpu else _first_install(facts)
-    if off is not None:
-        return [remedies.in_order(facts.environment, off, *first)]
-    return [manual(f"take {home} off the search path of this program"), *first]
+    return [remedies.off_the_search_path(facts.environment, home, *([] if gpu else _first_install(facts)))]
 
 
 def _is_for_cuda(names: str) -> bool:
@@ -371,13 +365,13 @@ def broken_files(facts: Facts) -> GPUError | None:
 
 
 def _same_again(facts: Facts, owner: Distribution, damaged: tuple[str, ...]) -> Fix:
-    wanted = remedies.published(owner.name, owner.version)
     provider = facts.environment.packages.onnxruntime.provider_library
     has_cuda = provider is not None or any("providers_cuda" in name for name in damaged)
-    # No index has private and nightly builds. Under the name onnxruntime it has a build without CUDA.
-    if "==" not in wanted or (has_cuda and owner.name == "onnxruntime"):
+    is_public = "==" in remedies.published(owner.name, owner.version)  # no index has private and nightly builds
+    # Under the name onnxruntime an index has a build without CUDA.
+    if not is_public or (has_cuda and owner.name == "onnxruntime"):
         return remedies.reinstall_onnxruntime(facts.environment)
-    return remedies.install(facts.environment, [wanted], again=True, instead_of=owner.location)
+    return remedies.install_again(facts.environment, owner)
 
 
 def is_of_somebody_else(installed: OnnxRuntime) -> bool:
@@ -473,7 +467,7 @@ def numpy_damaged(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         "the installed numpy, which ONNX Runtime imports, is damaged",
         evidence=[f"not the file that was installed: {name}" for name in numpy.altered_files[:8]],
-        fixes=[remedies.install(facts.environment, [f"numpy=={numpy.version}"], again=True, instead_of=numpy.location)],
+        fixes=[remedies.install_again(facts.environment, numpy)],
         package="numpy",
         files=numpy.altered_files,
     )

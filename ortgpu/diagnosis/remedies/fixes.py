@@ -11,7 +11,7 @@ from dataclasses import replace
 from ...environment.inspection import Environment
 from ...environment.libraries import catalogue, loader_words, places
 from ...environment.libraries.catalogue import is_dll, spec_for, wheel_name
-from ...environment.packages.installed import Packages
+from ...environment.packages.installed import Distribution, Packages
 from ...environment.packages.installer import as_command, quoted
 from ...environment.packages.metadata import numbers_of
 from ...environment.variables import entries_of
@@ -47,15 +47,27 @@ def install(
     *,
     again: bool = False,
     upgrade: bool = False,
-    instead_of: str | None = None,
+    instead_of: Distribution | None = None,
 ) -> Fix:
-    """Return one command. ``again`` replaces what the installer takes for installed, in the folder ``instead_of``."""
+    """Return how to install. ``again`` replaces what the installer takes for installed.
+
+    ``instead_of`` is replaced where it lies, if it would be found before what the installer installs.
+    """
     wanted = list(requirements)
     if _is_rebuilt(environment):
         return _bundle(environment, wanted)
-    if instead_of is not None and _comes_first(environment, instead_of):
-        return shell(_install_into(environment, instead_of, wanted))
+    if instead_of is not None and comes_first(environment, instead_of.location):
+        if instead_of.name.startswith("nvidia-"):  # pip --target removes their common folder first, with other wheels
+            return off_the_search_path(environment, instead_of.location, install(environment, wanted, again=again))
+        return shell(_install_into(environment, instead_of.location, wanted))
     return _past_the_obstacle(environment, _install(environment, wanted, again=again, upgrade=upgrade))
+
+
+def install_again(environment: Environment, *installed: Distribution) -> Fix:
+    """Replace the files of packages by those of the same versions."""
+    first = next((one for one in installed if comes_first(environment, one.location)), None)
+    wanted = [published(one.name, one.version) for one in installed]
+    return install(environment, wanted, again=True, instead_of=first)
 
 
 def _install(environment: Environment, wanted: list[str], *, again: bool = False, upgrade: bool = False) -> str:
@@ -72,7 +84,7 @@ def _install_into(environment: Environment, folder: str, wanted: list[str]) -> s
     return f"{environment.installer.install} {options} {words_of(environment, wanted)}"
 
 
-def _comes_first(environment: Environment, folder: str) -> bool:
+def comes_first(environment: Environment, folder: str) -> bool:
     """Return True if the installer neither owns a folder nor hides its packages by what it installs."""
     installer = environment.installer
     return not installer.owns(folder) and not installer.hides(folder)
@@ -125,10 +137,10 @@ def _removal(environment: Environment) -> list[str]:
 def _replace_in(home: str, environment: Environment, wanted: list[str]) -> Fix:
     if files := _recorded_in(home, environment):
         return in_order(environment, _delete(environment, files), _install_into(environment, home, wanted))
-    return _off_the_search_path(environment, home, install(environment, wanted, again=True))
+    return off_the_search_path(environment, home, install(environment, wanted, again=True))
 
 
-def _off_the_search_path(environment: Environment, folder: str, *then: Fix) -> Fix:
+def off_the_search_path(environment: Environment, folder: str, *then: Fix) -> Fix:
     off = off_the_path(environment, "PYTHONPATH", folder)
     return in_order(environment, off or manual(f"take {folder} off the search path of this program"), *then)
 
@@ -295,7 +307,7 @@ def install_libraries(environment: Environment, wheels: Iterable[str], with_dead
     first = [f"find {folders} -type l ! -exec test -e {{}} ';' -delete"] if folders else []
     if not damaged:
         return _past_the_obstacle(environment, *first, _install(environment, wanted))
-    pinned = [f"{name}=={present[name]}" if present[name] else name for name in damaged]
+    pinned = [published(name, present[name]) for name in damaged]
     new = [wheel for wheel in wanted if wheel_name(wheel) not in present]
     steps = [*first, _install(environment, pinned, again=True)] + ([_install(environment, new)] if new else [])
     return _past_the_obstacle(environment, *steps)
@@ -360,7 +372,7 @@ def _is_below(path: str, folder: str) -> bool:
 def out_of_the_way(environment: Environment, file: str) -> Fix:
     package = os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else None
     if package is not None and of_another_python(environment, home := os.path.dirname(package)):
-        return leave_to_its_python(environment, home)
+        return off_the_search_path(environment, home)
     return manual(f"rename {package or file}, or take its folder off the search path of this program")
 
 
@@ -369,17 +381,11 @@ def of_another_python(environment: Environment, folder: str) -> bool:
 
     PYTHONPATH brings it where a module system or ROS sets it. Its compiled files are not for this interpreter.
     """
-    if not _comes_first(environment, folder):
+    if not comes_first(environment, folder):
         return False
     # python3/dist-packages is that of Debian's own
     of = re.search(r"python(\d+)(?:\.(\d+)t?)?/(?:site|dist)-packages/?$", folder)
     return of is not None and (of[2] is None or (int(of[1]), int(of[2])) != environment.host.python[:2])
-
-
-def leave_to_its_python(environment: Environment, folder: str, instead: Iterable[str] = ()) -> Fix:
-    """Take another interpreter's folder off the search path, and install ``instead`` of its packages."""
-    wanted = list(instead)
-    return _off_the_search_path(environment, folder, *([install(environment, wanted)] if wanted else []))
 
 
 def wheel_of(soname: str, cuda_major: int | None) -> str | None:
