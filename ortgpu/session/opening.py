@@ -88,11 +88,11 @@ def open_on_gpu(
     for name in request.providers.repeated:
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
     runtime = load_runtime() if _has_opened else look_again()
-    context = OpeningContext(plan_of(request, runtime), runtime)
+    context = OpeningContext(plan_of(request, runtime), runtime, driver)
     known = _known_error(context)
     if known is not None:
         return open_on_cpu(session, construct, request, known)
-    _find_gpu(context, driver)
+    _find_gpu(context)
     _check_tensorrt(context)
     outline = GraphOutline(request.model)
     check_before_opening(request, context.runtime, outline)
@@ -122,12 +122,12 @@ def _known_error(context: OpeningContext) -> GPUError | None:
     return lifetime.fresh_copy(known) if known is not None else None
 
 
-def _find_gpu(context: OpeningContext, driver: Task[CudaState] | None) -> None:
+def _find_gpu(context: OpeningContext) -> None:
     """Plan for the requested GPU. Raises GPUError if this process cannot open sessions on it."""
     try:
-        context.cuda = _working_driver(context, driver)
-        context.plan = on_gpu(context.plan, context.cuda)
-        _check_context(context, context.cuda)
+        cuda = _working_driver(context)
+        context.plan = on_gpu(context.plan, cuda)
+        _check_context(context, cuda)
         report, capability = context.runtime.preload, context.plan.gpu.compute_capability
         provider = report.provider if report is not None else None
         if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
@@ -140,23 +140,23 @@ def _find_gpu(context: OpeningContext, driver: Task[CudaState] | None) -> None:
         raise
 
 
-def _working_driver(context: OpeningContext, driver: Task[CudaState] | None) -> CudaState:
+def _working_driver(context: OpeningContext) -> CudaState:
     """Return the driver's answers. Raises GPUError if it, the provider or its libraries do not work."""
     runtime = context.runtime
     if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
         raise context.diagnose()
     if runtime.cuda_is_plugin:  # which ends a process whose CUDA does not work
-        _check_driver(context, driver)
+        _check_driver(context)
     context.runtime = opened = open_provider(register=not context.plan.request.is_guarded)
     report, refused = opened.preload, opened.provider_error is not None or opened.plugin_problem is not None
     if report is None or not report.ok or report.driver_missing or refused:
-        context.cuda = driver.result() if driver is not None else initialise()
+        context.ask_driver()
         raise context.diagnose()
-    return _check_driver(context, driver)
+    return _check_driver(context)
 
 
-def _check_driver(context: OpeningContext, driver: Task[CudaState] | None) -> CudaState:
-    context.cuda = cuda = driver.result() if driver is not None else initialise()
+def _check_driver(context: OpeningContext) -> CudaState:
+    cuda = context.ask_driver()
     if cuda.code != 0:
         raise lifetime.forked_error(cuda.code) or context.diagnose()
     if cuda.devices is not None and not cuda.devices:
@@ -405,16 +405,15 @@ def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
     ONNX Runtime 1.28 and newer bind CUDA without these libraries.
     """
     placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
-    operators = placements.cudnn_operators(placed)
-    if context.plan.cudnn_disabled:
-        if operators:
-            from ..diagnosis.checks.opening import cudnn_disabled
+    operators, transforms = placements.cudnn_operators(placed), placements.cufft_operators(placed)
+    is_disabled = context.plan.cudnn_disabled
+    if operators and is_disabled:
+        from ..diagnosis.checks.opening import cudnn_disabled
 
-            raise cudnn_disabled(operators, [])
-        return
-    transforms = placements.cufft_operators(placed)
-    if operators or transforms or not placement.known:
-        context.runtime = load_lazily_opened(_stems_for(operators, transforms, everything=not placement.known))
+        raise cudnn_disabled(operators, [])
+    is_unknown = not placement.known and not is_disabled
+    if operators or transforms or is_unknown:
+        context.runtime = load_lazily_opened(_stems_for(operators, transforms, everything=is_unknown))
     report = context.runtime.preload
     if report is None:
         return
@@ -424,7 +423,7 @@ def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
     if (operators and (lacks_cudnn or report.cudnn_mixed)) or (transforms and report.path_of("libcufft") is None):
         context.operators = frozenset(placed)
         raise context.diagnose()
-    if (operators or not placement.known) and _cudnn_lacks_code(report, context.plan.gpu.compute_capability):
+    if (operators or is_unknown) and _cudnn_lacks_code(report, context.plan.gpu.compute_capability):
         context.operators = frozenset(placed) if placement.known else read_model(context.plan.request.model).operators
         if placements.cudnn_operators(context.operators):
             raise context.diagnose()
@@ -438,7 +437,6 @@ def _cudnn_lacks_code(report: PreloadReport, capability: tuple[int, int] | None)
 _read_architectures_once = functools.cache(read_architectures_of_cudnn)  # loaded files do not change
 
 
-@functools.cache  # of sets that few kinds of model have; each takes 0.3 ms
 def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bool) -> frozenset[str]:
     stems: set[str] = set()
     if cudnn or everything:
@@ -530,12 +528,17 @@ def _capture_refused(
 class OpeningContext:
     """The plan of a session and the facts that a diagnosis needs if it does not open."""
 
-    def __init__(self, plan: Plan, runtime: Runtime) -> None:
+    def __init__(self, plan: Plan, runtime: Runtime, driver: Task[CudaState] | None = None) -> None:
         self.plan = plan
         self.runtime = runtime
+        self._driver = driver  # its initialisation, if that has begun
         self.cuda: CudaState | None = None
         self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: read them from the model file
         self.depends_on_model = False  # of the last diagnosis
+
+    def ask_driver(self) -> CudaState:
+        self.cuda = cuda = self._driver.result() if self._driver is not None else initialise()
+        return cuda
 
     def diagnose(self, cause: BaseException | None = None) -> Any:
         """Return the error to raise, or None if ``cause`` has nothing to do with the GPU."""

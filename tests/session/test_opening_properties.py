@@ -20,9 +20,10 @@ from ortgpu.diagnosis.facts import Facts, Observed, Request
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.environment.libraries.catalogue import LIBRARIES
 from ortgpu.environment.libraries.search import Candidate
-from ortgpu.errors import DeviceNotFoundError, GPUError
+from ortgpu.errors import DeviceNotFoundError, GPUError, LibraryNotFoundError
 from ortgpu.provider.devices import Device
 from ortgpu.provider.preloading import MissingLibrary, PreloadReport
+from ortgpu.provider.requests import parse
 from ortgpu.provider.runtime import Runtime
 from ortgpu.session import opening
 from ortgpu.session.opening import open_on_gpu
@@ -121,7 +122,9 @@ class OnCuda:
         return [SimpleNamespace(ep_name=CUDA, get_nodes=lambda: nodes)]
 
 
-def outcome(session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | str | None) -> Device | GPUError:
+def outcome(
+    session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | str | None, providers: Any = None
+) -> Device | GPUError:
     with (
         mock.patch.object(opening, "load_runtime", return_value=runtime),
         mock.patch.object(opening, "open_provider", return_value=runtime),
@@ -131,7 +134,7 @@ def outcome(session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | st
         mock.patch.object(diagnosing, "inspect_environment", return_value=HEALTHY.environment),
     ):
         try:
-            request = SessionRequest(model_of(session.operators), device=device)
+            request = SessionRequest(model_of(session.operators), device=device, providers=parse(providers, None))
             return open_on_gpu(cast(Any, session), session.construct, request).device
         except GPUError as error:
             return error
@@ -178,6 +181,16 @@ WORKS = Runtime(
     None,
     WHOLE,
 )
+
+
+def test_a_session_without_cudnn_needs_cufft_all_the_same() -> None:
+    without = report_without([MissingLibrary("libcufft.so.12", False, None, ())], driver_missing=False, mixed=False)
+    runtime, cuda = replace(WORKS, preload=without), CudaState(0, (CUDA_H200,), 1)
+    for providers in (None, [(CUDA, {"enable_cudnn": "0"})]):
+        found = outcome(OnCuda(["Rfft"], 1), runtime, cuda, None, providers)
+        assert isinstance(found, LibraryNotFoundError)
+        assert found.missing == ("libcufft.so.12",)
+        assert isinstance(outcome(OnCuda(["Relu"], 1), runtime, cuda, None, providers), Device)
 
 
 @pytest.mark.parametrize(
