@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..environment.gpu.cuda import CudaState
+from ..environment.gpu.cuda import CudaDevice, CudaState
 from ..environment.inspection import Environment
 from ..model.contents import ModelFacts
 from ..provider.devices import DeviceRequest
@@ -47,6 +47,16 @@ class Observed:
     @property
     def crashed(self) -> bool:
         return self.probe is not None and self.probe.crashed
+
+    @property
+    def cuda_code(self) -> int | None:
+        """The result of ``cuInit``; None: it was not called."""
+        return self.cuda.code if self.cuda is not None else None
+
+    @property
+    def devices(self) -> tuple[CudaDevice, ...]:
+        """The devices that CUDA listed; empty also where it was not asked."""
+        return (self.cuda.devices if self.cuda is not None else None) or ()
 
     @property
     def loading(self) -> PreloadReport | ProbeResult | None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ...environment.gpu.cuda import CudaDevice
 from ...environment.gpu.driver import GPU
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import CUDNN_CODE
@@ -111,9 +112,7 @@ def none_visible(facts: Facts) -> GPUError | None:
     hidden = are_hidden(environment)
     empty = cuda is not None and (cuda.code == NO_DEVICE or (cuda.code == 0 and cuda.devices == ()))
     nothing = nvml.available and not nvml.gpus
-    if not (hidden or empty or nothing):
-        return None
-    if cuda is not None and cuda.devices:
+    if facts.observed.devices or not (hidden or empty or nothing):
         return None
     if not hidden and not empty and environment.driver.libcuda is None:
         return None  # without a driver there is no device: driver.not_found says it
@@ -132,11 +131,11 @@ def none_visible(facts: Facts) -> GPUError | None:
 
 def _seen(facts: Facts) -> list[str]:
     """Return what CUDA, NVML, the variable and the container say about GPUs, as evidence."""
-    cuda, environment = facts.observed.cuda, facts.environment
+    environment = facts.environment
     nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     seen = []
-    if cuda is not None and cuda.code:
-        seen.append(returned_by_cuinit(cuda.code))
+    if facts.observed.cuda_code:
+        seen.append(returned_by_cuinit(facts.observed.cuda_code))
     if nvml.available:
         names = "; ".join(f"{gpu.name} {gpu.uuid}" for gpu in nvml.gpus)
         seen.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + (f": {names}" if names else ""))
@@ -317,22 +316,23 @@ def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
 
     Empty if that of one is unknown: it may be the one that serves.
     """
-    cuda = facts.observed.cuda
-    if cuda is not None and cuda.devices:
-        try:
-            chosen = [choose(facts.request.device, cuda.devices, lambda _: None)]
-        except DeviceNotFoundError:
-            chosen = []
-        if facts.request.device == "auto":
-            chosen = list(cuda.devices)
-        found = [(device.name, device.compute_capability) for device in chosen]
-    else:
-        found = [(gpu.name, gpu.compute_capability) for gpu in _meant(facts)]
-    known = [(name, capability) for name, capability in found if capability is not None]
-    return known if len(known) == len(found) else []
+    meant = _chosen(facts) if facts.observed.devices else _meant(facts)
+    known = [(one.name, one.compute_capability) for one in meant if one.compute_capability is not None]
+    return known if len(known) == len(meant) else []
+
+
+def _chosen(facts: Facts) -> list[CudaDevice]:
+    """Return the devices of CUDA's list that the request may mean: one, several for "auto", none if it is not there."""
+    if facts.request.device == "auto":
+        return list(facts.observed.devices)
+    try:
+        return [choose(facts.request.device, facts.observed.devices, lambda _: None)]
+    except DeviceNotFoundError:
+        return []
 
 
 def _meant(facts: Facts) -> list[GPU]:
+    """Return NVML's GPUs that the request may mean."""
     gpus = visible_gpus(facts.environment)
     ordinal = ordinal_of(facts.request.device)
     if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
@@ -368,13 +368,8 @@ def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None
 
 def requested_gpu(facts: Facts) -> GPU | None:
     """Return what NVML says about the requested GPU; None if that could be several, or none."""
-    cuda, requested = facts.observed.cuda, facts.request.device
-    gpus = facts.environment.driver.nvml.gpus
-    if requested != "auto" and cuda is not None and cuda.devices:
-        try:
-            uuid = choose(requested, cuda.devices, lambda _: None).uuid
-        except DeviceNotFoundError:
-            return None
-        return next((gpu for gpu in gpus if gpu.uuid is not None and gpu.uuid == uuid), None)
-    meant = _meant(facts)
-    return meant[0] if len(meant) == 1 else None
+    meant = _chosen(facts) if facts.observed.devices else _meant(facts)
+    if len(meant) != 1:
+        return None
+    uuid = meant[0].uuid
+    return next((gpu for gpu in facts.environment.driver.nvml.gpus if gpu.uuid is not None and gpu.uuid == uuid), None)

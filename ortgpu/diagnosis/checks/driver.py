@@ -157,17 +157,28 @@ def too_old(facts: Facts) -> GPUError | None:
     elif supported[0] == FOR_CUDA_12.cuda_major and older:
         either = manual(f"{fixes[0]}; or else, for the driver that is there:", needs="driver")
         fixes = [either, remedies.other_release(environment, FOR_CUDA_12)]
-    return DriverTooOldError(
+    return older_than_needed(
+        facts,
         f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, the {what} needs CUDA {major}",
-        evidence=[
+        [
             f"driver {driver.version or 'of unknown version'}",
             f"needed: {remedies.lowest_driver(environment, major) or 'a newer one'} or newer",
             f"provider: {provider.path if provider else ''}",
         ],
+        fixes,
+    )
+
+
+def older_than_needed(facts: Facts, summary: str, evidence: list[str], fixes: list[Fix]) -> DriverTooOldError:
+    """Return the error for a driver, or a library of it, that is too old for the CUDA of ONNX Runtime."""
+    driver, major = facts.environment.driver, facts.environment.cuda_major
+    return DriverTooOldError(
+        summary,
+        evidence=evidence,
         fixes=fixes,
         driver_version=driver.version,
-        driver_cuda=supported,
-        needed_cuda=(major, 0),
+        driver_cuda=driver.supported_cuda,
+        needed_cuda=(major, 0) if major else None,
     )
 
 
@@ -186,14 +197,12 @@ def _older(facts: Facts, cuda_major: int) -> DriverTooOldError | None:
         own = f"this machine's driver, {driver.version}, is new enough for CUDA {cuda_major}"
     else:
         return None
-    return DriverTooOldError(
+    return older_than_needed(
+        facts,
         f"the {_libcuda(facts.environment.host)} that is loaded supports CUDA up to {loaded[0]}.{loaded[1]}, {own}, "
         f"and the installed ONNX Runtime needs CUDA {cuda_major}",
-        evidence=_versions(facts),
-        fixes=[off] if (off := off_the_path(facts)) is not None else _ways_to_the_drivers_own(facts),
-        driver_version=driver.version,
-        driver_cuda=loaded,
-        needed_cuda=(cuda_major, 0),
+        versions(facts),
+        [off] if (off := off_the_path(facts)) is not None else _ways_to_the_drivers_own(facts),
     )
 
 
@@ -213,7 +222,7 @@ def of_another_driver(code: int, facts: Facts, evidence: list[str]) -> DriverUnu
         return None
     return DriverUnusableError(
         f"{what} ({name_of(code)})",
-        evidence=[*evidence, *_versions(facts)],
+        evidence=[*evidence, *versions(facts)],
         fixes=_ways_to_the_drivers_own(facts),
         cuda_code=code,
     )
@@ -224,11 +233,10 @@ def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
 
     Its file is named after a driver; that of Windows is libcuda.so.1.1 (NVIDIA/nvidia-container-toolkit issue 289).
     """
-    environment, cuda = facts.environment, facts.observed.cuda
+    environment, code = facts.environment, facts.observed.cuda_code
     path, supported = environment.driver.libcuda or "", environment.driver.cuda_version
     major = environment.cuda_major
     too_old = major is not None and supported is not None and supported[0] < major
-    code = cuda.code if cuda is not None else None
     is_of_linux = environment.driver.libcuda_version is not None and "/wsl/" not in path
     if not environment.host.wsl or not is_of_linux or not (code or too_old):
         return None
@@ -270,10 +278,12 @@ def _is_compat(facts: Facts) -> bool:
     return "compat" in PurePosixPath(facts.environment.driver.libcuda or "").parts
 
 
-def _versions(facts: Facts) -> list[str]:
+def versions(facts: Facts) -> list[str]:
+    """Return as evidence the driver's library that is loaded, and the driver in the kernel."""
     driver = facts.environment.driver
     own = f", of driver {driver.libcuda_version}" if driver.libcuda_version else ""
-    return [f"loaded: {driver.libcuda}{own}", f"driver {driver.version or 'of unknown version'}"]
+    loaded = [f"loaded: {driver.libcuda}{own}"] if driver.libcuda else []
+    return [*loaded, f"driver {driver.version or 'of unknown version'}"]
 
 
 def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
@@ -333,13 +343,13 @@ _SAID_BY_NVML: dict[int, Meaning] = {
 
 def not_ready(facts: Facts) -> DriverUnusableError | None:
     """Explain by NVML a ``cuInit`` that failed with a code that says nothing."""
-    environment, cuda = facts.environment, facts.observed.cuda
+    environment, code = facts.environment, facts.observed.cuda_code
     nvml, host = environment.driver.nvml, environment.host
-    if cuda is None or cuda.code not in _VAGUE or hides_everything(environment):
+    if code not in _VAGUE or hides_everything(environment):
         return None
-    evidence = [returned_by_cuinit(cuda.code), f"NVML: {nvml.error}"]
+    evidence = [returned_by_cuinit(code), f"NVML: {nvml.error}"]
     if nvml.code == _DIFFERS:
-        found = of_another_driver(cuda.code, facts, evidence)
+        found = of_another_driver(code, facts, evidence)
         if found is not None:
             return found
         meaning = meaning_of(_MISMATCH, host.is_windows)
@@ -351,7 +361,7 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
         return None
     fixes = [RESTART_WINDOWS] if host.is_windows else remedies.on_the_host(environment, meaning.fixes)
     return DriverUnusableError(
-        f"{meaning.what} ({name_of(cuda.code)})", evidence=evidence, fixes=fixes, cuda_code=cuda.code
+        f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code
     )
 
 
@@ -379,10 +389,9 @@ _UVM = "/dev/nvidia-uvm"
 
 def device_files_closed(facts: Facts) -> GPUError | None:
     """Check that the device files exist and may be opened; otherwise CUDA sees no GPU, or gives no reason."""
-    driver, cuda = facts.environment.driver, facts.observed.cuda
-    if driver.libcuda is None or (cuda is not None and cuda.code == 0):
+    driver, code = facts.environment.driver, facts.observed.cuda_code
+    if driver.libcuda is None or code == 0:
         return None
-    code = cuda.code if cuda is not None else None
     refused = {node.path: node for node in driver.refused_nodes}
     gpus = [path for path in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", path)]
     # Some GPUs may be kept from a job on purpose.
@@ -454,10 +463,10 @@ _DESCRIPTORS_ENOUGH = 65_536
 
 def descriptors_exhausted(facts: Facts) -> DriverUnusableError | None:
     """Check that ``cuInit`` did not fail for want of file descriptors."""
-    cuda = facts.observed.cuda
-    if cuda is None or not cuda.code or hides_everything(facts.environment):
+    code = facts.observed.cuda_code
+    if not code or hides_everything(facts.environment):
         return None
-    return too_few_descriptors(cuda.code, facts, [returned_by_cuinit(cuda.code)])
+    return too_few_descriptors(code, facts, [returned_by_cuinit(code)])
 
 
 def too_few_descriptors(code: int | None, facts: Facts, evidence: list[str]) -> DriverUnusableError | None:

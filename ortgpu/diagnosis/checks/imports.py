@@ -13,7 +13,6 @@ from ...environment.packages.interpreter import IN_SUB_INTERPRETER
 from ...environment.packages.metadata import numbers_of
 from ...errors import (
     BrokenPackageError,
-    DriverTooOldError,
     Fix,
     GPUError,
     LibraryConflictError,
@@ -333,13 +332,10 @@ def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
     """Return the error for a missing function of the driver; those of CUDA libraries begin with cuda, cublas, cudnn."""
     if driver.too_old(facts) is not None:
         return None
-    found, major = facts.environment.driver, facts.environment.cuda_major
-    return DriverTooOldError(
+    return driver.older_than_needed(
+        facts,
         f"the driver's library {LIBCUDA} lacks {symbol}, which the CUDA provider calls: "
         "it is older than this ONNX Runtime needs, or no driver",
-        evidence=[text, f"{LIBCUDA}: {found.libcuda or 'not found'}"],
-        fixes=[remedies.update_driver(facts.environment)],
-        driver_version=found.version,
-        driver_cuda=found.cuda_version,
-        needed_cuda=(major, 0) if major else None,
+        [text, *driver.versions(facts)],
+        [remedies.update_driver(facts.environment)],
     )

@@ -8,14 +8,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ...environment.gpu.driver import LIBCUDA
 from ...environment.libraries import loader_words
 from ...environment.libraries.catalogue import BY_STEM
 from ...environment.libraries.search import SYSTEM
 from ...errors import (
     DeviceBusyError,
     DeviceNotFoundError,
-    DriverTooOldError,
     DriverUnusableError,
     GPUError,
     InsufficientDeviceMemoryError,
@@ -90,12 +88,12 @@ if TYPE_CHECKING:
 
 def unusable(facts: Facts) -> GPUError | None:
     """Check that ``cuInit`` succeeded."""
-    cuda = facts.observed.cuda
+    code = facts.observed.cuda_code
     explained = (driver.device_files_closed, driver.of_linux_in_wsl, driver.not_ready)
-    if cuda is None or not cuda.code or cuda.code == NO_DEVICE or any(check(facts) for check in explained):
+    if not code or code == NO_DEVICE or any(check(facts) for check in explained):
         return None  # devices.none_visible judges that code
-    evidence = [returned_by_cuinit(cuda.code)]
-    return _lacks_host_memory(facts, evidence) if cuda.code == OUT_OF_MEMORY else for_code(cuda.code, facts, evidence)
+    evidence = [returned_by_cuinit(code)]
+    return _lacks_host_memory(facts, evidence) if code == OUT_OF_MEMORY else for_code(code, facts, evidence)
 
 
 def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:
@@ -118,7 +116,6 @@ def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError
 
 def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     """Return the error for a CUDA code that was reported while a session was being opened."""
-    found = facts.environment.driver
     opens_files = code in (DEVICE_UNAVAILABLE, OPERATING_SYSTEM, UNKNOWN)
     if opens_files and (too_few := driver.too_few_descriptors(code, facts, evidence)) is not None:
         return too_few
@@ -126,14 +123,11 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         better = driver.not_found(facts) or driver.too_old(facts)
         if better is not None:
             return better
-        major = facts.environment.cuda_major
-        return DriverTooOldError(
+        return driver.older_than_needed(
+            facts,
             "the NVIDIA driver is older than the CUDA that the installed ONNX Runtime was built with",
-            evidence=evidence,
-            fixes=[remedies.update_driver(facts.environment)],
-            driver_version=found.version,
-            driver_cuda=found.cuda_version,
-            needed_cuda=(major, 0) if major else None,
+            evidence,
+            [remedies.update_driver(facts.environment)],
         )
     if code == INVALID_DEVICE and (better := named_device(facts) or none_visible(facts)) is not None:
         return better
@@ -156,11 +150,9 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     if code in OF_ANOTHER_DRIVER and (other := driver.of_another_driver(code, facts, evidence)) is not None:
         return other
     meaning = meaning_of(code, facts.environment.host.is_windows)
-    evidence = [*evidence, f"driver {found.version or 'of unknown version'}"]
-    if found.libcuda:
-        evidence.append(f"{LIBCUDA}: {found.libcuda}")
-    if found.nvml.error:
-        evidence.append(f"NVML: {found.nvml.error}")
+    evidence = [*evidence, *driver.versions(facts)]
+    if (said := facts.environment.driver.nvml.error) is not None:
+        evidence.append(f"NVML: {said}")
     if code in OF_ANOTHER_LIBRARY:
         off = driver.off_the_path(facts)
         fixes = [off] if off is not None else list(meaning.fixes)
