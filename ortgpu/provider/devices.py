@@ -132,10 +132,15 @@ def too_late(narrowed: str | None) -> tuple[Fix, ...]:
 
 
 def choose_visible(device: DeviceRequest, cuda: CudaState) -> CudaDevice:
-    """Return the device that a request names, among those that the driver shows. Raises DeviceNotFoundError."""
+    """Return the device that a request names, among those that the driver shows.
+
+    Raises DeviceNotFoundError; also for a UUID if the driver works and lists no devices.
+    """
+    if cuda.devices is None:
+        return _unlisted(device)
     now = os.environ.get("CUDA_VISIBLE_DEVICES")
     narrowed = narrowed_by(now, cuda.hidden_by)
-    chosen = choose(device, cuda.devices or (), _free_memory, narrowed)
+    chosen = choose(device, cuda.devices, _free_memory, narrowed)
     if now != cuda.hidden_by:
         logger.warning("%s; this session is on %s", narrowed, chosen.uuid or f"cuda:{chosen.ordinal}")
     return chosen
@@ -148,8 +153,7 @@ def _free_memory(uuid: str) -> int | None:
     return memory[0] if memory is not None else None
 
 
-def unlisted(requested: DeviceRequest) -> CudaDevice:
-    """Return the device if the driver lists none and works. Raises DeviceNotFoundError for a UUID."""
+def _unlisted(requested: DeviceRequest) -> CudaDevice:
     ordinal = 0 if requested == "auto" else ordinal_of(requested)
     if ordinal is None:
         raise DeviceNotFoundError(

@@ -161,7 +161,7 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
             raise _bad_value(option, value, f"one of {', '.join(_ENUMERATED[option])}")
         if option in _BOOLEAN and value not in _BOOLEAN_VALUES:
             raise _bad_value(option, value, f"one of {', '.join(_BOOLEAN_VALUES)}")
-        if option in _UNSIGNED and not (value.isascii() and value.strip().isdecimal()):
+        if option in _UNSIGNED and not (value.isascii() and value.isdecimal()):
             raise _bad_value(option, value, "a whole number, 0 or larger")
 
 

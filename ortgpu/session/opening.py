@@ -7,6 +7,7 @@ constructor. ``onnxruntime`` must be imported already.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import warnings
@@ -40,13 +41,13 @@ from ..provider import placement as placements
 from ..provider.devices import CPU as CPU_DEVICE
 from ..provider.devices import Device
 from ..provider.living import stacklevel
-from ..provider.options import CPU_FALLBACK_KEY, keeps_cpu_out, recording, recording_options
+from ..provider.options import CPU_FALLBACK_KEY, keeps_cpu_out, recording
 from ..provider.placement import CPUNodesWarning, Placement
 from ..provider.preloading import PreloadReport
 from ..provider.records import Found, VoidRecordError, find_record
 from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
-from ..provider.settings import CAPTURE, OF_THE_SESSION
+from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, THREADS
 from ..running.onnxruntimes import InferenceSession, session_on_cpu
 from .chosen import unfit
 from .plan import STREAM, Plan, bound_to, for_model, on_cpu, on_gpu, plan_of, why_untuned
@@ -290,22 +291,24 @@ def _open(
 ) -> Placement:
     """Call InferenceSession's constructor as planned. Return the placement."""
     request = plan.request
-    model, options = request.model, request.sess_options
-    if not plan.chosen.keys().isdisjoint(OF_THE_SESSION):
-        options = _as_planned(recording_options(), plan)
-    if plan.is_float16:
+    model, options = request.model, recording(request.sess_options)
+    if THREADS in plan.chosen:  # these are chosen only where the caller passed no SessionOptions
+        options.intra_op_num_threads = int(plan.chosen[THREADS][0])
+    if DIMENSIONS in plan.chosen:
+        for name, size in json.loads(plan.chosen[DIMENSIONS][0]).items():
+            options.add_free_dimension_override_by_name(name, size)
+    if FLOAT16 in plan.chosen:
         from .tuning.tuning import in_float16
 
         model = in_float16(request.model)
         outline = GraphOutline(model)
     arguments = _in_own_stream(session, plan).as_arguments()
-    construct(model, recording(options), providers=arguments, enable_fallback=0, **request.others)
+    construct(model, options, providers=arguments, enable_fallback=0, **request.others)
     if model is not request.model:
         in_bytes = isinstance(request.model, bytes)
         vars(session).update(  # as if the caller's model had been passed
             _model_path=None if in_bytes else os.fspath(request.model),
             _model_bytes=request.model if in_bytes else None,
-            _sess_options_initial=_as_planned(recording_options(), plan),
         )
     return placements.read_placement(session, outline, without_options=request.sess_options is None)
 
@@ -321,14 +324,6 @@ def _in_own_stream(session: RunningSession, plan: Plan) -> Plan:
     if session._stream is None or load_runtime().cuda_is_plugin:  # one of 1.31.1 begins each capture twice with it
         return plan
     return plan.with_cuda_options({STREAM: str(session._stream.handle)})
-
-
-def _as_planned(options: Any, plan: Plan) -> Any:
-    if plan.threads is not None:
-        options.intra_op_num_threads = plan.threads
-    for name, size in plan.dimensions.items():
-        options.add_free_dimension_override_by_name(name, size)
-    return options
 
 
 def _verify(session: RunningSession, plan: Plan, placement: Placement, context: OpeningContext) -> Verified:
@@ -366,14 +361,13 @@ def _verified_plan(session: RunningSession, plan: Plan, context: OpeningContext)
     ignored = [name for name, (value, _) in plan.chosen.items() if options.get(name, value) != value]
     if ignored:  # a plugin of 1.31.1 leaves enable_cudnn on, for instance
         plan = plan.without(ignored)
-    found = options.get("device_id", "0")
+    found, cuda = options.get("device_id", "0"), context.ask_driver()
     if plan.is_carried:
-        plan = context.plan = bound_to(plan, int(found), context.cuda)
+        plan = context.plan = bound_to(plan, int(found), cuda)
     ordinal = plan.gpu.ordinal
     if found != str(ordinal):
         raise ProviderFallbackError(f"ONNX Runtime bound cuda:{found} and cuda:{ordinal} was asked for", bound=bound)
-    listed = context.cuda is not None and context.cuda.devices is not None
-    if listed and context_is_active(ordinal) is False:
+    if cuda.devices is not None and context_is_active(ordinal) is False:
         raise ProviderFallbackError(
             f"ONNX Runtime bound cuda:{ordinal}, and this process has no CUDA context there", bound=bound
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from ..environment.gpu.cuda import CudaDevice, CudaState
 from ..errors import ProviderRequestError, manual
 from ..model.outline import GraphOutline
-from ..provider.devices import DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
+from ..provider.devices import DeviceRequest, check_form, choose_visible, ordinal_of
 from ..provider.options import carries_providers, keeps_cpu_out
 from ..provider.records import Found
 from ..provider.requests import (
@@ -28,12 +28,11 @@ from ..provider.requests import (
     cuda_first,
 )
 from ..provider.runtime import Runtime
-from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, OF_THE_SESSION, SETTINGS, THREADS
+from ..provider.settings import CAPTURE, DIMENSIONS, OF_THE_SESSION, SETTINGS
 from .chosen import choose
 from .request import SessionRequest
 
 STREAM = "user_compute_stream"
-_CPU_ALONE = ProviderList((CPU,))
 _UNKNOWN = CudaDevice(0, None, None, None, None, None)
 
 
@@ -65,21 +64,6 @@ class Plan:
         """True if this library captures CUDA graphs. An option of the caller's leaves that to ONNX Runtime."""
         return CUDA in self.providers.names and (self.request.cuda_graph or CAPTURE in self.chosen)
 
-    @property
-    def threads(self) -> int | None:
-        """The number of CPU threads of the session; None is ONNX Runtime's own choice."""
-        return int(self.chosen[THREADS][0]) if THREADS in self.chosen else None
-
-    @property
-    def dimensions(self) -> dict[str, int]:
-        """Sizes of free dimensions by their names."""
-        found: dict[str, int] = json.loads(self.chosen[DIMENSIONS][0]) if DIMENSIONS in self.chosen else {}
-        return found
-
-    @property
-    def is_float16(self) -> bool:
-        return FLOAT16 in self.chosen
-
     def as_arguments(self) -> list[tuple[str, dict[str, str]]] | None:
         if self.is_carried:
             return None
@@ -100,7 +84,7 @@ class Plan:
 
 
 def on_cpu(request: SessionRequest) -> Plan:
-    return Plan(request, _CPU_ALONE)
+    return Plan(request, ProviderList((CPU,)))
 
 
 def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
@@ -115,7 +99,13 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
     requested = request.providers
     if carries_providers(request.sess_options):
         if requested.names or request.cuda_graph:
-            raise _contradicts_options("cuda_graph=True" if request.cuda_graph else "providers=", requested)
+            argument = "cuda_graph=True" if request.cuda_graph else "providers="
+            raise ProviderRequestError(
+                f"the SessionOptions carry execution providers of their own, and {argument} would change them",
+                evidence=["set by add_provider, add_provider_for_devices or set_provider_selection_policy"],
+                fixes=[manual(f"leave {argument} out, or make the SessionOptions without providers")],
+                requested=requested.names,
+            )
         return Plan(request, cuda_first(requested), request.device, is_carried=True)
     if requested.names:
         available = runtime.available_providers or ()
@@ -142,7 +132,7 @@ def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
     """
     if plan.is_carried and plan.device is None:  # the open session shows which one it is
         return plan
-    gpu = unlisted(plan.device) if cuda.devices is None else choose_visible(plan.device, cuda)
+    gpu = choose_visible(plan.device, cuda)
     providers = plan.providers
     if plan.is_carried:
         return replace(plan, gpu=gpu)
@@ -238,7 +228,7 @@ def _device_named_by(request: SessionRequest) -> DeviceRequest:
     return ordinal
 
 
-def bound_to(plan: Plan, ordinal: int, cuda: CudaState | None) -> Plan:
+def bound_to(plan: Plan, ordinal: int, cuda: CudaState) -> Plan:
     """Return the plan with the GPU that carried providers are bound to. Raises ProviderRequestError for another."""
     if plan.device is not None and plan.gpu.ordinal != ordinal:
         raise ProviderRequestError(
@@ -246,14 +236,4 @@ def bound_to(plan: Plan, ordinal: int, cuda: CudaState | None) -> Plan:
             evidence=[f"device={plan.device!r}", f"the SessionOptions carry cuda:{ordinal}"],
             fixes=[manual("name the GPU once")],
         )
-    listed = cuda is not None and cuda.devices is not None
-    return replace(plan, gpu=choose_visible(ordinal, cuda) if listed and cuda is not None else unlisted(ordinal))
-
-
-def _contradicts_options(argument: str, requested: ProviderList) -> ProviderRequestError:
-    return ProviderRequestError(
-        f"the SessionOptions carry execution providers of their own, and {argument} would change them",
-        evidence=["set by add_provider, add_provider_for_devices or set_provider_selection_policy"],
-        fixes=[manual(f"leave {argument} out, or make the SessionOptions without providers")],
-        requested=requested.names,
-    )
+    return replace(plan, gpu=choose_visible(ordinal, cuda))

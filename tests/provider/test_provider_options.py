@@ -114,8 +114,8 @@ def test_boolean_values(option: str, provider_library: str) -> None:
     [
         ("arena_extend_strategy", ("kNextPowerOfTwo", "kSameAsRequested"), ("ksameasrequested", "0", "")),
         ("cudnn_conv_algo_search", ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"), ("heuristic", "fast", "")),
-        ("device_id", ("0", "7"), ("-1", "cuda:0", "1.0", "", "None", "²")),
-        ("gpu_mem_limit", ("0", "2147483648", str(2**64 - 1)), ("2GB", "-5", "1e9", "", "2_000", "²")),
+        ("device_id", ("0", "7"), ("-1", "cuda:0", "1.0", "", "None", "²", " 1")),
+        ("gpu_mem_limit", ("0", "2147483648", str(2**64 - 1)), ("2GB", "-5", "1e9", "", "2_000", "²", "5 ")),
     ],
 )
 def test_values(option: str, right: tuple[str, ...], wrong: tuple[str, ...], provider_library: str) -> None:

@@ -46,7 +46,7 @@ def options_in(plan: Plan) -> dict[str, dict[str, str]]:
 def test_without_a_wish_it_is_the_first_gpu_and_the_cpu_for_the_rest() -> None:
     plan = planned()
     assert plan.as_arguments() == [(CUDA, {SEARCH: "HEURISTIC"}), (CPU, {})]
-    assert (plan.gpu, plan.chosen, plan.threads) == (cast(Any, GPUS.devices)[0], CHOSEN_OPTIONS, None)
+    assert (plan.gpu, plan.chosen) == (cast(Any, GPUS.devices)[0], CHOSEN_OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_suits_the_model_can_be_left_out_again(monkeypatch: pytest.MonkeyPa
     plan = planned()
     suited = for_model(plan, (1, 31), GraphOutline(onnx.parser.parse_model(text).SerializeToString()))
     assert for_model(plan, (1, 30), GraphOutline(b"no model")) == plan
-    assert suited.threads == 4
+    assert suited.chosen[THREADS][0] == "4"
     assert options_in(suited)[CUDA] == {SEARCH: "HEURISTIC", "enable_cudnn": "0"}
     assert not suited.cudnn_disabled  # which is about the caller's wish
     assert suited.without({THREADS, "enable_cudnn"}) == plan
@@ -182,4 +182,4 @@ def test_what_suits_the_model_can_be_left_out_again(monkeypatch: pytest.MonkeyPa
 
 def test_the_plan_for_the_cpu() -> None:
     plan = on_cpu(SessionRequest("model.onnx", providers=parse([CUDA], None), device=1))
-    assert (plan.as_arguments(), plan.chosen, plan.threads) == ([(CPU, {})], {}, None)
+    assert (plan.as_arguments(), plan.chosen) == ([(CPU, {})], {})

@@ -25,7 +25,7 @@ from ortgpu.provider.records import (
     read_record,
 )
 from ortgpu.provider.requests import parse
-from ortgpu.provider.settings import AUTOMATIC, SETTINGS, options_of
+from ortgpu.provider.settings import AUTOMATIC, DIMENSIONS, SETTINGS, options_of
 from ortgpu.session.plan import for_model, on_gpu, plan_of, why_untuned
 from ortgpu.session.request import SessionRequest
 from tests.lab.fixtures import Lab
@@ -171,7 +171,7 @@ def test_a_plan_has_what_the_record_says(record: Path) -> None:
     plan = planned(Found(record, made, made.named))
     assert dict(plan.as_arguments())[CUDA]["enable_cuda_graph"] == "1"
     assert "free_dimension_overrides" not in dict(plan.as_arguments())[CUDA]
-    assert plan.dimensions == {"n": 2}
+    assert json.loads(plan.chosen[DIMENSIONS][0]) == {"n": 2}
     plan = planned(Found(record, made, Choice({"depth": "two", "staging": "none"}, 0.8)))
     assert {name: plan.chosen[name][0] for name in ("map_depth", "map_staging")} == {
         "map_depth": "2",
