@@ -61,13 +61,15 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
 
     import ortgpu
 
-    if options.tune:
-        tuning = ortgpu.tune(model, objective="throughput", batches=[options.max_batch], budget=options.tune)
-        print(tuning, file=sys.stderr)
+    if not options.cpu:
+        ortgpu.preload()  # else a plain session that comes first takes other libraries than a record was made with
+    record = tuned_record(model, options) if options.tune else None
     plain = plain_session(model, "cpu" if options.cpu else "cuda")
     kind_of_target: Any = ortgpu.GPUSessionPool if options.pool else ortgpu.GPUSession
-    opened = kind_of_target(model, allow_cpu=options.cpu)
+    opened = kind_of_target(model, allow_cpu=options.cpu, tuned=record or False)
     session = opened.sessions[0] if options.pool else opened
+    if record is not None and record not in str(session.options_chosen):
+        raise RuntimeError(f"the session does not use the record {record}")
     (taken,) = plain.get_inputs()
     shape = [each if isinstance(each, int) else 1 for each in taken.shape]
     images = [np.random.default_rng(seed).random(shape, np.float32) for seed in range(64)]
@@ -135,6 +137,20 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def tuned_record(model: str, options: argparse.Namespace) -> str:
+    """Tune the model, and return the path of the record."""
+    import ortgpu
+
+    record = f"{model}-batched.json"
+    tuning = ortgpu.tune(
+        model, objective="throughput", batches=[options.max_batch], budget=options.tune, record=record
+    )
+    if tuning.record is None:
+        raise RuntimeError(tuning.no_record)
+    print(tuning.automatic, file=sys.stderr)
+    return record
+
+
 def timed(action: Callable[[], object]) -> float:
     start = time.perf_counter()
     action()
@@ -188,8 +204,7 @@ def by_futures(service: Any, feeds: Sequence[Any], seconds: float) -> float:
 
 def at_random(service: Any, feeds: Sequence[Any], rate: float, seconds: float) -> tuple[float, float, float]:
     """Return median, 99th percentile and the most of the seconds from when a request was due to its result."""
-    chance, taken = random.Random(1), list[float]()
-    futures: list[Any] = []
+    chance, taken, asked = random.Random(1), list[float](), 0
     due = start = time.perf_counter()
 
     def answered(when: float) -> Callable[[object], None]:
@@ -200,10 +215,11 @@ def at_random(service: Any, feeds: Sequence[Any], rate: float, seconds: float) -
         wait = due - time.perf_counter()
         if wait > 0:
             time.sleep(wait)
-        futures.append(service.submit(None, feeds[len(futures) % len(feeds)]))
-        futures[-1].add_done_callback(answered(due))
-    for each in futures:
-        each.result()
+        # The future is not kept: with each 20,000 of them the garbage collector stops all threads for 50 ms.
+        service.submit(None, feeds[asked % len(feeds)]).add_done_callback(answered(due))
+        asked += 1
+    while len(taken) < asked:
+        time.sleep(0.01)
     cuts = statistics.quantiles(taken, n=100)
     return cuts[49], cuts[98], max(taken)
 
