@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from ..environment.gpu.driver import LIBCUDA, Driver, Nvml
@@ -17,6 +16,7 @@ from ..environment.packages.installer import Installer
 from ..environment.variables import Variables
 from ..errors import (
     BrokenPackageError,
+    DriverNotFoundError,
     GPUError,
     LibraryNotFoundError,
     OnnxRuntimeNotInstalledError,
@@ -24,7 +24,8 @@ from ..errors import (
     ProviderFallbackError,
     catalogue,
 )
-from .checks import driver, imports, packages
+from .checks import imports, packages
+from .checks.libraries import is_of_driver
 from .checks.opening import of_construction
 from .execution import of_run
 from .facts import Facts, Observed
@@ -110,8 +111,8 @@ def _judged(line: str) -> Iterator[GPUError | None]:
         yield packages.cpu_only(seen(available_providers=tuple(listed[1].split(", "))))
     words = _BEFORE_THE_LOADER.split(line)[-1]
     refused = _LIBRARY.search(words) is not None and loader_words.refuses(words)
-    if loader_words.not_found_for(words) == LIBCUDA:
-        yield driver.not_found(Facts(replace(_ELSEWHERE, driver=replace(_ELSEWHERE.driver, libcuda=None))))
+    if is_of_driver(loader_words.not_found_for(words) or ""):
+        yield DriverNotFoundError(words)
     elif "ImportError" in line and (refused or "onnxruntime" in line):
         yield imports.failed(seen(import_error=line))
     if refused:

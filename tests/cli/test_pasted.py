@@ -50,6 +50,9 @@ ABSENT = "cannot open shared object file: No such file or directory"
         (r'[ONNXRuntimeError] : 1 : FAIL : Error loading "C:\x\onnxruntime_providers_cuda.dll" which depends on '
             r'"cudnn64_9.dll" which is missing. (Error 126: "The specified module could not be found.")',
             "library-not-found"),
+        (r'[ONNXRuntimeError] : 1 : FAIL : Error loading "C:\x\onnxruntime_providers_cuda.dll" which depends on '
+            r'"nvcuda.dll" which is missing. (Error 126: "The specified module could not be found.")',
+            "driver-not-found"),
         ("ImportError: DLL load failed while importing onnxruntime_pybind11_state: A dynamic link library (DLL) "
             "initialization routine failed.", "broken-package"),
         ("UserWarning: Specified provider 'CUDAExecutionProvider' is not in available provider names.Available "

@@ -25,7 +25,7 @@ from ...provider.preloading import MissingLibrary
 from ..facts import Facts
 from ..remedies import fixes as remedies
 from . import driver
-from .libraries import c_library_unfit, judge_missing, of_another_version
+from .libraries import c_library_unfit, is_of_driver, judge_missing, of_another_version
 
 
 def failed(facts: Facts) -> GPUError | None:
@@ -42,7 +42,7 @@ def failed(facts: Facts) -> GPUError | None:
         return unfit
     absent = re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)
     if absent is not None and not loader_words.is_blocked(text):
-        if spec_for(absent[1]) is not None or absent[1] == "libcuda.so.1":
+        if spec_for(absent[1]) is not None or is_of_driver(absent[1]):
             return None  # the extension itself links CUDA (1.27.0): libraries.missing or driver.not_found reports it
         return LibraryNotFoundError(
             f"import onnxruntime fails: {absent[1]}, which it links, is not on this system",

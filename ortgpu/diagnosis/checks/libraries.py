@@ -213,8 +213,12 @@ def _is_dead_link(file: Candidate) -> bool:
 def _foreign_dependency(file: Candidate) -> str | None:
     """Return the library, not CUDA's, that the loader did not find for this file: libgcc_s.so.1, for example."""
     name = loader_words.not_found_for(file.problem or "")
-    of_the_driver = name is not None and name.lower().startswith(("libcuda.so", "nvcuda."))
-    return name if name and spec_for(name) is None and not of_the_driver else None
+    return name if name and spec_for(name) is None and not is_of_driver(name) else None
+
+
+def is_of_driver(library: str) -> bool:
+    """Return True for the name of a library that the driver brings to Linux or to Windows."""
+    return library.lower().startswith(("libcuda.so", "nvcuda."))
 
 
 def _evidence(library: MissingLibrary) -> list[str]:
