@@ -144,6 +144,7 @@ HARMLESS: dict[str, Change] = {
     "PTX that is not needed is passed over": variables(CUDA_DISABLE_PTX_JIT="1"),
     "machine code is not passed over": variables(CUDA_FORCE_PTX_JIT="0"),
     "a Jetson": part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap")),
+    "a file that the first cuInit makes": part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl")),
     "one GPU of two that is lost": nvml(error="GPU is lost", code=15),
     "WSL": all_of(
         part("host", wsl=True),

@@ -409,7 +409,9 @@ def device_files_closed(facts: Facts) -> GPUError | None:
             cuda_code=code,
         )
     has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
-    if has_own and not facts.environment.host.wsl and not driver.is_tegra:
+    # On a machine itself cuInit makes the file, by nvidia-modprobe: it says nothing before that was called.
+    is_final = code is not None or facts.environment.host.container is not None
+    if has_own and is_final and not facts.environment.host.wsl and not driver.is_tegra:
         whole = surroundings.how(facts.environment)
         in_container = manual(f"in a container: give it {_UVM} too, as this does: {whole}", needs="host")
         made = shell("sudo nvidia-modprobe -u -c=0", needs="root")
