@@ -9,13 +9,26 @@ import pytest
 
 from ortgpu.diagnosis.checks.opening import of_construction
 from ortgpu.diagnosis.execution import of_run
+from ortgpu.environment.gpu.cuda import CudaState
 from ortgpu.errors import (
     DeviceNotFoundError,
     GPUOutOfMemoryError,
     InsufficientDeviceMemoryError,
     ProviderFailureError,
 )
-from tests.support.made_facts import H200, HEALTHY, NO_DRIVER, Change, nvml, part, request, variables
+from tests.support.made_facts import (
+    CUDA_H200,
+    H200,
+    HEALTHY,
+    NO_DRIVER,
+    Change,
+    all_of,
+    nvml,
+    observed,
+    part,
+    request,
+    variables,
+)
 
 PREFIX = (
     "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t onnxruntime::CudaCall(...) "
@@ -224,6 +237,22 @@ def test_a_device_that_nobody_named_is_not_called_none() -> None:
     assert isinstance(found, DeviceNotFoundError)
     assert "None" not in str(found)
     assert "CUDA_VISIBLE_DEVICES" in found.fixes[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        observed(cuda=CudaState(0, (CUDA_H200,), 1)),
+        all_of(observed(cuda=CudaState(0, None, 1)), nvml(available=False, error="not found", gpus=())),
+    ],
+    ids=["listed", "nothing known"],
+)
+def test_a_device_that_cuda_refuses_is_not_counted_among_none(change: Change) -> None:
+    found = of_construction("CUDA failure 101: invalid device ordinal", all_of(change, request(device=0))(HEALTHY))
+    assert isinstance(found, DeviceNotFoundError)
+    assert found.requested == 0
+    assert "0 GPUs" not in str(found)
+    assert "below 0" not in str(found)
 
 
 def test_a_limit_of_the_callers_own_is_not_the_memory_of_the_gpu() -> None:

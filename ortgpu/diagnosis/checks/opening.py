@@ -25,7 +25,6 @@ from ...errors import (
     UnsupportedDeviceError,
     manual,
 )
-from ...provider.devices import not_found
 from ...provider.requests import CUDA
 from ..facts import Facts
 from ..messages.cuda_codes import (
@@ -129,8 +128,20 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
             evidence,
             [remedies.update_driver(facts.environment)],
         )
-    if code == INVALID_DEVICE and (better := named_device(facts) or none_visible(facts)) is not None:
-        return better
+    if code == NO_DEVICE:
+        elsewhere = manual("use a machine with an NVIDIA GPU", needs="hardware")
+        return none_visible(facts) or NoDeviceError("CUDA sees no GPU", evidence=evidence, fixes=[elsewhere])
+    if code == INVALID_DEVICE:
+        return (
+            named_device(facts)
+            or none_visible(facts)
+            or DeviceNotFoundError(
+                "CUDA knows no GPU of this number",
+                evidence=evidence,
+                fixes=meaning_of(code, facts.environment.host.is_windows).fixes,
+                requested=facts.request.device,
+            )
+        )
     if code in NO_CODE:
         return unsupported(facts) or kernel_without_code(requested_gpu(facts), evidence)
     if code == DEVICE_UNAVAILABLE:
@@ -197,7 +208,8 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         return None
     words = without_given_names(text)
     if (code := code_in(words)) is not None:  # also within a failure to parse device_id
-        return _of_code(code, text, facts)
+        locked = lacks_pinned_memory(text, facts.environment.host.is_windows) if code == OUT_OF_MEMORY else None
+        return locked or for_code(code, facts, [telling_line(text)])
     if GRAPH_REFUSED.search(text):
         return _graph_refused(text)
     if (refused := _of_option(text)) is not None:
@@ -229,33 +241,6 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
     if "cuda_execution_provider.cc" in text or re.search("CUDAExecutionProvider|CUDA EP", words):
         return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=[telling_line(text)])
     return None
-
-
-def _of_code(code: int, text: str, facts: Facts) -> GPUError:
-    evidence = [telling_line(text)]
-    if code == NO_DEVICE:
-        found = none_visible(facts)
-        if found is not None:
-            return found
-        return NoDeviceError(
-            "CUDA sees no GPU", evidence=evidence, fixes=[manual("use a machine with an NVIDIA GPU", needs="hardware")]
-        )
-    if code == OUT_OF_MEMORY and (locked := lacks_pinned_memory(text, facts.environment.host.is_windows)) is not None:
-        return locked
-    if code == INVALID_DEVICE:
-        found = named_device(facts)
-        if found is not None:
-            return found
-        if facts.request.device is not None:
-            return not_found(facts.request.device, (), evidence=evidence)
-        return DeviceNotFoundError(
-            "CUDA knows no GPU of the number that ONNX Runtime gave it",
-            evidence=evidence,
-            fixes=meaning_of(code, facts.environment.host.is_windows).fixes,
-            requested=None,
-            available=(),
-        )
-    return for_code(code, facts, evidence)
 
 
 def _of_option(text: str) -> ProviderOptionError | None:
