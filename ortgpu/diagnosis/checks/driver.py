@@ -24,7 +24,7 @@ from ...errors import (
 from ..facts import Facts
 from ..messages.cuda_codes import RESTART_WINDOWS, UNUSABLE, Meaning, meaning_of, name_of, returned_by_cuinit
 from ..remedies import fixes as remedies
-from ..remedies.releases import FOR_CUDA_12, runs_with_cuda_12
+from ..remedies.releases import FOR_CUDA_12
 from . import surroundings
 from .surroundings import given_to_container, hides_everything, of_wsl, visible_gpus
 
@@ -145,7 +145,7 @@ def too_old(facts: Facts) -> GPUError | None:
         return None  # NVML answered by a libcuda.so.1 that only NVML found
     fixes = [remedies.update_driver(environment)]
     older = FOR_CUDA_12.why_not_for(environment.host) is None and all(
-        runs_with_cuda_12(environment.host, gpu.compute_capability) for gpu in visible_gpus(environment)
+        FOR_CUDA_12.runs_on(environment.host, gpu.compute_capability) for gpu in visible_gpus(environment)
     )
     what = "installed ONNX Runtime"
     if environment.packages.onnxruntime.cuda_is_plugin:

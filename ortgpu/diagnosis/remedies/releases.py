@@ -12,36 +12,8 @@ from dataclasses import dataclass
 from ...environment.host import Host
 from ...environment.packages.metadata import numbers_of
 
-_X86 = {("Linux", "x86_64"): (2, 28), ("Windows", "AMD64"): None}  # by platform, the glibc that the wheels need
-_AARCH64 = {("Linux", "aarch64"): (2, 34)}
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """One release, or a range of them that is alike in what is said here."""
-
-    requirement: str
-    cuda_major: int
-    pythons: tuple[tuple[int, int], tuple[int, int]]  # the first and the last with wheels
-    platforms: tuple[tuple[tuple[str, str], tuple[int, int] | None], ...] = tuple(_X86.items())
-
-    def why_not_for(self, host: Host) -> str | None:
-        """Return what to use instead of this machine or Python if there is no wheel for it; else None."""
-        if host.implementation != "CPython":
-            return f"use CPython: the package index has no wheel of {self.requirement} for {host.implementation}"
-        platforms = dict(self.platforms)
-        if (host.system, host.machine) not in platforms:
-            places = ", ".join(map(" ".join, platforms))
-            return f"use another machine: the package index has wheels of {self.requirement} for {places}"
-        first, last = ("{}.{}".format(*one) for one in self.pythons)
-        if not self.pythons[0] <= host.python[:2] <= self.pythons[1]:
-            here = "{}.{}".format(*host.python)
-            return f"use Python {first} to {last}: no wheel of {self.requirement} is known for Python {here}"
-        glibc = platforms[host.system, host.machine]
-        if glibc is None or host.libc is None or (host.libc.startswith("glibc") and numbers_of(host.libc) >= glibc):
-            return None
-        needed = "glibc {}.{}".format(*glibc)
-        return f"use an image with {needed} or newer, which the wheels of {self.requirement} need: this has {host.libc}"
+_LINUX, _AARCH64, _WINDOWS = ("Linux", "x86_64"), ("Linux", "aarch64"), ("Windows", "AMD64")
+_GLIBC = {_LINUX: (2, 28), _AARCH64: (2, 34)}  # that the wheels need
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +28,57 @@ class Code:
         return self.lowest <= capability < (10, 0) or capability in self.exact or capability >= self.ptx
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One release, or a range of them that is alike in what is said here."""
+
+    requirement: str
+    cuda_major: int
+    pythons: tuple[tuple[int, int], tuple[int, int]]  # the first and the last with wheels
+    code: Mapping[tuple[str, str], Code | None]  # by platform that has wheels; None: not known
+
+    def runs_on(self, host: Host, capability: tuple[int, int] | None) -> bool:
+        """Return True if it has code for a GPU, or nothing is known about it."""
+        code = self.code.get((host.system, host.machine))
+        return code is None or capability is None or code.runs_on(capability)
+
+    def why_not_for(self, host: Host) -> str | None:
+        """Return what to use instead of this machine or Python if there is no wheel for it; else None."""
+        if host.implementation != "CPython":
+            return f"use CPython: the package index has no wheel of {self.requirement} for {host.implementation}"
+        platform = (host.system, host.machine)
+        if platform not in self.code:
+            places = ", ".join(map(" ".join, self.code))
+            return f"use another machine: the package index has wheels of {self.requirement} for {places}"
+        first, last = ("{}.{}".format(*one) for one in self.pythons)
+        if not self.pythons[0] <= host.python[:2] <= self.pythons[1]:
+            here = "{}.{}".format(*host.python)
+            return f"use Python {first} to {last}: no wheel of {self.requirement} is known for Python {here}"
+        glibc = _GLIBC.get(platform)
+        if glibc is None or host.libc is None or (host.libc.startswith("glibc") and numbers_of(host.libc) >= glibc):
+            return None
+        needed = "glibc {}.{}".format(*glibc)
+        return f"use an image with {needed} or newer, which the wheels of {self.requirement} need: this has {host.libc}"
+
+
 # The newest per CUDA major; 1.27.0 was the first for CUDA 13, 1.29.0 the first for aarch64.
-FOR_CUDA_12 = Release("onnxruntime-gpu>=1.20,<1.27", 12, ((3, 10), (3, 14)))
-FOR_CUDA_13 = Release("onnxruntime-gpu>=1.28", 13, ((3, 11), (3, 14)))
-FOR_AARCH64 = Release("onnxruntime-gpu>=1.29", 13, ((3, 11), (3, 14)), tuple(_AARCH64.items()))
-
-# The newest releases. The wheels of one release have other code on each system.
 _NONE = (1000, 0)
-_CODE_FOR_CUDA_13 = {
-    "Linux": Code((7, 5), ((12, 0),), _NONE),
-    "Windows": Code(_NONE, ((7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (12, 0)), _NONE),
-}
-_CODE_FOR_CUDA_12 = {
-    "Linux": Code((6, 0), (), (9, 0)),
-    "Windows": Code((8, 6), ((5, 2), (5, 3), (6, 1), (6, 2), (7, 5)), (9, 0)),
-}
+FOR_CUDA_12 = Release("onnxruntime-gpu>=1.20,<1.27", 12, ((3, 10), (3, 14)), {
+    _LINUX: Code((6, 0), (), (9, 0)),
+    _WINDOWS: Code((8, 6), ((5, 2), (5, 3), (6, 1), (6, 2), (7, 5)), (9, 0)),
+})  # fmt: skip
+FOR_CUDA_13 = Release("onnxruntime-gpu>=1.28", 13, ((3, 11), (3, 14)), {
+    _LINUX: Code((7, 5), ((12, 0),), _NONE),
+    _WINDOWS: Code(_NONE, ((7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (12, 0)), _NONE),
+})  # fmt: skip
+FOR_AARCH64 = Release("onnxruntime-gpu>=1.29", 13, ((3, 11), (3, 14)), {_AARCH64: None})
 
-# For GPUs for which the newest has no code; newest first.
-_LINUX, _WINDOWS = tuple(each for each in _X86.items() if each[0][0] == "Linux"), (("Windows", "AMD64"), None)
+# For GPUs for which the newest has no code; newest first. The code of the first and the last is alike on each platform.
+_OF_1_28, _OF_1_19 = Code((7, 5), ((10, 0), (12, 0)), (12, 0)), Code((5, 2), (), (8, 0))
 FOR_OTHER_GPUS = (
-    (Release("onnxruntime-gpu==1.28.0", 13, ((3, 11), (3, 14))), Code((7, 5), ((10, 0), (12, 0)), (12, 0))),
-    (Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14)), _LINUX), _CODE_FOR_CUDA_12["Linux"]),
-    (Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14)), (_WINDOWS,)), _CODE_FOR_CUDA_12["Windows"]),
-    (Release("onnxruntime-gpu==1.19.2", 12, ((3, 8), (3, 12))), Code((5, 2), (), (8, 0))),
+    Release("onnxruntime-gpu==1.28.0", 13, ((3, 11), (3, 14)), {_LINUX: _OF_1_28, _WINDOWS: _OF_1_28}),
+    Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14)), FOR_CUDA_12.code),
+    Release("onnxruntime-gpu==1.19.2", 12, ((3, 8), (3, 12)), {_LINUX: _OF_1_19, _WINDOWS: _OF_1_19}),
 )
 
 
@@ -89,29 +89,20 @@ def newest_for(
     if host.machine == "aarch64":
         return FOR_AARCH64
     for_cuda_13 = host.python >= FOR_CUDA_13.pythons[0] and (driver_cuda is None or driver_cuda >= (13, 0))
-    newest, code = (FOR_CUDA_13, _CODE_FOR_CUDA_13) if for_cuda_13 else (FOR_CUDA_12, _CODE_FOR_CUDA_12)
-    if not capabilities or any(map(_here(code, host).runs_on, capabilities)):
+    newest = FOR_CUDA_13 if for_cuda_13 else FOR_CUDA_12
+    if not capabilities or any(newest.runs_on(host, capability) for capability in capabilities):
         return newest
     return for_gpus(host, driver_cuda, capabilities) or newest
-
-
-def _here(codes: Mapping[str, Code], host: Host) -> Code:
-    return codes.get(host.system, codes["Linux"])
-
-
-def runs_with_cuda_12(host: Host, capability: tuple[int, int] | None) -> bool:
-    """Return True if the newest release for CUDA 12 has code for a GPU, or nothing is known about it."""
-    return capability is None or _here(_CODE_FOR_CUDA_12, host).runs_on(capability)
 
 
 def for_gpus(
     host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]]
 ) -> Release | None:
     """Return the newest release with code for one of these GPUs, for which the newest of all has none; else None."""
-    for release, code in FOR_OTHER_GPUS:
+    for release in FOR_OTHER_GPUS:
         if driver_cuda is not None and driver_cuda[0] < release.cuda_major:
             continue
-        if any(map(code.runs_on, capabilities)) and release.why_not_for(host) is None:
+        if any(release.runs_on(host, capability) for capability in capabilities) and release.why_not_for(host) is None:
             return release
     return None
 
