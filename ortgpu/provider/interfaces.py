@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from .devices import Device
-
 
 class Value(Protocol):
     """An input or output of a model (NodeArg)."""
@@ -42,11 +40,7 @@ class NativeSession(Protocol):
     output_meminfos: Sequence[Any]
 
     def get_providers(self) -> Sequence[str]: ...
-    def get_provider_graph_assignment_info(self) -> Sequence[AssignedNodes]: ...
     def run(self, output_names: Any, feed: Any, run_options: Any) -> list[Any]: ...
-    def run_with_ortvaluevector(
-        self, run_options: Any, feed_names: Any, feeds: Any, fetch_names: Any, fetches: Any, fetch_devices: Any, /
-    ) -> None: ...
     def create_ortvalue_from_shape_and_type(self, shape: Any, element_type: Any, device: Any, /) -> Any: ...
 
 
@@ -67,8 +61,6 @@ class Session(Protocol):
     _outputs_meta: Sequence[Value]
     _overridable_initializers: Sequence[Value]
 
-    def get_providers(self) -> Sequence[str]: ...
-    def get_provider_options(self) -> Mapping[str, Mapping[str, str]]: ...
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any: ...
     def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None: ...
     def io_binding(self) -> Any: ...
@@ -83,7 +75,6 @@ class RecordedPlacement(Protocol):
 
 
 class VerifiedFacts(Protocol):
-    device: Device
     placement: RecordedPlacement
 
     @property
@@ -96,5 +87,3 @@ class VerifiedSession(Session, Protocol):
     _verified: VerifiedFacts
     _request: Any
     _pinned_memory_limit: int
-
-    def close(self) -> None: ...
