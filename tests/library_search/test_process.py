@@ -113,6 +113,12 @@ def test_only_a_torch_of_the_same_major(torch: Torch | None, expected: str | Non
     assert (found.sys_path, found.machine, found.filesystem) == (tuple(sys.path), MACHINE, Path("/"))
 
 
+def test_the_search_path_of_a_provider_may_begin_where_it_lies() -> None:
+    """As in builds that bring CUDA's libraries beside ONNX Runtime's, and in packages of conda."""
+    provider = ProviderLibrary("/opt/capi/p.so", None, NEEDED, ("$ORIGIN/../cuda", "${ORIGIN}", "$ORIGINAL"), None)
+    assert places_for(provider, None).provider_search_path == ("/opt/capi/../cuda", "/opt/capi", "$ORIGINAL")
+
+
 FOUND = """
 import json, sys
 from ortgpu.environment.libraries.search import places_for, resolve

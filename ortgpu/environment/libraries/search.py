@@ -27,7 +27,7 @@ from .places import LINUX, WINDOWS, Root, SearchPlaces, Source, System
 from .wheel import ProviderLibrary
 
 _NVIDIA_FILE = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.|$)|(?i:(cu|nv)[\w-]*\.dll$)")
-
+_ORIGIN = re.compile(r"\$(ORIGIN\b|\{ORIGIN\})")  # in a search path of a file, the folder of that file: ld.so(8)
 
 SYSTEM: Final = WINDOWS if sys.platform == "win32" else LINUX  # of this process
 
@@ -207,14 +207,16 @@ def places_for(
     cuda_major: int | None = None,
 ) -> SearchPlaces:
     """Return the current places of this process for the libraries of a provider, or of ``cuda_major`` without one."""
+    of_provider: tuple[str, ...] = ()
     if provider is not None:
-        cuda_major = provider.cuda_major
+        cuda_major, folder = provider.cuda_major, os.path.dirname(provider.path)
+        of_provider = tuple(_ORIGIN.sub(lambda _: folder, entry) for entry in provider.search_path)
     same_major = torch is not None and torch.cuda_version is not None and torch.cuda_version[0] == cuda_major
     return replace(
         places_of_this_process(),
         directory=directory,
         torch_folder=torch.folder if torch is not None and same_major else None,
-        provider_search_path=provider.search_path if provider is not None else (),
+        provider_search_path=of_provider,
     )
 
 
