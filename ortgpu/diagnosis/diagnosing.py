@@ -58,9 +58,7 @@ CHECKS: tuple[Check, ...] = (
     packages.cpu_only,
     packages.plugins_unknown,
     packages.plugin_of_another_release,
-    packages.no_plugin,
     packages.replaced_after_import,
-    packages.in_sub_interpreter,
     packages.provider_missing,
     packages.library_damaged,
     packages.numpy_damaged,
@@ -69,7 +67,6 @@ CHECKS: tuple[Check, ...] = (
     imports.failed,
     model_checks.collective_ops_missing,  # neither a library nor a driver nor a device helps
     libraries.missing,
-    imports.of_two_runtimes,
     imports.provider_unloadable,
     libraries.cudnn_missing,
     libraries.cufft_missing,

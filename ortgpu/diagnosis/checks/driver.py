@@ -360,9 +360,7 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
     else:
         return None
     fixes = [RESTART_WINDOWS] if host.is_windows else remedies.on_the_host(environment, meaning.fixes)
-    return DriverUnusableError(
-        f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code
-    )
+    return DriverUnusableError(f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code)
 
 
 def _not_loaded(facts: Facts) -> Meaning:

@@ -52,8 +52,17 @@ def failed(facts: Facts) -> GPUError | None:
         )
     if (other := of_another_version(text, "ONNX Runtime's module", facts)) is not None:
         return other
-    if text == IN_SUB_INTERPRETER:
-        return None  # packages.in_sub_interpreter reports it
+    if text == IN_SUB_INTERPRETER:  # in which the extension waits for a lock without end
+        main = (
+            "let this program have Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, "
+            "single-interpreter = true for uWSGI"
+        )
+        return BrokenPackageError(
+            "import onnxruntime never returns in a sub-interpreter of Python, which this is",
+            evidence=[text],
+            fixes=[manual(main)],
+            package=installed.build_name,
+        )
     if threads := [line for line in facts.observed.printed if loader_words.lacks_threads(line)]:
         return BrokenPackageError(
             "import onnxruntime fails: this process may have no further thread",
@@ -266,27 +275,27 @@ def other_engine(facts: Facts) -> GPUError | None:
     )
 
 
-def of_two_runtimes(facts: Facts) -> GPUError | None:
-    """Check that the provider would call into its own ONNX Runtime, not into another one of this process."""
-    text = facts.observed.provider_error or ""
-    taken = re.match(r"Provider_GetHost is taken from (.*), not from ", text)
-    if taken is None:
-        return None
-    apart = manual("use the two in processes of their own, or open the first GPUSession before the other one is loaded")
-    return RuntimeConflictError(
-        "the CUDA provider would call into another ONNX Runtime, and end this process",
-        evidence=[text],
-        fixes=[remedies.off_the_path(facts.environment, "LD_PRELOAD", taken[1]) or apart],
-        libraries=(taken[1],),
-    )
-
-
 def provider_unloadable(facts: Facts) -> GPUError | None:
-    """Explain why the loader refuses the provider although every library is there."""
+    """Explain why the provider cannot be opened, or registered, although every library is there."""
     report = facts.observed.preload
     text = facts.observed.provider_error
-    if text is None or "CreateEpFactories" in text or of_two_runtimes(facts) is not None:
+    if text is None:
         return None
+    if "CreateEpFactories" in text:
+        return LibraryVersionError(
+            "the file of the CUDA plugin is none that ONNX Runtime can register: it lacks CreateEpFactories",
+            evidence=[text, "providers have that function from release 1.23 on"],
+            fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+            needed=("CreateEpFactories",),
+        )
+    if (taken := re.match(r"Provider_GetHost is taken from (.*), not from ", text)) is not None:
+        apart = "use the two in processes of their own, or open the first GPUSession before the other one is loaded"
+        return RuntimeConflictError(
+            "the CUDA provider would call into another ONNX Runtime, and end this process",
+            evidence=[text],
+            fixes=[remedies.off_the_path(facts.environment, "LD_PRELOAD", taken[1]) or manual(apart)],
+            libraries=(taken[1],),
+        )
     if (unfit := c_library_unfit(facts, text, "the CUDA provider cannot be loaded")) is not None:
         return unfit
     absent = loader_words.not_found_for(text)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from ...environment.libraries import loader_words
 from ...environment.libraries.library_file import wrong_machine
 from ...environment.packages.installed import Distribution, OnnxRuntime
-from ...environment.packages.interpreter import IN_SUB_INTERPRETER
 from ...environment.packages.plugins import PluginPackage, provider_file_name
 from ...errors import (
     BrokenPackageError,
@@ -23,6 +22,7 @@ from ...errors import (
     ProviderFallbackError,
     UnsupportedPlatformError,
     manual,
+    python,
 )
 from ...provider.requests import CUDA
 from ..facts import Facts
@@ -253,7 +253,7 @@ def provider_missing(facts: Facts) -> GPUError | None:
     if (
         not installed.importable
         or installed.provider_library is not None
-        or not _is_for_cuda(installed.build_name or _names(facts))
+        or not _is_for_cuda(installed.build_name or " ".join(owner.name for owner in installed.owners))
     ):
         return None
     owner = installed.owners[0] if installed.owners else None
@@ -324,10 +324,6 @@ def _shadowed_by(installed: OnnxRuntime) -> list[str]:
     return [f"shadowed by it: {other.name} {other.version} in {other.location}" for other in installed.elsewhere]
 
 
-def _names(facts: Facts) -> str:
-    return " ".join(owner.name for owner in facts.environment.packages.onnxruntime.owners)
-
-
 def broken_files(facts: Facts) -> GPUError | None:
     """Check the files of the only owner. Several owners are a conflict, which explains missing files.
 
@@ -349,8 +345,6 @@ def broken_files(facts: Facts) -> GPUError | None:
     evidence = [f"{owner.name} {owner.version} in {owner.location}"]
     evidence += [f"missing: {name}" for name in missing[:8]]
     evidence += [f"not the file that was installed: {name}" for name in altered[:8]]
-    if len(damaged) > 16:
-        evidence.append(f"{len(damaged)} files in all")
     works = all(did_its_work(facts, name) for name in damaged)
     return BrokenPackageError(
         f"the installed {owner.name} works, though {len(damaged)} of its files are missing or altered"
@@ -518,30 +512,7 @@ def replaced_after_import(facts: Facts) -> GPUError | None:
     )
 
 
-def in_sub_interpreter(facts: Facts) -> GPUError | None:
-    """Check that this is no sub-interpreter, in which the extension waits for a lock without end."""
-    text = facts.observed.import_error
-    if text != IN_SUB_INTERPRETER:
-        return None
-    return BrokenPackageError(
-        "import onnxruntime never returns in a sub-interpreter of Python, which this is",
-        evidence=[text],
-        fixes=[
-            manual(
-                "let this program have Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, "
-                "single-interpreter = true for uWSGI"
-            )
-        ],
-        package=facts.environment.packages.onnxruntime.build_name,
-    )
-
-
 # CUDA as a plugin: the package that brings it, and what came of registering it
-
-_REGISTER = (
-    "import onnxruntime, {module} as plugin; "
-    "onnxruntime.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())"
-)
 
 
 def plugin_incomplete(facts: Facts) -> GPUError | None:
@@ -584,19 +555,6 @@ def plugin_of_another_release(facts: Facts) -> GPUError | None:
     )
 
 
-def no_plugin(facts: Facts) -> GPUError | None:
-    """Check that the file is a plugin: a provider of a release before 1.23 is none."""
-    text = facts.observed.provider_error or ""
-    if "CreateEpFactories" not in text:
-        return None
-    return LibraryVersionError(
-        "the file of the CUDA plugin is none that ONNX Runtime can register: it lacks CreateEpFactories",
-        evidence=[text, "providers have that function from release 1.23 on"],
-        fixes=replace_build(facts),
-        needed=("CreateEpFactories",),
-    )
-
-
 def plugin_without_device(facts: Facts) -> GPUError | None:
     """Check that a registered plugin lists a GPU: ONNX Runtime finds devices by files of the system, not by CUDA."""
     if facts.observed.plugin_problem != "no device":
@@ -616,22 +574,17 @@ def plugin_unregistered(facts: Facts) -> GPUError | None:
     installed = facts.environment.packages.onnxruntime
     if facts.observed.plugin_problem != "not registered" or installed.arrival is None:
         return None
-    package = installed.arrival.package
-    if installed.arrival.way == "bundled plugin":
-        return CPUOnlyPackageError(
-            f"the CUDA plugin of {installed.build_name} {installed.version} was not registered when it was imported",
-            evidence=[
-                f"plugin: {installed.arrival.library}",
-                "ONNX Runtime does that only if its libraries are loaded",
-            ],
-            fixes=[Fix("import ortgpu; ortgpu.preload(); import onnxruntime", kind="python")],
-            package=installed.build_name,
-            version=installed.version,
-        )
+    arrival, build = installed.arrival, f"{installed.build_name} {installed.version}"
+    if arrival.way == "bundled plugin":
+        summary = f"the CUDA plugin of {build} was not registered when it was imported"
+        fact, code = "ONNX Runtime does that only if its libraries are loaded", "import onnxruntime"
+    else:
+        summary = f"{arrival.package or 'a CUDA plugin'} is installed, and this program has not registered it"
+        fact, code = f"{build} has no CUDA", _registration(arrival.package, arrival.library)
     return CPUOnlyPackageError(
-        f"{package or 'a CUDA plugin'} is installed, and this program has not registered it",
-        evidence=[f"plugin: {installed.arrival.library}", f"{installed.build_name} {installed.version} has no CUDA"],
-        fixes=[_registration(package, installed.arrival.library)],
+        summary,
+        evidence=[f"plugin: {arrival.library}", fact],
+        fixes=[python(f"import ortgpu; ortgpu.preload(); {code}")],
         package=installed.build_name,
         version=installed.version,
     )
@@ -651,9 +604,10 @@ def plugins_unknown(facts: Facts) -> GPUError | None:
     )
 
 
-def _registration(package: PluginPackage | None, library: str) -> Fix:
+def _registration(package: PluginPackage | None, library: str) -> str:
     if package is None:
-        code = f"import onnxruntime; onnxruntime.register_execution_provider_library({CUDA!r}, {library!r})"
-    else:
-        code = _REGISTER.format(module=os.path.basename(package.folder or ""))
-    return Fix(f"import ortgpu; ortgpu.preload(); {code}", kind="python")
+        return f"import onnxruntime; onnxruntime.register_execution_provider_library({CUDA!r}, {library!r})"
+    return (
+        f"import onnxruntime, {os.path.basename(package.folder or '')} as plugin; "
+        "onnxruntime.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())"
+    )
