@@ -151,8 +151,18 @@ class Theirs(Plain):
         program
         + """
 session = Theirs(NEG)
+session.mine = 1
+failed = outcome(lambda: session.to_cpu(b"no model"))["type"]
+before = [failed, isinstance(session, GPUSession), session.run(None, feeds(2)[1])[0].tolist()]
 session.to_cpu(NEG)
-report([type(session) is Theirs, [record.kind for record in ortgpu.sessions()], session.get_providers()])
+(record,) = ortgpu.sessions()
+plain = Plain(NEG, providers=["CPUExecutionProvider"])
+after = [type(session) is Theirs, session.get_providers(), list(vars(session).keys() - vars(plain).keys())]
+report([before, after, [record.kind, str(record.device)]])
 """
     )
-    assert found == [True, ["cpu"], ["CPUExecutionProvider"]]
+    assert found == [
+        ["InvalidProtobuf", True, [-1] * 4],
+        [True, ["CPUExecutionProvider"], ["mine"]],
+        ["cpu", "cpu"],
+    ]

@@ -32,8 +32,11 @@ class GuardedSession(GPUSession):
     ) -> None:
         if judge(providers, provider_options, sess_options) == "guarded":
             open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
-        else:
+            return
+        with unchanged_on_error(self):
             set_class(self, self._guards)
+            for name in self._own_names:  # of the verified session: sessions() would show its device
+                self.__dict__.pop(name, None)
             InferenceSession.__init__(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
