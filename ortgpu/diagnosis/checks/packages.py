@@ -81,11 +81,11 @@ def _another_environment(facts: Facts) -> tuple[str, str] | None:
     """Return variable and folder of an environment that is active in the shell and not used by this process."""
     environment = facts.environment
     mine = (environment.host.executable, environment.installer.folder)
-    named = ((name, environment.variables.now.get(name)) for name in ("VIRTUAL_ENV", "CONDA_PREFIX"))
-    name, folder = next(((name, folder) for name, folder in named if folder), ("", None))
-    if folder is None or any(path.startswith(folder.rstrip(os.sep) + os.sep) for path in mine):
-        return None
-    return name, folder
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if folder := environment.variables.now.get(name):
+            is_mine = any(path.startswith(folder.rstrip(os.sep) + os.sep) for path in mine)
+            return None if is_mine else (name, folder)
+    return None
 
 
 def shadowed(facts: Facts) -> GPUError | None:
@@ -135,7 +135,6 @@ def _is_of_another_python(facts: Facts) -> bool:
 
 def _of_another_python(facts: Facts) -> GPUError:
     installed, environment = facts.environment.packages.onnxruntime, facts.environment
-    then = [] if any(_is_for_cuda(other.name) for other in installed.elsewhere) else _first_install(facts)
     return BrokenPackageError(
         f"import onnxruntime takes {installed.folder}, which is built for another Python",
         evidence=[
@@ -143,7 +142,7 @@ def _of_another_python(facts: Facts) -> GPUError:
             f"{os.path.basename(installed.extension or '')}",
             *_shadowed_by(installed),
         ],
-        fixes=[remedies.off_the_search_path(environment, installed.home, *then)],
+        fixes=[_leave_out(facts)],
         files=(installed.extension or "",),
     )
 
@@ -241,7 +240,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
 
 def _plugin_instead(facts: Facts) -> list[Fix]:
     installed = facts.environment.packages.onnxruntime
-    if any(_is_for_cuda(other.name) for other in installed.elsewhere):
+    if _hides_a_gpu_build(installed):
         return []
     what = f"CUDA as a plugin for ONNX Runtime {installed.version or 'of this release'}"
     return [manual(f"or, if you have {what}, install its package or register its library first")]
@@ -299,20 +298,28 @@ def _first_install(facts: Facts) -> list[Fix]:
     return [instead or remedies.install(facts.environment, remedies.newest_requirements(facts.environment))]
 
 
+def _leave_out(facts: Facts) -> Fix:
+    """Take the folder that holds the package off the search path, and install a GPU build if it hides none."""
+    installed = facts.environment.packages.onnxruntime
+    then = [] if _hides_a_gpu_build(installed) else _first_install(facts)
+    return remedies.off_the_search_path(facts.environment, installed.home, *then)
+
+
+def _hides_a_gpu_build(installed: OnnxRuntime) -> bool:
+    return any(_is_for_cuda(other.name) for other in installed.elsewhere)
+
+
 def replace_build(facts: Facts) -> list[Fix]:
     installed, installer = facts.environment.packages.onnxruntime, facts.environment.installer
     home = installed.home
     packages = facts.environment.packages
-    gpu = any(_is_for_cuda(other.name) for other in installed.elsewhere)
     shared = any(one.location == home for one in (*packages.others, *packages.nvidia))
-    of_python = is_for_packages(home)
     off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
     bundled = facts.environment.host.frozen and off is None  # a pex has a folder for each of its packages
-    mended = not gpu or installer.owns(home) or installer.hides(home)
-    if shared or bundled or (of_python and mended):  # removing it from the path would remove others too
+    mended = not _hides_a_gpu_build(installed) or installer.owns(home) or installer.hides(home)
+    if shared or bundled or (is_for_packages(home) and mended):  # removing it from the path would remove others too
         return [remedies.reinstall_onnxruntime(facts.environment)]
-    # A folder that somebody put on the search path hides the package behind it.
-    return [remedies.off_the_search_path(facts.environment, home, *([] if gpu else _first_install(facts)))]
+    return [_leave_out(facts)]  # a folder that somebody put on the search path hides the package behind it
 
 
 def _is_for_cuda(names: str) -> bool:
