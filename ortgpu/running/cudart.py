@@ -151,12 +151,8 @@ class CudaRuntime:
 
     def synchronise_legacy_stream(self) -> None:
         """Wait for all work in LEGACY_STREAM of this device."""
-        self.use_device()
-        before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED)
-        try:
+        with self.device_guard():
             self.synchronise(LEGACY_STREAM)
-        finally:
-            self.exchange_capture_mode(before)
 
     def end_capture(self, stream: int) -> None:
         """End and drop a capture of the calling thread from ``stream``, if there is one. Raises nothing."""

@@ -17,10 +17,11 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from ..errors import ProviderRequestError, manual
 from ..model.tensor_types import DTYPES
 from ..provider import lifetime
-from .cudart import LEGACY_STREAM, runtime_of
+from .cudart import LEGACY_STREAM, CudaCallError, runtime_of
 
 if TYPE_CHECKING:
     from ..provider.interfaces import VerifiedSession
+    from .plain_runs import RunningSession
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
@@ -59,7 +60,7 @@ class _DLTensor(ctypes.Structure):
         return True
 
 
-def with_values(session: VerifiedSession, feed: Any) -> dict[str, Any] | None:
+def with_values(session: RunningSession, feed: Any) -> dict[str, Any] | None:
     """Return ``feed`` with arrays of other libraries as OrtValues that share their memory. None if it has none.
 
     Waits for pending GPU work on these arrays, since ONNX Runtime reads them in its own stream. A non-contiguous array
@@ -67,7 +68,7 @@ def with_values(session: VerifiedSession, feed: Any) -> dict[str, Any] | None:
 
     Raises:
         ProviderRequestError: an array is on another device than the session, or on the GPU and not contiguous.
-        ExecutionError: the session is closed, or lost the GPU.
+        ExecutionError: the session is closed, or lost the GPU. Work on an array may have failed, too.
     """
     if not isinstance(feed, Mapping) or not any(map(_is_foreign, feed.values())):
         return None
@@ -80,7 +81,10 @@ def with_values(session: VerifiedSession, feed: Any) -> dict[str, Any] | None:
                 "arrays on the GPU cannot be waited for: the CUDA runtime is not among the libraries of this process",
                 fixes=[manual("pass arrays on the CPU")],
             )
-        runtime.synchronise_legacy_stream()
+        try:
+            runtime.synchronise_legacy_stream()
+        except CudaCallError as error:
+            raise session._gpu_explained(error)  # noqa: B904 - which sets the cause
     return values
 
 
@@ -103,7 +107,7 @@ def refuse_on_gpu(feed: Any, why: str = "a pool chooses the GPU itself") -> None
             )
 
 
-def run_on_device(session: VerifiedSession, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+def run_on_device(session: RunningSession, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
     """Run the model and keep the results on the device; see GPUSession.run_on_device."""
     binding = session.io_binding()
     # Check names first: a binding reports a missing input only through some node, and takes None for NaN.

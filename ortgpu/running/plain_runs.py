@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         _gpu_runner: PlainRunner
         _stream: Stream | None  # while a session with cuda_graph opens
 
+        def _gpu_explained(self, error: Exception) -> Exception: ...
+
 
 # All names in the code of ``run`` from 1.18 to 1.31. Code with another name was not reviewed, so it is not skipped.
 _READ = frozenset(

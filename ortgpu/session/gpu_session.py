@@ -104,6 +104,7 @@ class GPUSession(LastOfOurs):
     _stream: Any = None  # set while a session with cuda_graph opens
     _pinned = None
     _gpu_runner = PlainRunner()
+    _gpu_explained = failures.explained  # for what fails before a run
     _pinned_memory_limit = PINNED_MEMORY_LIMIT
     _own_names: frozenset[str] = frozenset()  # attributes set by this class and by ONNX Runtime
 

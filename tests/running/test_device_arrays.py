@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.lab.installed import older_than
+from tests.lab.stubs import Stubs
 from tests.support.cpu_session import child
 
 ARRAYS = """
@@ -24,8 +25,20 @@ class Foreign:
 """
 
 
-def with_arrays(code: str) -> Any:
-    return child(ARRAYS + textwrap.dedent(code))
+ON_A_GPU = """
+import ctypes, dataclasses
+from ortgpu.running import cudart, device_arrays
+runtime, stub = stub_runtime(sys.argv[1])
+cudart.context_is_active = lambda ordinal: True
+session = GPUSession(NEG)
+session.device = dataclasses.replace(session.device, kind="cuda", ordinal=0)
+device_arrays.runtime_of = lambda device: runtime
+array = Foreign(np.ones(4, np.float32), (2, 0))
+"""
+
+
+def with_arrays(code: str, *arguments: str) -> Any:
+    return child(ARRAYS + textwrap.dedent(code), *arguments)
 
 
 def test_run_and_map_take_them_beside_numpy_arrays() -> None:
@@ -165,6 +178,40 @@ def test_an_array_elsewhere_is_refused() -> None:
     assert [each["type"] for each in found] == ["ProviderRequestError"] * 3
     assert "input 'x' is on cuda:1, and the session on cpu" in found[0]["text"]
     assert "a device of DLPack's type 10" in found[2]["text"]
+
+
+@pytest.mark.parametrize("use", ["run(None, feed)", "run_on_device(None, feed)", "map([feed]).__next__()"])
+def test_work_on_an_array_that_failed_is_told_as_a_run_tells_it(stubs: Stubs, use: str) -> None:
+    """The wait for a kernel of another library is where its illegal memory access comes out."""
+    found = with_arrays(
+        ON_A_GPU
+        + textwrap.dedent(f"""
+        feed = {{"x": array}}
+        os.environ["STUB_CUDART_FAIL"] = "cudaStreamSynchronize=700"
+        failed = outcome(lambda: session.{use})
+        del os.environ["STUB_CUDART_FAIL"]
+        report([failed, outcome(lambda: session.run(None, feeds(1)[0]))["type"]])
+        """),
+        str(stubs.cudart),
+    )
+    assert [found[0]["type"], found[1]] == ["PoisonedContextError"] * 2
+    assert "CUDA failure 700" in found[0]["text"]
+
+
+def test_waiting_for_an_array_leaves_the_threads_device_as_it_was(stubs: Stubs) -> None:
+    """As the thread that iterates over ``map``: what it allocates next belongs where it was."""
+    found = with_arrays(
+        ON_A_GPU
+        + textwrap.dedent("""
+        stub.cudaSetDevice(1)
+        device_arrays.with_values(session, {"x": array})
+        current = ctypes.c_int()
+        stub.cudaGetDevice(ctypes.byref(current))
+        report([current.value, stub.stub_capture_mode()])
+        """),
+        str(stubs.cudart),
+    )
+    assert found == [1, 0]
 
 
 def test_what_is_wrong_with_a_feed_stays_onnx_runtimes_own() -> None:
