@@ -29,42 +29,13 @@ from ..errors import (
 from ..provider import lifetime
 from ..provider.devices import Device
 from ..provider.preloading import is_of_cudnn
-from .checks.devices import (
-    close_those_that_are_done_with,
-    described,
-    kernel_without_code,
-    named_sessions,
-    sessions_on_gpu,
-    without_code,
-)
+from .checks import devices, opening
 from .checks.libraries import by_folder, mixed
-from .checks.opening import lacks_pinned_memory, not_created, of_generation, tensorrt_failed
-from .messages.cuda_codes import (
-    CALL_REQUIRES_NEWER_DRIVER,
-    CAPTURING,
-    ECC_UNCORRECTABLE,
-    NO_CODE,
-    OUT_OF_MEMORY,
-    STICKY,
-    UNKNOWN,
-    UNSUPPORTED_PTX_VERSION,
-    captured_meanwhile,
-    code_in,
-    meaning_of,
-    name_of,
-    poisoned,
-)
-from .messages.runtime_words import (
-    ALLOCATION,
-    LIMIT,
-    TENSORRT,
-    WITHOUT_CUDNN,
-    LibraryStatus,
-    read_library_status,
-    telling_line,
-)
+from .messages import cuda_codes, runtime_words
+from .messages.runtime_words import LibraryStatus, telling_line
 
 _MIB = 1 << 20
+_CUDNN, _CUFFT = SYSTEM.name(BY_STEM["libcudnn"], 9), SYSTEM.name(BY_STEM["libcufft"], 12)
 _ON_WINDOWS = sys.platform == "win32"
 
 # Texts of ONNX Runtime 1.18 to 1.31 that quote names, which may say anything: of inputs and outputs, with the prefix of
@@ -88,22 +59,23 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
         return None
     is_ep_fail = exception == "EPFail" or ": EP_FAIL :" in text
     text = text.rpartition("Status Message: ")[2]  # before it is the name of the node, which may say anything
-    if match := ALLOCATION.search(text):
+    if match := runtime_words.ALLOCATION.search(text):
         return out_of_memory(int(match[1]), text, device)
     if match := _POOL.search(text):
-        code = int(match[1])
-        return out_of_memory(int(match[2]), text, device) if code == OUT_OF_MEMORY else of_code(code, text, device)
-    if (number := code_in(text)) is not None:
+        if int(match[1]) == cuda_codes.OUT_OF_MEMORY:
+            return out_of_memory(int(match[2]), text, device)
+        return of_code(int(match[1]), text, device)
+    if (number := cuda_codes.code_in(text)) is not None:
         return of_code(number, text, device)
-    if failed := read_library_status(text):
+    if failed := runtime_words.read_library_status(text):
         return _of_library(failed, text, device)
-    if WITHOUT_CUDNN.search(text):
-        return _not_opened("cuDNN", SYSTEM.name(BY_STEM["libcudnn"], 9), text)
+    if runtime_words.WITHOUT_CUDNN.search(text):
+        return _not_opened("cuDNN", _CUDNN, text)
     if "cuFFT is unavailable" in text:
-        return _not_opened("cuFFT", SYSTEM.name(BY_STEM["libcufft"], 12), text)
-    if TENSORRT.search(text):
-        return tensorrt_failed(text)
-    if (found := of_generation(text, telling_line(text), device)) is not None:
+        return _not_opened("cuFFT", _CUFFT, text)
+    if runtime_words.TENSORRT.search(text):
+        return opening.tensorrt_failed([telling_line(text)])
+    if (found := opening.of_generation(text, [telling_line(text)], device)) is not None:
         return found
     if is_ep_fail:
         return ProviderFailureError("the execution provider failed", evidence=[telling_line(text)], status="EP_FAIL")
@@ -116,13 +88,13 @@ def _of_library(failed: LibraryStatus, text: str, device: Device | None) -> GPUE
     if failed.is_mixture:
         return _mixed_cudnn(text)
     if failed.is_incomplete:
-        return _not_opened("cuDNN", SYSTEM.name(BY_STEM["libcudnn"], 9), text)
+        return _not_opened("cuDNN", _CUDNN, text)
     if failed.is_creation:
-        return not_created(failed, text)
+        return opening.not_created(failed, [telling_line(text)])
     if failed.library == "CUDNN" and (error := _cudnn_without_code(text, device)) is not None:
         return error
     if "ARCH_MISMATCH" in failed.status:
-        return without_code(
+        return devices.without_code(
             device,
             f"{failed.library} has no code for {device or 'this GPU'} in what this model asks: {failed.status}",
             [telling_line(text)],
@@ -175,7 +147,7 @@ def _cudnn_without_code(text: str, device: Device | None) -> GPUError | None:
     if device is None or capability is None or coverage_by(held, capability, os.environ) != "none":
         return None
     return UnsupportedDeviceError(
-        f"the cuDNN of this process holds no code for {described(str(device), capability)}",
+        f"the cuDNN of this process holds no code for {devices.described(str(device), capability)}",
         evidence=[telling_line(text), f"{paths[0]} holds {', '.join(map(str, held or ()))}"],
         fixes=[manual(f"install {'cuDNN 9.10' if capability < (7, 5) else 'a newer cuDNN'}, and restart this process")],
         device=device.name,
@@ -187,21 +159,19 @@ def _cudnn_without_code(text: str, device: Device | None) -> GPUError | None:
 def of_code(code: int, text: str, device: Device | None) -> GPUError:
     """Return the error for a code of CUDA that came up as ``text`` says."""
     evidence = [telling_line(text)]
-    if code == OUT_OF_MEMORY:
-        return lacks_pinned_memory(text, _ON_WINDOWS) or out_of_memory(None, text, device)
-    if code in STICKY:
-        return poisoned(code, evidence)
-    if code in CAPTURING:
-        return captured_meanwhile(code, evidence)
+    if code == cuda_codes.OUT_OF_MEMORY:
+        return opening.lacks_pinned_memory(code, text, _ON_WINDOWS) or out_of_memory(None, text, device)
+    if (found := cuda_codes.of_process(code, evidence)) is not None:
+        return found
     if code == lifetime.CONTEXT_IS_DESTROYED:
         return lifetime.context_destroyed(evidence)
-    if code in NO_CODE:
-        return kernel_without_code(device, evidence)
-    meaning = meaning_of(code, _ON_WINDOWS)
-    if code in (CALL_REQUIRES_NEWER_DRIVER, UNSUPPORTED_PTX_VERSION):
+    if code in cuda_codes.NO_CODE:
+        return devices.kernel_without_code(device, evidence)
+    meaning = cuda_codes.meaning_of(code, _ON_WINDOWS)
+    if code in (cuda_codes.CALL_REQUIRES_NEWER_DRIVER, cuda_codes.UNSUPPORTED_PTX_VERSION):
         version = device.driver_version if device is not None else None
         return DriverTooOldError(
-            f"{meaning.what} ({name_of(code)})",
+            f"{meaning.what} ({cuda_codes.name_of(code)})",
             evidence=[*evidence, f"driver {version or 'of unknown version'}"],
             fixes=meaning.fixes,
             driver_version=version,
@@ -209,11 +179,13 @@ def of_code(code: int, text: str, device: Device | None) -> GPUError:
             needed_cuda=None,
         )
     return ProviderFailureError(
-        f"CUDA failed: {name_of(code)}",
+        f"CUDA failed: {cuda_codes.name_of(code)}",
         evidence=evidence,
-        fixes=meaning.fixes if code in (ECC_UNCORRECTABLE, UNKNOWN) else (),  # nothing more is known of others
+        fixes=meaning.fixes
+        if code in (cuda_codes.ECC_UNCORRECTABLE, cuda_codes.UNKNOWN)
+        else (),  # nothing more is known of others
         library="CUDA",
-        status=name_of(code),
+        status=cuda_codes.name_of(code),
     )
 
 
@@ -241,9 +213,9 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
         evidence += [
             f"process {pid} holds {used // _MIB if used is not None else 'unknown'} MiB" for pid, used in others.items()
         ]
-    own = sessions_on_gpu(sessions(), device.uuid if device is not None else None)
+    own = devices.sessions_on_gpu(sessions(), device.uuid if device is not None else None)
     if len(own) > 1:  # the running one is among them
-        evidence += named_sessions(own)
+        evidence += devices.named_sessions(own)
     summary, fixes = _lack(requested, text)
     return GPUOutOfMemoryError(
         summary,
@@ -251,7 +223,7 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
         fixes=[
             manual("use a smaller batch; the session works on"),
             *map(manual, fixes),
-            *([close_those_that_are_done_with()] if len(own) > 1 else []),
+            *([devices.close_those_that_are_done_with()] if len(own) > 1 else []),
         ],
         requested=requested,
         free=free,
@@ -262,7 +234,7 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
 def _lack(requested: int | None, text: str) -> tuple[str, list[str]]:
     """Return what was too little, and what helps beside a smaller batch."""
     size = f": {requested // _MIB} MiB were asked for" if requested is not None else ""
-    if LIMIT.search(text):
+    if runtime_words.LIMIT.search(text):
         return f"the session's gpu_mem_limit is reached{size}", ["or raise that provider option"]
     return f"the GPU ran out of memory{size}", [
         'or pass the provider option arena_extend_strategy="kSameAsRequested"; raise gpu_mem_limit if it is set',

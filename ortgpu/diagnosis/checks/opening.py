@@ -27,56 +27,10 @@ from ...errors import (
 )
 from ...provider.requests import CUDA
 from ..facts import Facts
-from ..messages.cuda_codes import (
-    CAPTURING,
-    DEVICE_UNAVAILABLE,
-    INSUFFICIENT_DRIVER,
-    INVALID_DEVICE,
-    NO_CODE,
-    NO_DEVICE,
-    OF_A_DRIVER_TO_RESTART,
-    OF_ANOTHER_DRIVER,
-    OF_ANOTHER_LIBRARY,
-    OPERATING_SYSTEM,
-    OUT_OF_MEMORY,
-    STICKY,
-    UNKNOWN,
-    captured_meanwhile,
-    code_in,
-    meaning_of,
-    name_of,
-    poisoned,
-    returned_by_cuinit,
-)
-from ..messages.runtime_words import (
-    ALLOCATION,
-    GENERATION,
-    GRAPH_REFUSED,
-    LIMIT,
-    NOT_LOADED,
-    OPTION_NAME,
-    OPTION_VALUE,
-    PINNED,
-    TENSORRT,
-    WITHOUT_CUDNN,
-    LibraryStatus,
-    is_of_the_model,
-    read_library_status,
-    telling_line,
-    without_given_names,
-)
+from ..messages import cuda_codes, runtime_words
+from ..messages.runtime_words import LibraryStatus, telling_line
 from ..remedies import fixes as remedies
-from . import driver
-from .devices import (
-    described,
-    kernel_without_code,
-    lacks_memory,
-    named_device,
-    none_visible,
-    requested_gpu,
-    unsupported,
-    without_code,
-)
+from . import devices, driver
 from .libraries import mixed
 from .model import collective_ops_missing, custom_domains, not_loaded, unreadable
 
@@ -89,10 +43,10 @@ def unusable(facts: Facts) -> GPUError | None:
     """Check that ``cuInit`` succeeded."""
     code = facts.observed.cuda_code
     explained = (driver.device_files_closed, driver.of_linux_in_wsl, driver.not_ready)
-    if not code or code == NO_DEVICE or any(check(facts) for check in explained):
+    if not code or code == cuda_codes.NO_DEVICE or any(check(facts) for check in explained):
         return None  # devices.none_visible judges that code
-    evidence = [returned_by_cuinit(code)]
-    return _lacks_host_memory(facts, evidence) if code == OUT_OF_MEMORY else for_code(code, facts, evidence)
+    evidence = [cuda_codes.returned_by_cuinit(code)]
+    return _lacks_host_memory(facts, evidence) if code == cuda_codes.OUT_OF_MEMORY else for_code(code, facts, evidence)
 
 
 def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:
@@ -109,16 +63,16 @@ def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError
         "the NVIDIA driver gets too little host memory or address space in this process (CUDA_ERROR_OUT_OF_MEMORY)",
         evidence=evidence,
         fixes=[fix],
-        cuda_code=OUT_OF_MEMORY,
+        cuda_code=cuda_codes.OUT_OF_MEMORY,
     )
 
 
 def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     """Return the error for a CUDA code that was reported while a session was being opened."""
-    opens_files = code in (DEVICE_UNAVAILABLE, OPERATING_SYSTEM, UNKNOWN)
+    opens_files = code in (cuda_codes.DEVICE_UNAVAILABLE, cuda_codes.OPERATING_SYSTEM, cuda_codes.UNKNOWN)
     if opens_files and (too_few := driver.too_few_descriptors(code, facts, evidence)) is not None:
         return too_few
-    if code == INSUFFICIENT_DRIVER:  # cudart says this without any driver, too
+    if code == cuda_codes.INSUFFICIENT_DRIVER:  # cudart says this without any driver, too
         better = driver.not_found(facts) or driver.too_old(facts)
         if better is not None:
             return better
@@ -128,50 +82,50 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
             evidence,
             [remedies.update_driver(facts.environment)],
         )
-    if code == NO_DEVICE:
+    if code == cuda_codes.NO_DEVICE:
         elsewhere = manual("use a machine with an NVIDIA GPU", needs="hardware")
-        return none_visible(facts) or NoDeviceError("CUDA sees no GPU", evidence=evidence, fixes=[elsewhere])
-    if code == INVALID_DEVICE:
+        return devices.none_visible(facts) or NoDeviceError("CUDA sees no GPU", evidence=evidence, fixes=[elsewhere])
+    if code == cuda_codes.INVALID_DEVICE:
         return (
-            named_device(facts)
-            or none_visible(facts)
+            devices.named_device(facts)
+            or devices.none_visible(facts)
             or DeviceNotFoundError(
                 "CUDA knows no GPU of this number",
                 evidence=evidence,
-                fixes=meaning_of(code, facts.environment.host.is_windows).fixes,
+                fixes=cuda_codes.meaning_of(code, facts.environment.host.is_windows).fixes,
                 requested=facts.request.device,
             )
         )
-    if code in NO_CODE:
-        return unsupported(facts) or kernel_without_code(requested_gpu(facts), evidence)
-    if code == DEVICE_UNAVAILABLE:
-        gpu = requested_gpu(facts)
+    if code in cuda_codes.NO_CODE:
+        return devices.unsupported(facts) or devices.kernel_without_code(devices.requested_gpu(facts), evidence)
+    if code == cuda_codes.DEVICE_UNAVAILABLE:
+        gpu = devices.requested_gpu(facts)
         return DeviceBusyError(
             "the GPU accepts no further process",
             evidence=evidence,
             fixes=[manual("stop the process that holds the GPU, or choose another one with device=")],
             uuid=gpu.uuid if gpu is not None else None,
         )
-    if code == OUT_OF_MEMORY:
-        return lacks_memory(facts, evidence)
-    if code in STICKY:
-        return poisoned(code, evidence)
-    if code in CAPTURING:
-        return captured_meanwhile(code, evidence)
-    if code in OF_ANOTHER_DRIVER and (other := driver.of_another_driver(code, facts, evidence)) is not None:
+    if code == cuda_codes.OUT_OF_MEMORY:
+        return devices.lacks_memory(facts, evidence)
+    if (found := cuda_codes.of_process(code, evidence)) is not None:
+        return found
+    if code in cuda_codes.OF_ANOTHER_DRIVER and (other := driver.of_another_driver(code, facts, evidence)) is not None:
         return other
-    meaning = meaning_of(code, facts.environment.host.is_windows)
+    meaning = cuda_codes.meaning_of(code, facts.environment.host.is_windows)
     evidence = [*evidence, *driver.versions(facts)]
     if (said := facts.environment.driver.nvml.error) is not None:
         evidence.append(f"NVML: {said}")
-    if code in OF_ANOTHER_LIBRARY:
+    if code in cuda_codes.OF_ANOTHER_LIBRARY:
         off = driver.off_the_path(facts)
         fixes = [off] if off is not None else list(meaning.fixes)
-    elif code in OF_A_DRIVER_TO_RESTART:
+    elif code in cuda_codes.OF_A_DRIVER_TO_RESTART:
         fixes = remedies.restart_driver(facts.environment, meaning.fixes)
     else:
         fixes = remedies.on_the_host(facts.environment, meaning.fixes)
-    return DriverUnusableError(f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code)
+    return DriverUnusableError(
+        f"{meaning.what} ({cuda_codes.name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code
+    )
 
 
 def session_failed(facts: Facts) -> GPUError | None:
@@ -204,59 +158,59 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
     """Return the error behind the text of an exception that ONNX Runtime raised while a session was being opened."""
     if "is not a registered function/op" in text:
         return collective_ops_missing(facts)
-    if is_of_the_model(text):
+    if runtime_words.is_of_the_model(text):
         return None
-    words = without_given_names(text)
-    if (code := code_in(words)) is not None:  # also within a failure to parse device_id
-        locked = lacks_pinned_memory(text, facts.environment.host.is_windows) if code == OUT_OF_MEMORY else None
-        return locked or for_code(code, facts, [telling_line(text)])
-    if GRAPH_REFUSED.search(text):
-        return _graph_refused(text)
-    if (refused := _of_option(text)) is not None:
+    words, evidence = runtime_words.without_given_names(text), [telling_line(text)]
+    if (code := cuda_codes.code_in(words)) is not None:  # also within a failure to parse device_id
+        locked = lacks_pinned_memory(code, text, facts.environment.host.is_windows)
+        return locked or for_code(code, facts, evidence)
+    if runtime_words.GRAPH_REFUSED.search(text):
+        return _graph_refused(evidence)
+    if (refused := _of_option(text, evidence)) is not None:
         return refused
-    if match := LIMIT.search(words):
+    if match := runtime_words.LIMIT.search(words):
         return InsufficientDeviceMemoryError(
             "this session needs more GPU memory than its gpu_mem_limit leaves it",
-            evidence=[telling_line(text)],
+            evidence=evidence,
             fixes=[manual("raise the provider option gpu_mem_limit, or leave it out")],
             requested=int(match[1]),
         )
-    if match := ALLOCATION.search(words):
-        return lacks_memory(facts, [telling_line(text)], int(match[1]))
-    if failed := read_library_status(words):
-        return _of_library(failed, text, facts)
-    if TENSORRT.search(words):
-        return tensorrt_failed(text)
-    if facts.request.cudnn_disabled and ("cuDNN is unavailable" in words or "cuDNN handle is required" in words):
-        return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
-    if WITHOUT_CUDNN.search(words):
-        return _cudnn_unavailable(text, facts)
-    gpu = requested_gpu(facts)
-    if (found := of_generation(words, telling_line(text), gpu)) is not None:
+    if match := runtime_words.ALLOCATION.search(words):
+        return devices.lacks_memory(facts, evidence, int(match[1]))
+    if failed := runtime_words.read_library_status(words):
+        return _of_library(failed, evidence, facts)
+    if runtime_words.TENSORRT.search(words):
+        return tensorrt_failed(evidence)
+    if runtime_words.WITHOUT_CUDNN.search(words):
+        if facts.request.cudnn_disabled:
+            return cudnn_disabled(facts.request.cudnn_operators, evidence)
+        return _cudnn_unavailable(evidence, facts)
+    gpu = devices.requested_gpu(facts)
+    if (found := of_generation(words, evidence, gpu)) is not None:
         return found
-    if match := NOT_LOADED.search(text):
+    if match := runtime_words.NOT_LOADED.search(text):
         if match[1] == "tensorrt":
-            return tensorrt_failed(text)
-        return ProviderFallbackError("ONNX Runtime could not load its CUDA provider", evidence=[telling_line(text)])
+            return tensorrt_failed(evidence)
+        return ProviderFallbackError("ONNX Runtime could not load its CUDA provider", evidence=evidence)
     if "cuda_execution_provider.cc" in text or re.search("CUDAExecutionProvider|CUDA EP", words):
-        return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=[telling_line(text)])
+        return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=evidence)
     return None
 
 
-def _of_option(text: str) -> ProviderOptionError | None:
-    if match := OPTION_NAME.search(text):
+def _of_option(text: str, evidence: list[str]) -> ProviderOptionError | None:
+    if match := runtime_words.OPTION_NAME.search(text):
         return ProviderOptionError(
             f"the CUDA provider knows no option {match[1]!r}",
-            evidence=[telling_line(text)],
+            evidence=evidence,
             fixes=[manual(f"remove {match[1]!r} from the provider options")],
             provider=CUDA,
             option=match[1],
         )
-    if match := OPTION_VALUE.search(text):
+    if match := runtime_words.OPTION_VALUE.search(text):
         option = match[1] or match[2]
         return ProviderOptionError(
             f"the CUDA provider refuses the value of its option {option!r}",
-            evidence=[telling_line(text)],
+            evidence=evidence,
             fixes=[manual(f"correct the value of {option!r}")],
             provider=CUDA,
             option=option,
@@ -264,33 +218,33 @@ def _of_option(text: str) -> ProviderOptionError | None:
     return None
 
 
-def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
-    gpu = requested_gpu(facts)
+def _of_library(failed: LibraryStatus, evidence: list[str], facts: Facts) -> GPUError:
+    gpu = devices.requested_gpu(facts)
     if failed.lacks_memory(gpu.memory_free if gpu is not None else None):
-        return lacks_memory(facts, [telling_line(text)])
+        return devices.lacks_memory(facts, evidence)
     if failed.is_mixture:
-        return mixed([telling_line(text)])
+        return mixed(evidence)
     if failed.is_incomplete:
-        return _cudnn_unavailable(text, facts)
+        return _cudnn_unavailable(evidence, facts)
     if failed.is_creation:
-        return not_created(failed, text)
+        return not_created(failed, evidence)
     return ProviderFailureError(
         f"{failed.library} failed while the session was being opened: {failed.status}",
-        evidence=[telling_line(text)],
+        evidence=evidence,
         library=failed.library,
         status=failed.status,
     )
 
 
-def of_generation(text: str, line: str, gpu: GPU | Device | None) -> UnsupportedDeviceError | None:
+def of_generation(text: str, evidence: list[str], gpu: GPU | Device | None) -> UnsupportedDeviceError | None:
     """Return the error for an operator that reports that its kernels are for other generations of GPUs."""
-    if GENERATION.search(text) is None:
+    if runtime_words.GENERATION.search(text) is None:
         return None
-    shown = described(gpu.name, gpu.compute_capability) if gpu is not None else "this GPU"
-    return without_code(
+    shown = devices.described(gpu.name, gpu.compute_capability) if gpu is not None else "this GPU"
+    return devices.without_code(
         gpu,
         f"an operator of this model has no kernel for {shown} in the installed ONNX Runtime",
-        [line],
+        evidence,
         [
             manual("use another GPU, or this model in another data type or quantization"),
             manual("or export it without that operator, which may be one that an optimizer made of several"),
@@ -298,9 +252,9 @@ def of_generation(text: str, line: str, gpu: GPU | Device | None) -> Unsupported
     )
 
 
-def lacks_pinned_memory(text: str, windows: bool) -> ProviderFailureError | None:
-    """Return the error if the memory that CUDA lacks is page-locked memory of the host."""
-    if PINNED.search(text) is None:
+def lacks_pinned_memory(code: int, text: str, windows: bool) -> ProviderFailureError | None:
+    """Return the error if what CUDA lacks is page-locked memory of the host."""
+    if code != cuda_codes.OUT_OF_MEMORY or runtime_words.PINNED.search(text) is None:
         return None
     return ProviderFailureError(
         "CUDA gets no page-locked memory of the host, through which arrays are copied to the GPU and back",
@@ -318,11 +272,11 @@ def lacks_pinned_memory(text: str, windows: bool) -> ProviderFailureError | None
     )
 
 
-def not_created(failed: LibraryStatus, text: str) -> ProviderFailureError:
+def not_created(failed: LibraryStatus, evidence: list[str]) -> ProviderFailureError:
     return ProviderFailureError(
         f"{failed.library} could not be set up for this session: {failed.status}"
         + (", though the GPU has free memory" if failed.is_vague else ""),
-        evidence=[telling_line(text)],
+        evidence=evidence,
         fixes=[
             # issue 26322 and pykeio/ort issue 467: of another CUDA; issue 15718: after a change of the driver
             manual(
@@ -347,10 +301,10 @@ def cudnn_disabled(operators: tuple[str, ...], evidence: list[str]) -> ProviderO
     )
 
 
-def _graph_refused(text: str) -> ProviderOptionError:
+def _graph_refused(evidence: list[str]) -> ProviderOptionError:
     return ProviderOptionError(
         "this model cannot be captured as a CUDA graph",
-        evidence=[telling_line(text)],
+        evidence=evidence,
         fixes=[manual("leave enable_cuda_graph out: every node has to be on the GPU, without copies and control flow")],
         provider=CUDA,
         option="enable_cuda_graph",
@@ -358,16 +312,16 @@ def _graph_refused(text: str) -> ProviderOptionError:
     )
 
 
-def _cudnn_unavailable(text: str, facts: Facts) -> GPUError:
+def _cudnn_unavailable(evidence: list[str], facts: Facts) -> GPUError:
     name = SYSTEM.name(BY_STEM["libcudnn"], 9)
     wheel = remedies.wheel_of(name, facts.environment.cuda_major)
     return LibraryNotFoundError(
         "this model needs cuDNN, which cannot be loaded",
-        evidence=[telling_line(text)],
+        evidence=evidence,
         fixes=[remedies.install_libraries(facts.environment, [wheel])] if wheel else [],
         missing=(name,),
     )
 
 
-def tensorrt_failed(text: str) -> ProviderFailureError:
-    return ProviderFailureError("TensorRT failed", evidence=[telling_line(text)], library="TensorRT")
+def tensorrt_failed(evidence: list[str]) -> ProviderFailureError:
+    return ProviderFailureError("TensorRT failed", evidence=evidence, library="TensorRT")

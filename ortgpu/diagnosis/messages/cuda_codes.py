@@ -221,17 +221,20 @@ CAPTURING = frozenset(range(900, 909))
 LOST = frozenset({46, 100, 101, 214, 220, 709, 999})
 
 
-def poisoned(code: int, evidence: list[str]) -> PoisonedContextError:
-    return PoisonedContextError(
-        f"a CUDA error ended this process's use of the GPU: {name_of(code)}",
-        evidence=evidence,
-        fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
-        cuda_code=code,
-    )
+def of_process(code: int, evidence: list[str]) -> PoisonedContextError | ProviderFailureError | None:
+    """Return the error for a code that is about this process, whatever the session was about to do; None for others.
 
-
-def captured_meanwhile(code: int, evidence: list[str]) -> ProviderFailureError:
-    """Return the error for a capture in another part of the process, not in a session with ``cuda_graph=True``."""
+    A capture is that of another part of the process, not of a session with ``cuda_graph=True``.
+    """
+    if code in STICKY:
+        return PoisonedContextError(
+            f"a CUDA error ended this process's use of the GPU: {name_of(code)}",
+            evidence=evidence,
+            fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
+            cuda_code=code,
+        )
+    if code not in CAPTURING:
+        return None
     return ProviderFailureError(
         f"this process is capturing a CUDA graph, which forbids what the session was about to do: {name_of(code)}",
         evidence=evidence,
