@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from ortgpu.environment.libraries.catalogue import spec_for
-from ortgpu.environment.libraries.loader import mapped_libraries, read_mapped_libraries
+from ortgpu.environment.libraries.loader import read_mapped_libraries
 from ortgpu.environment.libraries.search import places_for
 from ortgpu.environment.libraries.wheel import ProviderLibrary, read_provider
 from ortgpu.environment.packages.installed import Torch
+from ortgpu.environment.packages.metadata import mapped_libraries
 from tests.library_search.trees import MACHINE, NEEDED, Put
 from tests.support.children import run_python
 
@@ -35,6 +36,8 @@ MAPS = """\
 def test_maps_of_a_process() -> None:
     assert mapped_libraries(MAPS) == ("/opt/with space/libcublas.so.13.1.0.3", "/tmp/libcurand.so.10")
     assert mapped_libraries("") == ()
+    assert mapped_libraries(MAPS, 0x7F00A01FFFFF) == ("/opt/with space/libcublas.so.13.1.0.3",)
+    assert mapped_libraries(MAPS, 0x7F00A0200000) == mapped_libraries(MAPS, 0x7F00A0500000) == ()
 
 
 def test_maps_of_this_process() -> None:

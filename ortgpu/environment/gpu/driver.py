@@ -11,11 +11,11 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..libraries.library_file import defines
-from ..packages.metadata import LINUX_ROOT, read_below, read_file
+from ..packages.metadata import LINUX_ROOT, mapped_libraries, read_below, read_maps, read_text
 from ..variables import entries_of
 
 LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -199,20 +199,6 @@ def parse_library_version(path: str) -> str | None:
     return match[1] if match else None
 
 
-_MAPPING: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+)(?: +\S+){4} +(/.*?)(?: \(deleted\))?$", re.MULTILINE)
-
-
-def parse_mapped_file(maps: str, name: str, address: int | None = None) -> str | None:
-    """Return the file mapped at ``address``, else the first of that ``name``: WSL maps two of one name."""
-    first = None
-    for low, high, path in _MAPPING.findall(maps):
-        if address is not None and int(low, 16) <= address < int(high, 16):
-            return str(path)
-        if first is None and PurePosixPath(path).name.startswith(name):
-            first = str(path)
-    return first
-
-
 def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
     """Load libcuda. Return its path, or else the loader's words, and the CUDA that it supports."""
     if sys.platform == "darwin":
@@ -250,8 +236,11 @@ def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
         buffer = ctypes.create_unicode_buffer(32768)
         ctypes.windll.kernel32.GetModuleFileNameW(ctypes.c_void_p(library._handle), buffer, len(buffer))
         return buffer.value or None
-    maps = (read_file("/proc/self/maps") or b"").decode("utf-8", "surrogateescape")
-    return parse_mapped_file(maps, "libcuda.so", address)
+    maps = read_maps()
+    named = [path for path in mapped_libraries(maps) if os.path.basename(path).startswith("libcuda.so")]
+    there = mapped_libraries(maps, address) if address is not None else ()
+    # WSL maps two of this name. HAMi's library hands out functions of its own, which lie in no libcuda.
+    return next((path for path in (*there, *named) if path in named or not named), None)
 
 
 @functools.cache
@@ -417,7 +406,7 @@ def find_unlinked(root: Path, name: str) -> tuple[UnlinkedFile, ...]:
 
 def find_interposed(root: Path) -> tuple[str, ...]:
     """Return the libraries loaded before the program that replace functions of the driver: HAMi's libvgpu.so."""
-    text = (read_file(root / "etc/ld.so.preload") or b"").decode("utf-8", "surrogateescape")
+    text = read_text(root / "etc/ld.so.preload")
     entries = [*entries_of("LD_PRELOAD", os.environ.get("LD_PRELOAD", "")), *re.split(r"[:\s]+", text)]
     found = (one for one in entries if os.path.isabs(one) and not os.path.basename(one).startswith("libcuda.so"))
     return tuple(dict.fromkeys(entry for entry in found if defines(entry, ("cuInit", "dlsym"))))

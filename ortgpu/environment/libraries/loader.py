@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Union
 
 from ...process.untranslated import untranslated
-from ..packages.metadata import read_file
+from ..packages.metadata import mapped_libraries, read_maps
 from ..packages.plugins import CUDA_LIBRARY
 from .library_file import read_elf
 
@@ -103,16 +103,10 @@ def loader_of_this_process() -> Loader:
     return PosixLoader()
 
 
-def mapped_libraries(maps: str) -> tuple[str, ...]:
-    """Return the paths of the shared objects in the text of /proc/self/maps, in order, each once."""
-    paths = (line.split(None, 5)[5].strip() for line in maps.splitlines() if line.count("/") and ".so" in line)
-    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths))
-
-
 def read_mapped_libraries() -> tuple[str, ...]:
     if sys.platform == "win32":
         return loader_of_this_process().loaded()
-    return mapped_libraries((read_file("/proc/self/maps") or b"").decode("utf-8", "surrogateescape"))
+    return mapped_libraries(read_maps())
 
 
 def loaded_plugin() -> str | None:

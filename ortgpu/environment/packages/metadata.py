@@ -150,3 +150,21 @@ def read_file(path: str | os.PathLike[str]) -> bytes | None:
             return file.read()
     except (OSError, ValueError):
         return None
+
+
+def read_maps() -> str:
+    """Return the text of /proc/self/maps; empty where there is none."""
+    return (read_file("/proc/self/maps") or b"").decode("utf-8", "surrogateescape")
+
+
+def mapped_libraries(maps: str, address: int | None = None) -> tuple[str, ...]:
+    """Return the paths of the shared objects in such a text, in order, each once; or only that at ``address``."""
+    found = [line.split(None, 5) for line in maps.splitlines() if line.count("/") and ".so" in line]
+    if address is not None:
+        found = [fields for fields in found if _holds(fields[0], address)]
+    return tuple(dict.fromkeys(fields[5].strip().removesuffix(" (deleted)") for fields in found))
+
+
+def _holds(extent: str, address: int) -> bool:
+    start, end = extent.split("-")
+    return int(start, 16) <= address < int(end, 16)
