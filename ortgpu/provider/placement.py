@@ -179,9 +179,7 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
     return Placement(
         tuple(
             replace(node, kind="compute", divided_by=divided_by)
-            if node.provider == CPU
-            and _key(node) in computing
-            and (node.kind, node.divided_by) != ("compute", divided_by)
+            if node.provider == CPU and _key(node) in computing
             else node
             for node in nodes
         ),

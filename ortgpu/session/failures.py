@@ -29,10 +29,7 @@ def explained(session: Opened, error: Exception) -> Exception:
         lifetime.refuse_all(forked_unseen)
         forked_unseen.__cause__ = error
         return forked_unseen
-    from ..diagnosis.messages.runtime_words import telling_line
-
-    text = str(error)
-    found = lifetime.context_is_gone(session, telling_line(text)) or _found(session, text, type(error).__name__)
+    found = _found(session, str(error), type(error).__name__)
     if found is None:
         return error
     lifetime.let_go_of_variables(error)
@@ -41,8 +38,11 @@ def explained(session: Opened, error: Exception) -> Exception:
 
 
 def _found(session: Opened, text: str, exception: str | None) -> GPUError | None:
-    if not lifetime.is_on_gpu(session):  # on the CPU the same words are about host memory
-        return None
+    from ..diagnosis.messages.runtime_words import telling_line
+
+    gone = lifetime.context_is_gone(session, telling_line(text))
+    if gone is not None or not lifetime.is_on_gpu(session):  # on the CPU the same words are about host memory
+        return gone
     from ..diagnosis import execution
 
     error = execution.of_run(text, exception, lifetime.device_of(session))
@@ -61,8 +61,6 @@ def _found(session: Opened, text: str, exception: str | None) -> GPUError | None
 
 def note_text(session: Opened, text: str) -> None:
     """Note a failure, as :func:`lifetime.noted` does, that ONNX Runtime reports only as text."""
-    from ..diagnosis.messages.runtime_words import telling_line
-
-    found = lifetime.context_is_gone(session, telling_line(text)) or _found(session, text, None)
+    found = _found(session, text, None)
     if found is not None:
         lifetime.noted(found)
