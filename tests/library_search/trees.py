@@ -100,6 +100,7 @@ ORDER = (
     Place("system loader", "rpath", lambda tmp: {"provider_search_path": (str(tmp / "rpath"),)}),
     Place("system loader", "start", lambda tmp: {"start_library_path": f"/absent::{tmp / 'start'}"}),
     Place("system loader", "cached", lambda tmp: cache_naming(tmp, "cached")),
+    Place("system loader", "filesystem/usr/lib/aarch64-linux-gnu", lambda tmp: {}),
     Place("system loader", "filesystem/lib64", lambda tmp: {}),
     Place("system loader", "filesystem/usr/lib64", lambda tmp: {}),
     Place("system loader", "filesystem/lib", lambda tmp: {}),

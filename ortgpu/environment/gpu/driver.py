@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..libraries.library_file import defines
-from ..packages.metadata import LINUX_ROOT, mapped_libraries, read_below, read_maps, read_text
+from ..packages.metadata import DEFAULT_FOLDERS, LINUX_ROOT, mapped_libraries, read_below, read_maps, read_text
 from ..variables import entries_of
 
 LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -367,12 +367,6 @@ _FOLDERS_OF_DRIVERS: Final = (
     "usr/lib/aarch64-linux-gnu/tegra",
 )
 
-# Where the loader looks by itself: ld.so(8), and what Debian adds
-_FOLDERS_OF_THE_LOADER: Final = (
-    *(f"{above}/{name}-linux-gnu" for name in ("x86_64", "aarch64") for above in ("lib", "usr/lib")),
-    *("lib64", "usr/lib64", "lib", "usr/lib"),
-)
-
 _OF_A_DRIVER: Final = re.compile(r"libcuda\.so\.\d{3,}(\.\d+)+")
 
 
@@ -392,7 +386,7 @@ def find_unlinked(root: Path, name: str) -> tuple[UnlinkedFile, ...]:
     """Return at most one file for each folder, but no empty one, over which a container engine mounts another."""
     entries = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(entry)]
     found: dict[str, UnlinkedFile] = {}
-    for folder in (*map(Path, entries), *(root / each for each in _FOLDERS_OF_THE_LOADER)):
+    for folder in (*map(Path, entries), *(root / each for each in DEFAULT_FOLDERS)):
         try:
             files = [file for file in sorted(folder.glob("libcuda.so.*")) if _OF_A_DRIVER.fullmatch(file.name)]
             whole = [file for file in files if file.is_file() and file.stat().st_size]

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..packages.metadata import list_names, numbers_of, read_file
+from ..packages.metadata import DEFAULT_FOLDERS, list_names, numbers_of, read_file
 from .catalogue import LibrarySpec, canonical, is_dll, spec_for
 from .library_file import read_elf, read_pe, wrong_machine
 from .loader_windows import folders_of_windows, path_of
@@ -200,7 +200,6 @@ def absolute(path: str) -> str:
 # Linux
 
 _CUDA_FILE = re.compile(r"lib(cu|nv)\w+\.so(\.|$)")
-DEFAULT_FOLDERS = ("lib64", "usr/lib64", "lib", "usr/lib")  # of ld.so(8)
 _INNER_ON_LINUX = ("", "lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib/x86_64-linux-gnu")
 
 
@@ -245,8 +244,8 @@ def _loader_of_linux(places: SearchPlaces, _: int) -> Iterator[Root]:
     cache = places.filesystem / "etc/ld.so.cache"
     cached = {name: path for name, path in read_loader_cache(cache).items() if _is_shared_object(name)}
     yield Root("system loader", str(cache), cached)
-    for default in DEFAULT_FOLDERS:
-        yield _root(places, "system loader", str(places.filesystem / default))
+    for folder in _distinct(str(places.filesystem / default) for default in DEFAULT_FOLDERS):
+        yield _root(places, "system loader", folder)
 
 
 def read_loader_cache(path: Path) -> dict[str, str]:

@@ -15,6 +15,12 @@ from typing import Final, NamedTuple
 # Below it are the files in which Linux tells of itself. Windows has none, whatever MSYS2 or Wine have in /etc or /proc.
 LINUX_ROOT: Final[Path | None] = None if sys.platform == "win32" else Path("/")
 
+# Below it, the folders in which the loader looks by itself: ld.so(8), and what Debian adds
+DEFAULT_FOLDERS: Final = (
+    *(f"{above}/{name}-linux-gnu" for name in ("x86_64", "aarch64") for above in ("lib", "usr/lib")),
+    *("lib64", "usr/lib64", "lib", "usr/lib"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
