@@ -194,7 +194,10 @@ def diagnose_inference(
         from .probe.probing import run_probe  # not needed when a session explains why it failed
 
         result = run_probe(model, timeout=timeout)
-    environment = inspect_environment() if result is None else inspect_after(result)
+    if result is None:
+        environment = inspect_environment()
+    else:  # without the questions that the child did not survive; and what ended it may be an altered file
+        environment = inspect_environment(unasked=result.deadly, compare_contents=result.crashed)
     facts_of_model = read_model(model) if model is not None else None
     request = request_for(facts_of_model)
     observed = Observed() if result is None else observed_by(result)
@@ -219,14 +222,6 @@ def request_for(model: ModelFacts | None) -> Request:
         collective_operators=collective_operators(operators),
         model=model,
     )
-
-
-def inspect_after(result: ProbeResult) -> Environment:
-    """Read the environment, without the questions that the child of a probe did not survive.
-
-    The contents of files are compared if libraries ended the child.
-    """
-    return inspect_environment(unasked=result.deadly, compare_contents=result.crashed)
 
 
 def observed_by(result: ProbeResult) -> Observed:

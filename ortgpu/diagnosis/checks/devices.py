@@ -28,16 +28,7 @@ from ..facts import Facts
 from ..messages.cuda_codes import NO_DEVICE, RESTART_WINDOWS, returned_by_cuinit
 from ..remedies import fixes as remedies
 from ..remedies import releases
-from .surroundings import (
-    are_hidden,
-    give_the_gpu,
-    given_to_container,
-    has_nvidia,
-    how,
-    of_service,
-    of_wsl,
-    visible_gpus,
-)
+from . import surroundings
 
 if TYPE_CHECKING:
     from ...provider.living import SessionRecord
@@ -90,7 +81,7 @@ def named_device(facts: Facts) -> GPUError | None:
         except DeviceNotFoundError as error:
             return error
         return None
-    gpus = visible_gpus(facts.environment)
+    gpus = surroundings.visible_gpus(facts.environment)
     if not gpus:
         return None
     ordinal = ordinal_of(requested)
@@ -109,7 +100,7 @@ def named_device(facts: Facts) -> GPUError | None:
 def none_visible(facts: Facts) -> GPUError | None:
     cuda, environment = facts.observed.cuda, facts.environment
     nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
-    hidden = are_hidden(environment)
+    hidden = surroundings.are_hidden(environment)
     empty = cuda is not None and (cuda.code == NO_DEVICE or (cuda.code == 0 and cuda.devices == ()))
     nothing = nvml.available and not nvml.gpus
     if facts.observed.devices or not (hidden or empty or nothing):
@@ -145,40 +136,40 @@ def _seen(facts: Facts) -> list[str]:
         seen.append(f"CUDA_VISIBLE_DEVICES={value!r}")
     if environment.host.container:
         seen.append(f"in a container ({environment.host.container})")
-        seen += given_to_container(environment)
+        seen += surroundings.given_to_container(environment)
     return seen
 
 
 def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
     """Return the known reasons why there is no device, and the fixes."""
-    nvml = environment.driver.nvml
-    if nvml.available and nvml.gpus and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus):
+    host, nvml = environment.host, environment.driver.nvml
+    if nvml.gpus and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus):
         make = manual("or make instances, as the administrator: nvidia-smi mig -cgi PROFILE -C", needs="root")
         off = remedies.of_administrator(environment, "nvidia-smi -mig 0")
         why = "MIG is enabled, and no GPU has an instance: CUDA then has no device"
         return [why], [off, *remedies.on_the_host(environment, [make])]
-    if (rented := of_service(environment)) is not None:
+    if (rented := surroundings.of_service(environment)) is not None:
         return [rented[0]], [rented[1]]
-    if (none_given := of_wsl(environment)) is not None:
+    if (none_given := surroundings.of_wsl(environment)) is not None:
         return [], [none_given]
-    if nvml.available and nvml.gpus:
+    if nvml.gpus:
         return [], _ways_to_those_that_nvml_sees(environment)
-    if nvml.available and has_nvidia(environment) and not environment.host.container and not environment.host.wsl:
+    if nvml.available and surroundings.has_nvidia(environment) and not (host.container or host.wsl):
         return ["on the PCI bus is a GPU of NVIDIA, which the driver left out"], remedies.serve_the_gpu()
     other = "use a machine with an NVIDIA GPU"
-    if environment.host.is_windows:
+    if host.is_windows:
         return [], [
             manual(other, needs="hardware"),
             manual(f"or, if this has one: {RESTART_WINDOWS}", needs="reboot"),
         ]
-    return [], [give_the_gpu(environment), manual(f"or {other}", needs="hardware")]
+    return [], [surroundings.give_the_gpu(environment), manual(f"or {other}", needs="hardware")]
 
 
 def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
     """Return fixes for a GPU that failed after its driver was loaded; NVML lists it (can1357/oh-my-pi issue 4475)."""
     log = "sudo dmesg | grep -iE 'xid|nvrm'"
     if environment.host.container:
-        again = f"start this container again with its GPU ({how(environment)})"
+        again = f"start this container again with its GPU ({surroundings.how(environment)})"
         look = f"if CUDA sees none then either, look into the kernel's log on its host: {log}"
         return [manual(f"{again}; {look}", needs="host"), manual("or reboot its host", needs="reboot")]
     restart = manual("reboot; if that does not help, install the driver again", needs="reboot")
@@ -333,7 +324,7 @@ def _chosen(facts: Facts) -> list[CudaDevice]:
 
 def _meant(facts: Facts) -> list[GPU]:
     """Return NVML's GPUs that the request may mean."""
-    gpus = visible_gpus(facts.environment)
+    gpus = surroundings.visible_gpus(facts.environment)
     ordinal = ordinal_of(facts.request.device)
     if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
         return gpus[ordinal : ordinal + 1]

@@ -26,7 +26,6 @@ from ..messages.cuda_codes import RESTART_WINDOWS, UNUSABLE, Meaning, meaning_of
 from ..remedies import fixes as remedies
 from ..remedies.releases import FOR_CUDA_12
 from . import surroundings
-from .surroundings import given_to_container, hides_everything, of_wsl, visible_gpus
 
 
 def not_found(facts: Facts) -> GPUError | None:
@@ -48,7 +47,7 @@ def not_found(facts: Facts) -> GPUError | None:
         capabilities = environment.variables.now.get("NVIDIA_DRIVER_CAPABILITIES")
         value = f"={capabilities}" if capabilities else " is not set"
         evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES{value}")
-        evidence += given_to_container(environment)
+        evidence += surroundings.given_to_container(environment)
     fixes = _ways_to_a_driver(facts)
     elsewhere = surroundings.of_service(environment) or surroundings.without_nvidia(environment)
     if elsewhere is not None:
@@ -69,11 +68,10 @@ def _said_by_nvml(driver: Driver) -> list[str]:
 
 def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     environment = facts.environment
-    major = environment.cuda_major
     if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
         return [remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
     if environment.driver.libcuda_unlinked:
-        return _ways_to_its_link(environment.driver.libcuda_unlinked[0])
+        return [_way_to_its_link(environment.driver.libcuda_unlinked[0])]
     if loader_words.cannot_be_mapped(environment.driver.libcuda_error or ""):
         return [remedies.let_it_be_mapped(environment, "libcuda.so.1")]
     if (none_given := surroundings.of_wsl(environment)) is not None:
@@ -83,17 +81,12 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
             remedies.look_first_in(remedies.WSL_DRIVER),
             manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
-    fixes = []
+    compute = " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+    given = surroundings.give_the_gpu(environment, compute)
     if not environment.host.container:
-        fixes.append(_rest_of_the_driver(facts) or remedies.update_driver(environment))
-    fixes.append(
-        surroundings.give_the_gpu(
-            environment, " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
-        )
-    )
-    if environment.host.container and (
-        empty := re.match(r"(/.*): file too short", environment.driver.libcuda_error or "")
-    ):
+        return [_rest_of_the_driver(facts) or remedies.update_driver(environment), given]
+    fixes = [given]
+    if empty := re.match(r"(/.*): file too short", environment.driver.libcuda_error or ""):
         folder = shlex.quote(os.path.dirname(empty[1]))
         fixes.append(
             manual(
@@ -102,22 +95,19 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
                 needs="host",
             )
         )
-    if environment.host.container and not remedies.is_enough(environment, major or 13):
+    if not remedies.is_enough(environment, environment.cuda_major or 13):
         fixes.append(manual(f"and {remedies.update_driver(environment)}", needs="driver"))
     return fixes
 
 
-def _ways_to_its_link(file: UnlinkedFile) -> list[Fix]:
-    """Return fixes for a missing link libcuda.so.1: NVIDIA/nvidia-container-toolkit issues 128, 675 and 1099."""
-    folder, path = shlex.quote(os.path.dirname(file.path)), shlex.quote(file.path)
+def _way_to_its_link(file: UnlinkedFile) -> Fix:
+    """Return the fix for a missing link libcuda.so.1: NVIDIA/nvidia-container-toolkit issues 128, 675 and 1099."""
     if file.writable:
-        return [shell(f"/sbin/ldconfig -n {folder}")]
-    return [
-        shell(
-            f'links=$(mktemp -d) && ln -s {path} "$links/libcuda.so.1" && '
-            'export LD_LIBRARY_PATH="$links${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
-        )
-    ]
+        return shell(f"/sbin/ldconfig -n {shlex.quote(os.path.dirname(file.path))}")
+    return shell(
+        f'links=$(mktemp -d) && ln -s {shlex.quote(file.path)} "$links/libcuda.so.1" && '
+        'export LD_LIBRARY_PATH="$links${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
+    )
 
 
 def _rest_of_the_driver(facts: Facts) -> Fix | None:
@@ -145,7 +135,7 @@ def too_old(facts: Facts) -> GPUError | None:
         return None  # NVML answered by a libcuda.so.1 that only NVML found
     fixes = [remedies.update_driver(environment)]
     older = FOR_CUDA_12.why_not_for(environment.host) is None and all(
-        FOR_CUDA_12.runs_on(environment.host, gpu.compute_capability) for gpu in visible_gpus(environment)
+        FOR_CUDA_12.runs_on(environment.host, gpu.compute_capability) for gpu in surroundings.visible_gpus(environment)
     )
     what = "installed ONNX Runtime"
     if environment.packages.onnxruntime.cuda_is_plugin:
@@ -345,7 +335,7 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
     """Explain by NVML a ``cuInit`` that failed with a code that says nothing."""
     environment, code = facts.environment, facts.observed.cuda_code
     nvml, host = environment.driver.nvml, environment.host
-    if code not in _VAGUE or hides_everything(environment):
+    if code not in _VAGUE or surroundings.hides_everything(environment):
         return None
     evidence = [returned_by_cuinit(code), f"NVML: {nvml.error}"]
     if nvml.code == _DIFFERS:
@@ -366,7 +356,9 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
 def _not_loaded(facts: Facts) -> Meaning:
     host = facts.environment.host
     if host.wsl and not host.container:  # which has no module of NVIDIA's: microsoft/WSL issue 9134
-        return Meaning("WSL does not reach the NVIDIA driver of Windows", (of_wsl(facts.environment) or _IN_WSL,))
+        return Meaning(
+            "WSL does not reach the NVIDIA driver of Windows", (surroundings.of_wsl(facts.environment) or _IN_WSL,)
+        )
     what = "the NVIDIA driver is not loaded" if host.is_windows else "the NVIDIA kernel module is not loaded"
     return Meaning(what, _WAYS_TO_LOAD_IT)
 
@@ -464,7 +456,7 @@ _DESCRIPTORS_ENOUGH = 65_536
 def descriptors_exhausted(facts: Facts) -> DriverUnusableError | None:
     """Check that ``cuInit`` did not fail for want of file descriptors."""
     code = facts.observed.cuda_code
-    if not code or hides_everything(facts.environment):
+    if not code or surroundings.hides_everything(facts.environment):
         return None
     return too_few_descriptors(code, facts, [returned_by_cuinit(code)])
 

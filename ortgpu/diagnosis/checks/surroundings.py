@@ -48,7 +48,7 @@ def how(environment: Environment) -> str:
 def of_service(environment: Environment) -> tuple[str, Fix] | None:
     """Return evidence and fix for a service that gives a GPU only on request, if no GPU is visible in it."""
     driver, service = environment.driver, environment.host.service
-    if service is None or driver.device_nodes or driver.kernel_version or (driver.nvml.available and driver.nvml.gpus):
+    if service is None or driver.device_nodes or driver.kernel_version or driver.nvml.gpus:
         return None
     return f"in {service}", manual(_BY_SERVICE[service], needs="host")
 
@@ -102,7 +102,7 @@ def hides_everything(environment: Environment) -> bool:
 def _names_nothing(environment: Environment) -> bool:
     """Return True if CUDA_VISIBLE_DEVICES names no GPU that NVML sees. NVML may not know a MIG instance."""
     value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
-    gpus = environment.driver.nvml.gpus if environment.driver.nvml.available else ()
+    gpus = environment.driver.nvml.gpus
     if value is None or not gpus:
         return False
     mig_is_off = all(gpu.mig_enabled is False for gpu in gpus)
