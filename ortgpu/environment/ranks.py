@@ -13,7 +13,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -54,34 +54,15 @@ class Rank:
         return self.local_world_size == self.world_size
 
 
-@dataclass(frozen=True, slots=True)
-class _Variables:
-    """A launcher's variables. ``else_local_size`` is that of a related launcher."""
-
-    launcher: Launcher
-    rank: str
-    world_size: str
-    local_rank: str
-    local_world_size: str
-    else_local_size: str = ""
-
-    def of(self, variables: Mapping[str, str]) -> tuple[str, str, str, str]:
-        """Return the names that are in use, in the order of the fields."""
-        size = self.local_world_size
-        if self.rank in variables and size not in variables and self.else_local_size in variables:
-            size = self.else_local_size
-        return (self.rank, self.world_size, self.local_rank, size)
-
-
-_TORCH = _Variables("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # DeepSpeed
-_OPENMPI = _Variables(
-    "openmpi",
+# The variables of each launcher: rank, size of the world, rank among the processes of the host, their number
+_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_OPENMPI = (
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-_MPICH = _Variables("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 # Of Horovod, jsrun, Flux, MVAPICH, PALS and PMIx, whose processes must not count as worlds of one
 _OF_OTHER_LAUNCHERS = (
@@ -115,14 +96,14 @@ def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
     """
     variables = os.environ if environ is None else environ
     srun = _srun(variables)
-    inner = [each for each in (_read(_OPENMPI, variables), _read(_MPICH, variables), _torch(variables)) if each]
-    inner = [each for each in inner if srun is None or not _is_pmi_of(srun, each)]
+    others = (_read("openmpi", _OPENMPI, variables), _read("mpich", _MPICH, variables), _torch(variables))
+    inner = [each for each in others if each is not None and not (srun is not None and _is_pmi_of(srun, each))]
     if srun is not None and inner and all(_was_started_by(srun, each, variables) for each in inner):
         srun = None
     claims = [*([srun] if srun is not None else []), *inner]
     if not claims:
-        if others := [f"{name}={variables[name]}" for name in _OF_OTHER_LAUNCHERS if name in variables]:
-            raise _incomplete("they are of a launcher whose variables ortgpu does not read", others)
+        if unread := [f"{name}={variables[name]}" for name in _OF_OTHER_LAUNCHERS if name in variables]:
+            raise _incomplete("they are of a launcher whose variables ortgpu does not read", unread)
         _reject_part_of_srun(variables)
         return Rank(0, 1, 0, 1)
     for number in ("rank", "world_size", "local_rank", "local_world_size"):
@@ -143,27 +124,28 @@ def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
 
 
 def _torch(variables: Mapping[str, str]) -> _Claim | None:
-    claim = _read(_TORCH, variables)
-    if claim is None:
-        return None
+    names = _TORCH
+    if "RANK" in variables and "LOCAL_WORLD_SIZE" not in variables and "LOCAL_SIZE" in variables:  # DeepSpeed's
+        names = (*names[:3], "LOCAL_SIZE")
     launcher: Launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "environment"
-    return replace(claim, launcher=launcher, master_address=variables.get("MASTER_ADDR") or None)
+    return _read(launcher, names, variables, variables.get("MASTER_ADDR") or None)
 
 
-def _read(names: _Variables, variables: Mapping[str, str]) -> _Claim | None:
-    every = names.of(variables)
-    present = [name for name in every if name in variables]
+def _read(
+    launcher: Launcher, names: tuple[str, str, str, str], variables: Mapping[str, str], address: str | None = None
+) -> _Claim | None:
+    present = [name for name in names if name in variables]
     if not present:
         return None
     evidence = tuple(f"{name}={variables[name]}" for name in present)
-    missing = [name for name in (names.rank, names.world_size) if name not in variables]
+    missing = [name for name in names[:2] if name not in variables]
     if missing:
         raise _incomplete(f"{', '.join(present)} is set, and {', '.join(missing)} is not", evidence)
-    numbers = [_number(name, variables[name], evidence) if name in variables else None for name in every]
+    numbers = [_number(name, variables[name], evidence) if name in variables else None for name in names]
     rank, size, local_rank, local_size = numbers
     assert rank is not None
     assert size is not None
-    return _Claim(names.launcher, rank, size, local_rank, local_size, evidence)
+    return _Claim(launcher, rank, size, local_rank, local_size, evidence, address)
 
 
 def _srun(variables: Mapping[str, str]) -> _Claim | None:
