@@ -119,9 +119,9 @@ def _ask() -> CudaState:
     except (OSError, AttributeError) as error:
         return CudaState(None, None, pid, has_crashed=driver is not None and isinstance(error, OSError))
     count = ctypes.c_int()
-    if code != 0 or not _call(driver, "cuDeviceGetCount", ctypes.byref(count)):
+    if code != 0 or not _call("cuDeviceGetCount", ctypes.byref(count)):
         return CudaState(code, None, pid)
-    return CudaState(code, tuple(_device(driver, ordinal) for ordinal in range(count.value)), pid, visible)
+    return CudaState(code, tuple(map(_device, range(count.value))), pid, visible)
 
 
 @functools.cache
@@ -129,52 +129,53 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
-def _device(driver: ctypes.CDLL, ordinal: int) -> CudaDevice:
-    handle = ctypes.c_int()
-    if driver.cuDeviceGet(ctypes.byref(handle), ordinal) != 0:
+def _device(ordinal: int) -> CudaDevice:
+    handle = _handle_of(ordinal)
+    if handle is None:
         return CudaDevice(ordinal, None, None, None, None, None)
-    major, minor = _attribute(driver, handle, _CAPABILITY_MAJOR), _attribute(driver, handle, _CAPABILITY_MINOR)
+    major, minor = _attribute(handle, _CAPABILITY_MAJOR), _attribute(handle, _CAPABILITY_MINOR)
     name = ctypes.create_string_buffer(256)
-    named = _call(driver, "cuDeviceGetName", name, len(name), handle)
+    named = _call("cuDeviceGetName", name, len(name), handle)
     memory = ctypes.c_size_t()
-    sized = _call(driver, "cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
+    sized = _call("cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
     return CudaDevice(
         ordinal,
-        _uuid(driver, handle),
+        _uuid(handle),
         name.value.decode("utf-8", "replace") if named else None,
         (major, minor) if major is not None and minor is not None else None,
         memory.value if sized else None,
-        _attribute(driver, handle, _COMPUTE_MODE),
+        _attribute(handle, _COMPUTE_MODE),
     )
 
 
 def count_multiprocessors(ordinal: int) -> int | None:
     """Return the number of multiprocessors of a device, of which MIG may give a part. None if it is unknown."""
+    handle = _handle_of(ordinal)
+    return _attribute(handle, _MULTIPROCESSORS) if handle is not None else None
+
+
+def _handle_of(ordinal: int) -> ctypes.c_int | None:
     handle = ctypes.c_int()
-    try:
-        driver = _driver()
-    except OSError:
-        return None
-    known = _call(driver, "cuDeviceGet", ctypes.byref(handle), ordinal)
-    return _attribute(driver, handle, _MULTIPROCESSORS) if known else None
+    return handle if _call("cuDeviceGet", ctypes.byref(handle), ordinal) else None
 
 
-def _uuid(driver: ctypes.CDLL, handle: ctypes.c_int) -> str | None:
+def _uuid(handle: ctypes.c_int) -> str | None:
     raw = ctypes.create_string_buffer(16)
-    if _call(driver, "cuDeviceGetUuid_v2", raw, handle) or _call(driver, "cuDeviceGetUuid", raw, handle):
+    if _call("cuDeviceGetUuid_v2", raw, handle) or _call("cuDeviceGetUuid", raw, handle):
         return f"GPU-{uuids.UUID(bytes=raw.raw)}"
     return None
 
 
-def _attribute(driver: ctypes.CDLL, handle: ctypes.c_int, attribute: int) -> int | None:
+def _attribute(handle: ctypes.c_int, attribute: int) -> int | None:
     value = ctypes.c_int()
-    return value.value if _call(driver, "cuDeviceGetAttribute", ctypes.byref(value), attribute, handle) else None
+    return value.value if _call("cuDeviceGetAttribute", ctypes.byref(value), attribute, handle) else None
 
 
-def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> bool:
+def _call(function: str, *arguments: object) -> bool:
+    """Return True if a call of the driver succeeds. Without a driver, or without the function, it does not."""
     try:
-        return int(getattr(driver, function)(*arguments)) == 0
-    except AttributeError:
+        return int(getattr(_driver(), function)(*arguments)) == 0
+    except (OSError, AttributeError):
         return False
 
 
@@ -192,11 +193,11 @@ def context_id(ordinal: int) -> int | None:
     device, active = context
     if not active:
         return 0
-    driver, handle, number = _driver(), ctypes.c_void_p(), ctypes.c_ulonglong()
-    if not _call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(handle), device):
+    handle, number = ctypes.c_void_p(), ctypes.c_ulonglong()
+    if not _call("cuDevicePrimaryCtxRetain", ctypes.byref(handle), device):
         return None
-    known = _call(driver, "cuCtxGetId", handle, ctypes.byref(number))
-    _call(driver, "cuDevicePrimaryCtxRelease_v2", device)
+    known = _call("cuCtxGetId", handle, ctypes.byref(number))
+    _call("cuDevicePrimaryCtxRelease_v2", device)
     return number.value if known else None
 
 
@@ -251,13 +252,9 @@ def _error_in_current_context(driver: ctypes.CDLL, *, is_relaxed: bool) -> int:
 
 
 def _primary_context(ordinal: int) -> tuple[ctypes.c_int, bool] | None:
-    try:
-        driver = _driver()
-    except OSError:
+    device, flags, active = _handle_of(ordinal), ctypes.c_uint(), ctypes.c_int()
+    if device is None:
         return None
-    device, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
-    if not _call(driver, "cuDeviceGet", ctypes.byref(device), ordinal):
-        return None
-    if not _call(driver, "cuDevicePrimaryCtxGetState", device, ctypes.byref(flags), ctypes.byref(active)):
+    if not _call("cuDevicePrimaryCtxGetState", device, ctypes.byref(flags), ctypes.byref(active)):
         return None
     return device, bool(active.value)
