@@ -6,6 +6,7 @@ import pytest
 
 from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.probe.result import ProbeStep
+from ortgpu.errors import BrokenPackageError
 from tests.faults.case import H200, library, own_path, with_gpus
 from tests.lab.child import outcome_of
 from tests.lab.fixtures import Lab
@@ -47,6 +48,15 @@ def test_in_the_driver_it_is_not_mended_by_a_reboot() -> None:
 def test_what_a_library_ended_is_its_own(signal: str) -> None:
     (error,) = find_problems(probed(DRIVER, died_in="libraries", signal=signal, opening=CURAND)(HEALTHY))
     assert error.code == "broken-package"
+
+
+@pytest.mark.parametrize("path", ["/usr/local/cuda-13.0/lib64/libcurand.so.10", CURAND])
+def test_a_library_of_no_package_is_not_mended_by_another_onnx_runtime(path: str) -> None:
+    (error,) = find_problems(probed(DRIVER, died_in="libraries", opening=path)(HEALTHY))
+    assert isinstance(error, BrokenPackageError)
+    assert error.package is None
+    assert error.files == (path,)
+    assert [str(fix) for fix in error.fixes] == ["/venv/bin/python -m pip install 'nvidia-curand~=10.0'"]
 
 
 @pytest.mark.skipif(CUDA != 13, reason="which bytes of a library are of use at its start is known of those for CUDA 13")

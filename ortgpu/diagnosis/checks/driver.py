@@ -22,7 +22,7 @@ from ...errors import (
     shell,
 )
 from ..facts import Facts
-from ..messages.cuda_codes import RESTART_WINDOWS, UNUSABLE, Meaning, meaning_of, name_of, returned_by_cuinit
+from ..messages.cuda_codes import MISMATCH, RESTART_WINDOWS, UNUSABLE, Meaning, meaning_of, name_of, returned_by_cuinit
 from ..remedies import fixes as remedies
 from ..remedies.releases import FOR_CUDA_12
 from . import surroundings
@@ -172,9 +172,6 @@ def older_than_needed(facts: Facts, summary: str, evidence: list[str], fixes: li
     )
 
 
-_MISMATCH = 803
-
-
 def _older(facts: Facts, cuda_major: int) -> DriverTooOldError | None:
     """Return the error for a loaded libcuda that is too old although the driver itself is new enough."""
     driver = facts.environment.driver
@@ -202,12 +199,12 @@ def of_another_driver(code: int, facts: Facts, evidence: list[str]) -> DriverUnu
     differs = None not in (driver.libcuda_version, driver.version) and driver.libcuda_version != driver.version
     if _is_compat(facts):
         what = "a forward-compatibility libcuda (package cuda-compat) is loaded, which " + (
-            "does not go with the driver in the kernel" if code == _MISMATCH else "this GPU does not support"
+            "does not go with the driver in the kernel" if code == MISMATCH else "this GPU does not support"
         )
     elif differs and facts.environment.host.container:
         what = "this container has loaded the libcuda.so.1 of another driver than the one of its host"
     elif differs:
-        what = UNUSABLE[_MISMATCH].what
+        what = UNUSABLE[MISMATCH].what
     else:
         return None
     return DriverUnusableError(
@@ -293,7 +290,7 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
             manual("or start the container again, if the driver of its host was upgraded meanwhile", needs="host"),
         ]
     if numbers_of(driver.libcuda_version or "0") > numbers_of(driver.kernel_version or ""):
-        return list(UNUSABLE[_MISMATCH].fixes)  # upgraded, and not restarted
+        return list(UNUSABLE[MISMATCH].fixes)  # upgraded, and not restarted
     return [manual(f"let the libcuda.so.1 of the driver be found before {driver.libcuda}", needs="root")]
 
 
@@ -342,7 +339,7 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
         found = of_another_driver(code, facts, evidence)
         if found is not None:
             return found
-        meaning = meaning_of(_MISMATCH, host.is_windows)
+        meaning = meaning_of(MISMATCH, host.is_windows)
     elif nvml.code == _NOT_LOADED and environment.driver.version is None and not environment.driver.is_tegra:
         meaning = _not_loaded(facts)
     elif nvml.code in _SAID_BY_NVML:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from ...environment.gpu.driver import LIBCUDA
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import wheel_name
 from ...errors import (
@@ -18,6 +17,7 @@ from ...errors import (
 )
 from ..checks import driver
 from ..facts import Facts
+from ..messages.cuda_codes import MISMATCH, UNUSABLE
 from ..remedies import fixes as remedies
 from ..remedies.releases import FOR_CUDA_12, FOR_CUDA_13
 from .result import NVML, ProbeResult
@@ -50,14 +50,14 @@ def died(facts: Facts) -> GPUError | None:
     if probe.signal in _FROM_OUTSIDE:
         return _ended_from_outside(probe, evidence, facts)
     if probe.died_in == "driver":
-        evidence.append(f"{LIBCUDA}: {facts.environment.driver.libcuda or 'not found'}")
+        evidence += driver.versions(facts)
         evidence += [f"loaded before it: {path}" for path in facts.environment.driver.interposed]
         first += driver.do_without_interposed(facts)
-        again = manual("reboot, or reload the nvidia kernel modules", needs="reboot")
+        again = UNUSABLE[MISMATCH].fixes
         return DriverUnusableError(
             f"asking NVML {how}" if probe.opening == NVML else summary,
             evidence=evidence,
-            fixes=[*first, *remedies.restart_driver(facts.environment, [again])],
+            fixes=[*first, *remedies.restart_driver(facts.environment, again)],
         )
     if probe.died_in == "load":
         return ProviderError(summary, evidence=evidence, fixes=first)
@@ -116,13 +116,16 @@ def _ended_from_outside(probe: ProbeResult, evidence: list[str], facts: Facts) -
 
 
 def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
-    """Return the package to reinstall for a file, and the fix: the wheel of a CUDA library, else ONNX Runtime."""
+    """Return the package of a file, and what to install: the wheel of a CUDA library, else ONNX Runtime.
+
+    A library of the system or of conda is in no package that is known. The search finds the wheel before it.
+    """
     environment = facts.environment
-    soname = os.path.basename(path or "")
-    for wheel in environment.packages.nvidia:
-        requirement = remedies.wheel_of(soname, environment.cuda_major)
-        if path and requirement and wheel_name(requirement) == wheel.name and path.startswith(wheel.location + os.sep):
-            return wheel.name, remedies.install_libraries(environment, [requirement])
+    requirement = remedies.wheel_of(os.path.basename(path or ""), environment.cuda_major)
+    if path is not None and requirement is not None:
+        wheels = (one for one in environment.packages.nvidia if path.startswith(one.location + os.sep))
+        owner = next((one.name for one in wheels if one.name == wheel_name(requirement)), None)
+        return owner, remedies.install_libraries(environment, [requirement])
     installed = environment.packages.onnxruntime
     return installed.build_name, _another_release(environment) or remedies.reinstall_onnxruntime(environment)
 
