@@ -1,8 +1,18 @@
-"""Typed errors for runs that failed, made from ONNX Runtime's exceptions and messages."""
+"""Typed errors for runs that failed, made from ONNX Runtime's exceptions and messages.
+
+An IOBinding copies inputs to the GPU and outputs back without any method of its session. It can therefore run out of
+GPU memory or meet a sticky CUDA error by itself, so its methods raise the same errors.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from onnxruntime.capi.onnxruntime_inference_collection import IOBinding  # a tracer may replace the public name
 
 from ..environment.gpu.cuda import initialised_in
 from ..errors import GPUError, LibraryNotFoundError, PoisonedContextError, ProviderFailureError, manual
@@ -64,3 +74,42 @@ def note_text(session: Opened, text: str) -> None:
     found = _found(session, text, None)
     if found is not None:
         lifetime.noted(found)
+
+
+_METHODS = (
+    "bind_cpu_input", "bind_input", "bind_output", "bind_ortvalue_input", "bind_ortvalue_output", "synchronize_inputs",
+    "synchronize_outputs", "copy_outputs_to_cpu", "get_outputs", "get_outputs_as_ortvaluevector",
+)  # fmt: skip
+
+
+class Binding(IOBinding):  # type: ignore[misc]  # ships no types
+    """The IOBinding that ``GPUSession.io_binding`` returns."""
+
+    _of: weakref.ref[Opened]  # the session; weak, so that a binding does not keep it
+
+
+def explaining_binding(binding: Any, session: Opened) -> Any:
+    """Make ``binding`` raise the typed errors of ``session``. Return it; a binding of another class stays as it is."""
+    if type(binding) is IOBinding:
+        binding.__class__ = Binding
+        binding._of = weakref.ref(session)
+    return binding
+
+
+def _explaining(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(IOBinding, name))
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return getattr(IOBinding, name)(self, *args, **kwargs)
+        except Exception as error:
+            session = self._of()
+            if session is None:
+                raise
+            raise explained(session, error)  # noqa: B904 - which sets the cause
+
+    return call
+
+
+for _name in _METHODS:
+    if hasattr(IOBinding, _name):
+        setattr(Binding, _name, _explaining(_name))

@@ -383,12 +383,10 @@ class GPUSession(LastOfOurs):
 
     def io_binding(self) -> onnxruntime.IOBinding:
         """Return an IOBinding, whose methods raise the same errors as those of the session."""
-        from .bindings import explaining
-
         lifetime.refuse_if_unusable(self)
         self._gpu_runner.check_binding()
         try:
-            return explaining(super().io_binding(), self)
+            return failures.explaining_binding(super().io_binding(), self)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise failures.explained(self, error)  # noqa: B904 - which sets the cause
 
@@ -426,7 +424,7 @@ class GPUSession(LastOfOurs):
         ONNX Runtime frees the memory once nothing refers to the session. An IOBinding, an OrtValue or an input's
         metadata that the caller keeps delays that. The CUDA context stays until the process ends.
         """
-        if not isinstance(self.__dict__.get("_sess"), lifetime.UnusableSession):
+        if lifetime.error_of(self) is None:
             lifetime.abandon_if_context_is_gone(self)
             error = ExecutionError("this GPUSession is closed", fixes=[manual("open a new GPUSession")])
             closed = lifetime.UnusableSession(error)
