@@ -7,7 +7,6 @@ differs from the page, the row states what the file says, and the note names the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
@@ -17,7 +16,7 @@ from ..environment.inspection import Environment
 from ..environment.libraries.catalogue import major_of
 from ..environment.libraries.search import Resolution
 from ..environment.packages.metadata import numbers_of
-from .checks.packages import has_cuda
+from .checks.packages import has_cuda, python_of
 from .checks.surroundings import visible_gpus
 from .remedies import fixes as remedies
 from .remedies.releases import FOR_CUDA_13
@@ -161,10 +160,8 @@ def _driver(environment: Environment) -> Requirement:
 
 def _python(environment: Environment) -> Requirement:
     version, newest = environment.host.python[:2], FOR_CUDA_13.pythons[1]
-    extension = environment.packages.onnxruntime.extension
-    match = re.search(r"\.(?:cpython-|cp)(\d)(\d+)[^/\\]*$", extension or "")
-    built_for = (int(match[1]), int(match[2])) if match else None
-    has_none = extension is None and version > newest
+    built_for = python_of(environment.packages.onnxruntime)
+    has_none = environment.packages.onnxruntime.extension is None and version > newest
     fits, note = built_for in (None, version) and not has_none, ""
     if has_none:
         note = f"no wheel of onnxruntime-gpu is known for a Python newer than {dotted(newest)}"

@@ -126,11 +126,14 @@ def _in_archive(facts: Facts, stray: str) -> GPUError:
 def _is_of_another_python(facts: Facts) -> bool:
     """Return True for a package outside this interpreter's folders whose library this interpreter cannot import."""
     installed, environment = facts.environment.packages.onnxruntime, facts.environment
+    is_of_this = python_of(installed) in (None, environment.host.python[:2])
+    return not is_of_this and not environment.installer.owns(installed.home)
+
+
+def python_of(installed: OnnxRuntime) -> tuple[int, int] | None:
+    """Return the Python that the package is built for; None where the name of its library does not say, on Windows."""
     built = re.search(r"\.cpython-3(\d+)t?-", os.path.basename(installed.extension or ""))
-    home = installed.home
-    return (
-        built is not None and (3, int(built[1])) != environment.host.python[:2] and not environment.installer.owns(home)
-    )
+    return (3, int(built[1])) if built is not None else None
 
 
 def _of_another_python(facts: Facts) -> GPUError:
