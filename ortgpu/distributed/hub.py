@@ -109,7 +109,7 @@ class Hub:
             self._refuse(next(iter(self._guests)), "it did not say who it is")
         connection, number = wire.Connection(connected, wire.FROM_A_STRANGER), wire.challenge()
         self._guests[connection] = (time.monotonic() + _SILENT, number)
-        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._read_guest(connection))
+        connection.watch(self._selector, lambda: self._read_guest(connection))
         connection.send({"challenge": number})
 
     def _read_guest(self, connection: wire.Connection) -> None:
@@ -146,7 +146,7 @@ class Hub:
         self.known.hosts[rank] = str(host)
         self._arrival = min(self._arrival, now + arrival)
         self._verdict = min(self._verdict, now + verdict)
-        self._selector.modify(connection, selectors.EVENT_READ, lambda events: self._serve(rank, events))
+        connection.watch(self._selector, lambda: self._read_member(rank))
         connection.trust(wire.FROM_A_RANK)
         connection.send({"in": True, "proof": own})
         if unfit is not None:  # still admitted: all ranks get the verdict when all have come
@@ -177,31 +177,18 @@ class Hub:
 
     def _drop(self, connection: wire.Connection) -> None:
         self._guests.pop(connection, None)
-        if connection.fileno() >= 0:
-            self._selector.unregister(connection)
         connection.close()
 
-    def _serve(self, rank: int, events: int) -> None:
+    def _read_member(self, rank: int) -> None:
         member = self._members[rank]
-        if events & selectors.EVENT_WRITE:
-            member.flush()
-        if events & selectors.EVENT_READ:
-            try:
-                for message in member.receive():
-                    self._handle(rank, message)
-            except (wire.GarbledError, LookupError, TypeError, ValueError) as error:
-                logger.debug("preflight: rank %d: %s", rank, error)
-                member.is_open = False
-        if not member.is_open:
-            self._drop(member)
-            if not self._is_over:
-                self._note(rank, verdicts.gone(self.known, rank))
-        elif member.has_unsent != bool(self._selector.get_key(member).events & selectors.EVENT_WRITE):
-            self._watch(member)
-
-    def _watch(self, member: wire.Connection) -> None:
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.has_unsent else 0)
-        self._selector.modify(member, wanted, self._selector.get_key(member).data)
+        try:
+            for message in member.receive():
+                self._handle(rank, message)
+        except (wire.GarbledError, LookupError, TypeError, ValueError) as error:
+            logger.debug("preflight: rank %d: %s", rank, error)
+            member.close()
+        if not (member.is_open or self._is_over):
+            self._note(rank, verdicts.gone(self.known, rank))
 
     def _handle(self, rank: int, message: wire.Message) -> None:
         if self._is_over or rank in self.known.failures:
@@ -222,7 +209,7 @@ class Hub:
                 self.known.has_exchanged = True
                 values = [gathered[number] for number in range(self.known.world_size)]
                 self._is_over = message["post"] == LAST
-                self._tell({"all": message["post"], "values": values})
+                self._tell({"all": values})
 
     def _note(self, rank: int, error: GPUError) -> None:
         self.known.failures.setdefault(rank, error)
@@ -239,4 +226,3 @@ class Hub:
         for member in self._members.values():
             if member.is_open:
                 member.send(encoded)
-                self._watch(member)

@@ -7,7 +7,6 @@ kill the child.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import selectors
@@ -16,8 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import IO, Any
+from dataclasses import asdict
+from typing import Any
 
 from ..environment.child import kill_group, python_command, signal_name
 from ..environment.packages.plugins import environ_of_child
@@ -111,39 +110,20 @@ def preflight(
         raise ValueError(f"{len(calls)} calls are too many: at most {MOST_CALLS}")
     own = rank if rank is not None else current_rank()
     planned = tuple(calls) if calls is not None else default_calls(own.world_size)
-    participant = Participant(own, planned, meeting_of(own, address), Schedule.of(min(timeout, _LONGEST)))
-    try:
-        return participant.run()
-    finally:
-        participant.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The deadlines of a rank, by time.monotonic."""
-
-    start: float
-    arrival: float  # all ranks must have come
-    child: float  # the child gives up
-    verdict: float  # rank 0 decides
-    alone: float  # this rank decides by itself
-    settling: float  # seconds, not a time
-
-    @classmethod
-    def of(cls, timeout: float) -> Schedule:
-        start = time.monotonic()
-        reserve = min(max(0.2 * timeout, 1.0), 6.0, 0.5 * timeout)
-        end = start + timeout
-        steps = (end - reserve, end - reserve / 2, end - reserve / 4)
-        return cls(start, start + timeout / 2, *steps, settling=reserve / 4)
+    return Participant(own, planned, meeting_of(own, address), min(timeout, _LONGEST)).run()
 
 
 class Participant:
-    def __init__(self, rank: Rank, calls: tuple[Collective, ...], meeting: Meeting, schedule: Schedule) -> None:
-        self._rank, self._calls, self._meeting, self._schedule = rank, calls, meeting, schedule
+    def __init__(self, rank: Rank, calls: tuple[Collective, ...], meeting: Meeting, timeout: float) -> None:
+        self._rank, self._calls, self._meeting = rank, calls, meeting
+        # Deadlines, by time.monotonic: all ranks must have come, and rank 0 decides
+        self._started = time.monotonic()
+        self._arrival = self._started + timeout / 2
+        self._settling = min(max(0.2 * timeout, 1.0), 6.0, 0.5 * timeout) / 4  # seconds that a decision takes
+        self._verdict = self._started + timeout - 2 * self._settling
         self._selector = selectors.DefaultSelector()
         self._hub: Hub | None = None
-        self._link: wire.Connection | None = None  # to rank 0; its own as well
+        self._link: wire.Connection | None = None  # to rank 0, once that has admitted this rank; its own as well
         self._child: Child | None = None
         self._from_hub: list[wire.Message] = []
         self._from_child: list[wire.Message] = []
@@ -151,10 +131,14 @@ class Participant:
         self._unresolved: dict[str, tuple[OSError, float]] = {}  # the error, and when to ask again
         self._failure: GPUError | None = None
         self._child_may_end = False
-        self._has_joined = False
         self._number = 0
         self._step = verdicts.NOWHERE.step
         self._has_exchanged = False
+
+    @property
+    def _alone(self) -> float:
+        """The time at which this rank decides by itself."""
+        return self._verdict + self._settling
 
     def run(self) -> PreflightReport:
         try:
@@ -172,6 +156,8 @@ class Participant:
             if self._hub is not None:  # after an interrupt the others notice at once
                 self._hub.close()
             raise
+        finally:
+            self._close()
 
     def _run(self) -> PreflightReport:
         self._start_child()
@@ -189,32 +175,28 @@ class Participant:
             differences(facts),
             tuple(CollectiveResult.of(call, max(each), self._rank.world_size) for call, each in timed),
             verdicts.notes(self._rank, roster),
-            time.monotonic() - self._schedule.start,
+            time.monotonic() - self._started,
         )
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if self._child is not None:
-            self._forget(self._child.channel)
-            self._forget(self._child.output)
             self._child.end()
         if self._link is not None:
-            self._forget(self._link)
             self._link.close()
         self._meeting.close()
         if self._hub is not None:
             # Until the others hang up: closing first could discard messages that they have not read
-            self._pump(lambda: self._hub is None or self._hub.is_done, self._schedule.alone)
+            self._pump(lambda: self._hub is None or self._hub.is_done, self._alone)
             self._hub.close()
         self._selector.close()
 
     def _start_child(self) -> None:
         try:
-            self._child = child = Child(self._rank, self._calls)
+            self._child = child = Child(self._rank, self._calls, self._selector)
         except DistributedError as error:  # reported to the others after the rendezvous
             self._failure = error
             return
-        self._selector.register(child.channel, selectors.EVENT_READ, lambda _: self._hear_child(child))
-        self._selector.register(child.output, selectors.EVENT_READ, lambda _: self._take_output(child))
+        child.channel.watch(self._selector, lambda: self._hear_child(child))
 
     def _meet(self) -> None:
         own = self._listen() if self._rank.rank == 0 else None
@@ -227,21 +209,17 @@ class Participant:
                     is_waiting = False
                     break
                 # An attempt that had no time left says nothing about the address
-                if not refusals or time.monotonic() < self._schedule.arrival:
+                if not refusals or time.monotonic() < self._arrival:
                     refusals.setdefault(reason, {})[address] = None
             if is_waiting:
                 self._pump(lambda: False, time.monotonic() + _RETRY)
-                if time.monotonic() > self._schedule.arrival:
+                if time.monotonic() > self._arrival:
                     raise self._rank_0_not_found(refusals)
-        rest = self._await("welcome")["welcome"]
+        rest = self._next(self._from_hub, "welcome")["welcome"]
         if not (isinstance(rest, float) and math.isfinite(rest)):
             raise wire.GarbledError(f"a deadline in {rest!r:.99} seconds")
         self._meeting.close()  # all are here
-        verdict = min(self._schedule.verdict, time.monotonic() + rest)
-        settling = self._schedule.settling
-        self._schedule = dataclasses.replace(
-            self._schedule, child=verdict - 2 * settling, verdict=verdict, alone=verdict + settling
-        )
+        self._verdict = min(self._verdict, time.monotonic() + rest)
 
     def _listen(self) -> Address:
         """Start the hub of rank 0. Return its address for this process, which needs no name of this host."""
@@ -256,8 +234,7 @@ class Participant:
                 phase=RENDEZVOUS,
             ) from error
         known = verdicts.Known(self._rank.world_size, str(self._meeting))
-        times = self._schedule
-        self._hub = Hub(listener, key, known, self._selector, times.arrival, times.verdict, times.settling)
+        self._hub = Hub(listener, key, known, self._selector, self._arrival, self._verdict, self._settling)
         host, port = listener.getsockname()[:2]
         return Address("127.0.0.1" if host in ("::", "0.0.0.0") else host, port, key)  # noqa: S104 - compared only
 
@@ -268,39 +245,37 @@ class Participant:
         except OSError as error:
             return error.strerror or str(error)
         now = time.monotonic()
-        until = min(now + _ANSWER, self._schedule.arrival)
+        until = min(now + _ANSWER, self._arrival)
         link = wire.Connection(connected, wire.FROM_A_RANK)
-        self._selector.register(link, selectors.EVENT_READ, lambda _: self._hear_hub(link))
-        self._link = link
-        own = wire.challenge()
-        number = self._answer(link, until).get("challenge")
-        if number is not None:
-            hello = {
-                "ortgpu": OWN_VERSION,
-                "challenge": own,
-                "rank": self._rank.rank,
-                "world_size": self._rank.world_size,
-                "host": socket.gethostname(),
-                "seconds": [self._schedule.arrival - now, self._schedule.verdict - now],
-            }
-            link.send({**hello, "proof": wire.proof(address.key, "rank", number, hello)})
-        answer = self._answer(link, until) if number is not None else {}
-        is_rank_0 = wire.is_proof(answer.get("proof"), address.key, "rank 0", own)
-        if is_rank_0 and "verdict" in answer:
-            raise wire.error_from_message(answer["verdict"])
-        if is_rank_0 and "in" in answer:
-            link.trust(wire.FROM_RANK_0)
-            self._has_joined = True
-            self._heed_verdict()  # it may have come with the admission
-            self._tell({"at": [self._number, self._step]})
-            if self._failure is not None:
-                self._fail(self._failure)
-            return None
-        self._link = None
-        self._from_hub.clear()
-        self._forget(link)
-        link.close()
-        return wire.readable(answer.get("refused", "what listens there does not answer as rank 0 does"))
+        link.watch(self._selector, lambda: self._hear_hub(link))
+        try:
+            own = wire.challenge()
+            answer = self._answer(link, until)
+            if "challenge" in answer:
+                hello = {
+                    "ortgpu": OWN_VERSION,
+                    "challenge": own,
+                    "rank": self._rank.rank,
+                    "world_size": self._rank.world_size,
+                    "host": socket.gethostname(),
+                    "seconds": [self._arrival - now, self._verdict - now],
+                }
+                link.send({**hello, "proof": wire.proof(address.key, "rank", answer["challenge"], hello)})
+                answer = self._answer(link, until)
+            if wire.is_proof(answer.get("proof"), address.key, "rank 0", own):
+                if "verdict" in answer:
+                    raise wire.error_from_message(answer["verdict"])
+                link.trust(wire.FROM_RANK_0)
+                self._link = link
+                self._tell({"at": [self._number, self._step]})
+                if self._failure is not None:
+                    self._fail(self._failure)
+                return None
+            return wire.readable(answer.get("refused", "what listens there does not answer as rank 0 does"))
+        finally:
+            if self._link is None:
+                link.close()
+                self._from_hub.clear()
 
     def _answer(self, link: wire.Connection, until: float) -> wire.Message:
         self._pump(lambda: bool(self._from_hub) or not link.is_open, until)
@@ -308,7 +283,7 @@ class Participant:
 
     def _connected(self, address: Address) -> socket.socket:
         hosts = self._addresses_of(address.host)
-        until = min(time.monotonic() + _CONNECTION, self._schedule.arrival)
+        until = min(time.monotonic() + _CONNECTION, self._arrival)
         refusal: OSError | None = None
         for tried, host in enumerate(hosts):  # each gets its share of the time: one of them may drop all packets
             share = (until - time.monotonic()) / (len(hosts) - tried)
@@ -325,18 +300,18 @@ class Participant:
             raise self._unresolved[host][0]
         if host not in self._resolved:
             try:
-                self._resolved[host] = resolve(host, max(self._schedule.arrival - now, _RETRY))
+                self._resolved[host] = resolve(host, max(self._arrival - now, _RETRY))
             except OSError as error:
                 self._unresolved[host] = (error, time.monotonic() + _ASK_AGAIN)
                 raise
         return self._resolved[host]
 
     def _describe(self) -> list[Described]:
-        own = self._from_own_child("facts")
+        own = self._next(self._from_child, "facts")
         calls = [[call.operation, call.dtype, call.count] for call in self._calls]
         self._tell({"post": FACTS, "value": {**own, "calls": calls}})
         self._at("waiting for the facts of the others")
-        roster = [Described.parse(message) for message in self._from_all(FACTS)]
+        roster = [Described.parse(message) for message in self._from_all()]
         if [each.facts.rank for each in roster] != list(range(self._rank.world_size)):
             raise wire.GarbledError("ranks with the numbers of others")
         self._has_exchanged = True
@@ -346,49 +321,46 @@ class Participant:
         value = None
         if self._rank.rank == 0:
             self._ask_child({"make_id": True})
-            value = self._from_own_child("id")["id"]
+            value = self._next(self._from_child, "id")["id"]
         else:
             self._number += 1  # further than rank 0 while that makes the id
             self._at("waiting for NCCL's unique id")
         self._tell({"post": ID, "value": value})
-        return str(self._from_all(ID)[0])
+        return str(self._from_all()[0])
 
     def _run_collectives(self, unique_id: str) -> list[list[float]]:
         self._number = _RUN - 1
-        seconds = self._schedule.child - time.monotonic()
+        seconds = self._verdict - 2 * self._settling - time.monotonic()
         self._ask_child({"id": unique_id, "seconds": seconds})
-        self._tell({"post": LAST, "value": self._from_own_child("results")["results"]})
-        results = self._from_all(LAST)
+        self._tell({"post": LAST, "value": self._next(self._from_child, "results")["results"]})
+        results = self._from_all()
         for found in results:
             if not isinstance(found, list) or [type(each) for each in found] != [float] * len(self._calls):
                 raise wire.GarbledError("results that are none")
         self._child_may_end = True  # it gives its communicator back; it is killed afterwards in any case
         channel = self._ask_child({"end": True})
-        self._pump(lambda: not channel.is_open, min(self._schedule.alone, time.monotonic() + _GIVING_BACK))
+        self._pump(lambda: not channel.is_open, min(self._alone, time.monotonic() + _GIVING_BACK))
         return results
 
-    def _await(self, kind: str, name: object = None) -> wire.Message:
-        """Return the message of rank 0 that has the key ``kind``, with ``name`` as its value."""
-        return self._next(self._from_hub, lambda message: kind in message and name in (None, message[kind]))
-
-    def _from_all(self, name: str) -> list[Any]:
-        """Return the value that each rank posted under that name, in the order of the ranks."""
-        values = self._await("all", name).get("values")
+    def _from_all(self) -> list[Any]:
+        """Return the next value that all ranks have posted, in the order of the ranks."""
+        values = self._next(self._from_hub, "all")["all"]
         if not isinstance(values, list) or len(values) != self._rank.world_size:
-            raise wire.GarbledError(f"not from every rank: {name}")
+            raise wire.GarbledError("not from every rank")
         return values
 
-    def _from_own_child(self, kind: str) -> wire.Message:
-        return self._next(self._from_child, lambda message: kind in message)
-
-    def _next(self, messages: list[wire.Message], is_wanted: Callable[[wire.Message], bool]) -> wire.Message:
-        """Wait for the first message that is wanted, and return it. A verdict of rank 0 is raised meanwhile."""
+    def _next(self, messages: list[wire.Message], kind: str) -> wire.Message:
+        """Wait for the first message that has this key, and return it. Raises a verdict that comes before it."""
         link = self._link
         assert link is not None
-        self._pump(lambda: any(map(is_wanted, messages)) or not link.is_open, self._schedule.alone)
-        for message in filter(is_wanted, messages):
-            messages.remove(message)
-            return message
+        self._pump(
+            lambda: bool(_first(messages, kind) or _first(self._from_hub, "verdict")) or not link.is_open, self._alone
+        )
+        if (wanted := _first(messages, kind)) is not None:
+            messages.remove(wanted)
+            return wanted
+        if (verdict := _first(self._from_hub, "verdict")) is not None:
+            raise wire.error_from_message(verdict["verdict"])
         if self._failure is not None and not verdicts.is_consequence(self._failure):
             raise verdicts.of_rank(self._failure, self._rank.rank, None)
         said = "went silent" if link.is_open else "ended, or the connection to it broke,"
@@ -400,10 +372,6 @@ class Participant:
         while not is_done() and not is_over:
             is_over = (now := time.monotonic()) >= until
             soonest = min(until, self._hub.next_deadline) if self._hub is not None else until
-            for connection in filter(None, (self._link, self._child.channel if self._child is not None else None)):
-                connection.flush()
-                if connection.has_unsent:  # more than the system's buffers hold
-                    soonest = min(soonest, now + _RETRY)
             for key, events in self._selector.select(max(0.0, soonest - now)):
                 key.data(events)
             if self._hub is not None:
@@ -412,18 +380,10 @@ class Participant:
     def _hear_hub(self, link: wire.Connection) -> None:
         try:
             self._from_hub += link.receive()
-            self._heed_verdict()
             if len(self._from_hub) > _WAITING:
                 raise wire.GarbledError("it sends more messages than rank 0")
         except wire.GarbledError:  # not rank 0
-            link.is_open = False
-        if not link.is_open:
-            self._forget(link)
-
-    def _heed_verdict(self) -> None:
-        for message in self._from_hub:
-            if self._has_joined and "verdict" in message:  # before, it may be a stranger's
-                raise wire.error_from_message(message["verdict"])
+            link.close()
 
     def _hear_child(self, child: Child) -> None:
         for message in child.channel.receive():
@@ -435,20 +395,9 @@ class Participant:
                 self._fail(error)
             else:
                 self._from_child.append(message)
-        if not child.channel.is_open:
-            self._forget(child.channel)
-            if self._failure is None and not self._child_may_end:
-                how = f"the preflight's child of rank {self._rank.rank} {child.how_it_ended()} during: {self._step}"
-                self._fail(self._unfinished((self._rank.rank,), how, child.lines()[-8:]))
-
-    def _take_output(self, child: Child) -> None:
-        if not child.read_output():
-            self._forget(child.output)
-
-    def _forget(self, source: wire.Connection | IO[bytes]) -> None:
-        """Stop watching it. Call this before it is closed, since its descriptor may be reused."""
-        if source in self._selector.get_map():
-            self._selector.unregister(source)
+        if not child.channel.is_open and self._failure is None and not self._child_may_end:
+            how = f"the preflight's child of rank {self._rank.rank} {child.how_it_ended()} during: {self._step}"
+            self._fail(self._unfinished((self._rank.rank,), how, child.lines()[-8:]))
 
     def _at(self, step: str) -> None:
         self._number, self._step = self._number + 1, step
@@ -460,7 +409,7 @@ class Participant:
         self._tell({"failed": wire.error_to_message(error)})
 
     def _tell(self, message: wire.Message) -> None:
-        if self._link is not None and self._has_joined:
+        if self._link is not None:
             self._link.send(message)
 
     def _ask_child(self, message: wire.Message) -> wire.Connection:
@@ -500,10 +449,14 @@ class Participant:
         )
 
 
-class Child:
-    """A running child. ``channel`` carries messages both ways. ``output`` is the text that its libraries print."""
+def _first(messages: list[wire.Message], kind: str) -> wire.Message | None:
+    return next((message for message in messages if kind in message), None)
 
-    def __init__(self, rank: Rank, calls: tuple[Collective, ...]) -> None:
+
+class Child:
+    """A running child. ``channel`` carries messages both ways. The text that its libraries print is kept."""
+
+    def __init__(self, rank: Rank, calls: tuple[Collective, ...], selector: selectors.BaseSelector) -> None:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
@@ -527,21 +480,29 @@ class Child:
         finally:
             theirs.close()
         assert self._process.stdout is not None
-        self.output = self._process.stdout
-        os.set_blocking(self.output.fileno(), False)
+        self._output = self._process.stdout
         self._text = b""
+        self._selector = selector
+        os.set_blocking(self._output.fileno(), False)
+        selector.register(self._output, selectors.EVENT_READ, lambda _: self._read_output())
         self.channel = wire.Connection(ours)
         self.channel.send({"rank": asdict(rank), "calls": [[c.operation, c.dtype, c.count] for c in calls]})
 
-    def read_output(self) -> bool:
-        """Read some of the output. Return False at its end."""
-        data = self.output.read(_CHUNK)
+    def _read_output(self) -> None:
+        if self._output.closed:
+            return
+        data = self._output.read(_CHUNK)  # None: nothing has arrived
         self._text = b"\n".join((self._text + (data or b"")).split(b"\n")[-_LINES_KEPT:])[-_BYTES_KEPT:]
-        return data != b""
+        if data == b"":
+            self._close_output()
+
+    def _close_output(self) -> None:
+        if not self._output.closed:
+            self._selector.unregister(self._output)
+            self._output.close()
 
     def lines(self) -> list[str]:
-        if not self.output.closed:
-            self.read_output()
+        self._read_output()
         return [line.strip() for line in self._text.decode("utf-8", "replace").splitlines() if line.strip()]
 
     def how_it_ended(self) -> str:
@@ -557,5 +518,5 @@ class Child:
     def end(self) -> None:
         """Kill the child and all that it started. Only a process that hangs in the driver can be left."""
         kill_group(self._process)
-        self.output.close()
+        self._close_output()
         self.channel.close()

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import selectors
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import DistributedError, Fix, GPUError, catalogue
@@ -78,7 +80,7 @@ def _nests_deeper(value: object, depth: int) -> bool:
 
 
 class Connection:
-    """A connected socket that never blocks: bytes that cannot be sent now wait for :meth:`flush`."""
+    """A connected socket that never blocks: bytes that cannot be sent now wait until it takes more."""
 
     def __init__(self, connected: socket.socket, longest: int = FROM_A_RANK) -> None:
         connected.setblocking(False)
@@ -86,23 +88,32 @@ class Connection:
         self.is_open = True
         self._decoder = Decoder(longest)
         self._unsent = bytearray()
+        self._selector: selectors.BaseSelector | None = None
+        self._hear: Callable[[], None] = lambda: None
 
-    def fileno(self) -> int:
-        return self.socket.fileno()
+    def watch(self, selector: selectors.BaseSelector, hear: Callable[[], None]) -> None:
+        """Have ``hear`` called when there is something to receive. A later call replaces it."""
+        self._hear = hear
+        if self._selector is None:
+            self._selector = selector
+            selector.register(self.socket, selectors.EVENT_READ, self._serve)
+            self._flush()
+
+    def _serve(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._flush()
+        if events & selectors.EVENT_READ:
+            self._hear()
 
     def trust(self, longest: int) -> None:
         self._decoder.longest = longest
 
-    @property
-    def has_unsent(self) -> bool:
-        return self.is_open and bool(self._unsent)
-
     def send(self, message: Message | bytes) -> None:
         """Send a message, or one that was encoded for many connections."""
         self._unsent += message if isinstance(message, bytes) else encode(message)
-        self.flush()
+        self._flush()
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         try:
             while self._unsent and self.is_open:
                 del self._unsent[: self.socket.send(self._unsent)]
@@ -110,9 +121,12 @@ class Connection:
             pass
         except OSError:  # the next receive() reports it
             self._unsent.clear()
+        if self._selector is not None:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+            self._selector.modify(self.socket, wanted, self._serve)
 
     def receive(self) -> list[Message]:
-        """Return messages that have arrived. Set ``is_open`` to False at the end. Raises GarbledError.
+        """Return messages that have arrived. Close the connection at its end. Raises GarbledError.
 
         It reads until one message is complete and no further, so that a sender without a pause cannot keep it busy.
         """
@@ -124,10 +138,13 @@ class Connection:
             return []
         except OSError:  # reset by the other side
             pass
-        self.is_open = False
+        self.close()
         return []
 
     def close(self) -> None:
+        if self._selector is not None:
+            self._selector.unregister(self.socket)
+            self._selector = None
         self.is_open = False
         self.socket.close()
 

@@ -17,7 +17,7 @@ import pytest
 from ortgpu.distributed import Collective, Rank, preflight
 from ortgpu.distributed.meeting import SECRET, SECRET_FILE, parse_address, ports_of, resolve
 from ortgpu.distributed.preflighting import MOST_CALLS
-from ortgpu.errors import DistributedError, RendezvousError, UnsupportedPlatformError
+from ortgpu.errors import DistributedError, GPUError, RendezvousError, UnsupportedPlatformError
 from tests.lab import Stubs, launchers
 from tests.support.children import run_python
 
@@ -112,7 +112,7 @@ def test_somebody_else_is_there_in_the_place_of_rank_0(said: str) -> None:
         assert any("does not answer as rank 0 does" in fact for fact in caught.value.evidence), caught.value
 
 
-_HASTY_RANK_0 = """
+_ADMITTING = """
 import socket
 from ortgpu.distributed.wire import FROM_A_RANK, Decoder, encode, error_to_message, proof
 from ortgpu.environment.ranks import short_name
@@ -124,29 +124,58 @@ print(port, flush=True)
 connected, _ = listener.accept()
 connected.sendall(encode({"challenge": "x"}))
 (hello,) = Decoder(FROM_A_RANK).feed(connected.recv(1 << 16))
-verdict = error_to_message(RendezvousError("of another rank", ranks=(2,)))
 said = {"in": True, "proof": proof(short_name(str(port)), "rank 0", hello["challenge"])}
-connected.sendall(encode(said) + encode({"welcome": 9.0}) + encode({"verdict": verdict}))
+verdict = encode({"verdict": error_to_message(RendezvousError("of another rank", ranks=(2,)))})
+"""
+_DECIDING_AT_ONCE = """
+connected.sendall(encode(said) + encode({"welcome": 9.0}) + verdict)
+while connected.recv(1 << 16):
+    pass
+"""
+_DECIDING_AFTER_THE_FACTS = """
+connected.sendall(encode(said) + encode({"welcome": 30.0}))
+decoder, heard = Decoder(FROM_A_RANK), []
+while not (heard := [message for message in heard if "post" in message]):
+    heard = decoder.feed(connected.recv(1 << 16))
+(own,) = (message["value"] for message in heard)
+others = {**own, "facts": {**own["facts"], "rank": 0}}
+connected.sendall(encode({"all": [others, own]}) + verdict)
 while connected.recv(1 << 16):
     pass
 """
 
 
-@pytest.mark.lab
-def test_a_verdict_that_comes_with_the_admission() -> None:
-    """The last rank of a job in which another has failed: it is let in and told at once, perhaps in one packet."""
-    server = subprocess.Popen([sys.executable, "-c", _HASTY_RANK_0], stdout=subprocess.PIPE)
+def preflight_with(rank_0: str, rank: Rank, timeout: float) -> GPUError:
+    """The error of a preflight whose rank 0 is this program."""
+    server = subprocess.Popen([sys.executable, "-c", rank_0], stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None
         address = f"127.0.0.1:{int(server.stdout.readline())}"
-        with pytest.raises(RendezvousError) as caught:
-            preflight(10, rank=Rank(1, 3, 1, 3), address=address)
+        with pytest.raises(GPUError) as caught:
+            preflight(timeout, rank=rank, address=address)
     finally:
         server.kill()
         server.wait()
         if server.stdout is not None:
             server.stdout.close()
-    assert (caught.value.summary, caught.value.ranks) == ("of another rank", (2,))
+    return caught.value
+
+
+@pytest.mark.lab
+def test_a_verdict_that_comes_with_the_admission() -> None:
+    """The last rank of a job in which another has failed: it is let in and told at once, perhaps in one packet."""
+    error = preflight_with(_ADMITTING + _DECIDING_AT_ONCE, Rank(1, 3, 1, 3), 10)
+    assert isinstance(error, RendezvousError)
+    assert (error.summary, error.ranks) == ("of another rank", (2,))
+
+
+@pytest.mark.lab
+def test_a_verdict_that_comes_after_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow rank reads the facts when the others have gone for what is in them: it raises the same as they."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    error = preflight_with(_ADMITTING + _DECIDING_AFTER_THE_FACTS, Rank(1, 2, 1, 2), 40)
+    assert "of another rank" not in error.summary
+    assert error.evidence[0].startswith("on ranks 0, 1")
 
 
 @pytest.mark.parametrize(("variable", "value"), [(SECRET, " \n"), (SECRET_FILE, "/nowhere"), (SECRET_FILE, "")])
