@@ -67,6 +67,13 @@ def test_a_folder_of_pythonpath_is_pips_below_its_prefix(environment: Path, fold
     assert read(environment, path, PYTHONPATH=str(path))[str(path)] == [owned, False]
 
 
+def test_a_relative_folder_and_a_working_directory_that_is_gone(environment: Path, tmp_path: Path) -> None:
+    gone = f"import os, sys; os.mkdir({str(tmp_path / 'gone')!r}); os.chdir({str(tmp_path / 'gone')!r})"
+    (site,) = environment.glob("lib/python*/site-packages")
+    found = read(environment, prelude=f"{gone}; os.rmdir(os.getcwd()); sys.path.insert(0, 'lib')\n")
+    assert found["folder"] == str(site.resolve())
+
+
 def test_uv_owns_the_packages_alone(environment: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "uv").write_text("#!/bin/sh\n", encoding="utf-8")

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..packages.metadata import DEFAULT_FOLDERS, list_names, numbers_of, read_file
+from ..packages.metadata import DEFAULT_FOLDERS, absolute, list_names, numbers_of, read_file
 from .catalogue import LibrarySpec, canonical, is_dll, spec_for
 from .library_file import read_elf, read_pe, wrong_machine
 from .loader_windows import folders_of_windows, path_of
@@ -184,17 +184,6 @@ def _distinct(paths: Iterable[str]) -> Iterator[str]:
         if full and (real := os.path.realpath(full)) not in seen:
             seen.add(real)
             yield full
-
-
-def absolute(path: str) -> str:
-    """Return an absolute path, since the working directory may change; empty if that directory is gone."""
-    path = path.replace("/", os.sep)
-    if os.path.isabs(path):
-        return path
-    try:
-        return os.path.join(os.getcwd(), path)
-    except OSError:
-        return ""
 
 
 # Linux

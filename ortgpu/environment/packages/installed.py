@@ -26,6 +26,7 @@ from .metadata import (
     MetadataFolder,
     Place,
     RecordEntry,
+    absolute,
     list_distributions,
     list_names,
     list_places,
@@ -481,7 +482,7 @@ def read_refused(places: Iterable[str], package: str | None) -> tuple[RefusedPat
 
 
 def _looked_at(places: Iterable[str], package: str | None) -> Iterator[str]:
-    for place in map(_absolute, places):
+    for place in map(absolute, places):
         wheels = os.path.join(place, "nvidia")
         yield from (place, wheels)
         for component in _paths_in(wheels):
@@ -493,13 +494,6 @@ def _looked_at(places: Iterable[str], package: str | None) -> Iterator[str]:
 
 def _paths_in(folder: str) -> list[str]:
     return [os.path.join(folder, name) for name in sorted(list_names(folder))]
-
-
-def _absolute(path: str) -> str:
-    try:
-        return os.path.abspath(path)
-    except (OSError, ValueError):  # the working directory is gone
-        return path
 
 
 def _refused(path: str) -> RefusedPath | None:

@@ -14,7 +14,7 @@ from importlib.machinery import PathFinder
 
 from ...process.background import fork_safe_lock
 from .interpreter import this_interpreter
-from .metadata import read_text, search_path
+from .metadata import absolute, read_text, search_path
 
 _of_sysconfig = fork_safe_lock()  # sysconfig has no lock before Python 3.13, and fails in a second thread
 
@@ -187,7 +187,8 @@ def _why_not_written(folder: str) -> str | None:
 
 
 def _resolved(*folders: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(os.path.realpath(folder) for folder in folders if folder))
+    known = filter(None, map(absolute, filter(None, folders)))
+    return tuple(dict.fromkeys(map(os.path.realpath, known)))
 
 
 def _is_below(path: str, folders: tuple[str, ...]) -> bool:

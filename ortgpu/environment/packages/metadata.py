@@ -132,6 +132,17 @@ def parse_cuda_version(text: str | None) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def absolute(path: str) -> str:
+    """Return an absolute path, since the working directory may change; empty if that directory is gone."""
+    path = path.replace("/", os.sep)
+    if os.path.isabs(path):
+        return path
+    try:
+        return os.path.join(os.getcwd(), path)
+    except OSError:
+        return ""
+
+
 def list_names(folder: str) -> list[str]:
     """Return the names in a folder; none if it is absent, unreadable, not a folder, or not a path at all."""
     try:
