@@ -20,7 +20,7 @@ from ..environment.gpu.cuda import CudaState, context_error, context_is_active, 
 from ..environment.libraries.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from ..environment.libraries.loader import loader_of_this_process
 from ..environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
-from ..environment.packages.plugins import listed_providers, takes_ordinal
+from ..environment.packages.plugins import listed_providers, registered_library, takes_ordinal
 from ..errors import (
     CollectiveOpsUnavailableError,
     CPUExecutionWarning,
@@ -188,8 +188,9 @@ def _check_context(context: OpeningContext, cuda: CudaState) -> None:
 def _surroundings(context: OpeningContext) -> tuple[Any, ...]:
     """Return the facts that decide whether the device can be used, as far as each session reads them again."""
     plan, stamp = context.plan, context.runtime.provider_stamp
-    loaded = len(loader_of_this_process().handles)
-    return os.getpid(), plan.device, plan.cudnn_disabled, stamp, loaded, tuple(map(os.environ.get, _DECISIVE))
+    loaded = len(loader_of_this_process().handles), registered_library()
+    asked = plan.device, plan.cudnn_disabled, plan.request.is_guarded
+    return os.getpid(), asked, stamp, loaded, tuple(map(os.environ.get, _DECISIVE))
 
 
 def _check_tensorrt(context: OpeningContext) -> None:

@@ -212,6 +212,36 @@ def test_the_guard_registers_nothing(packaged: Machine, module_lab: Lab) -> None
     assert mended.get("providers") == BOUND, mended
 
 
+@pytest.mark.parametrize(
+    ("registers", "again"),
+    [
+        (False, "ortgpu.GPUSession(MODEL)"),  # which registers the plugin itself
+        (True, "onnxruntime.InferenceSession(MODEL, providers=['CUDAExecutionProvider'])"),
+    ],
+)
+def test_what_the_guard_lacked_keeps_no_later_session_on_the_cpu(
+    packaged: Machine, module_lab: Lab, registers: bool, again: str
+) -> None:
+    """An earlier error is remembered where the CPU is allowed."""
+    code = f"""
+    import warnings
+    import onnxruntime, ortgpu
+    from ortgpu.provider.runtime import load_runtime
+    MODEL = {str(module_lab.models.relu)!r}
+    ortgpu.install()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        onnxruntime.InferenceSession(MODEL, providers=["CUDAExecutionProvider"])
+    error = warned[0].message.error
+    assert error.code == "cpu-only-package", error
+    if {registers}:
+        onnxruntime.register_execution_provider_library({CUDA!r}, load_runtime().provider_library)
+    attempt(lambda: {again})
+    """
+    found = seen(packaged, code, env={"ORTGPU_ALLOW_CPU": "1"})
+    assert found.get("providers") == BOUND, found
+
+
 # Faults
 
 
