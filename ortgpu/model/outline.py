@@ -209,9 +209,9 @@ class GraphOutline:
 
     @property
     def content(self) -> Content:
-        return self._content()
+        return self._content(self._most_parts)
 
-    def _content(self, most_of_graph: int = MOST_PARTS) -> Content:
+    def _content(self, most_of_graph: int) -> Content:
         if self._found is None:
             self._stamp = stamp_of(self.model)  # first: a file that another replaces meanwhile is not current
             if isinstance(self.model, bytes):

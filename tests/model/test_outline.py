@@ -154,6 +154,12 @@ def test_a_model_of_very_many_parts_is_not_read_to_its_end() -> None:
         told(outline.graph)
 
 
+def test_as_many_nodes_are_read_as_the_reader_may_read() -> None:
+    node = length_delimited(1, length_delimited(4, b"Conv"))
+    outline = GraphOutline(length_delimited(7, node * (MOST_PARTS + 10)), 2 * MOST_PARTS)
+    assert set(outline.operators()) == {(b"Conv", b"")}
+
+
 class ReplacedAsItIsOpened(os.PathLike[str]):
     def __init__(self, path: Path, other: bytes) -> None:
         self._path, self._other, self._asked = path, other, 0
