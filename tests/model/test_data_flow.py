@@ -378,3 +378,15 @@ def test_of_what_cannot_be_read_nothing_is_known(tmp_path: Path) -> None:
     placed = {("Neg", "a"): Places(1), ("Neg", "b"): Places(0, 1)}
     assert computing_nodes(GraphOutline(b"\x08"), ["x"], placed) == {("Neg", "a")}
     assert computing_nodes(GraphOutline(tmp_path / "none.onnx"), ["x"], placed) == {("Neg", "a")}
+
+
+def test_of_functions_that_nest_deeper_than_python_calls_nothing_is_known() -> None:
+    """ONNX Runtime opens such a model."""
+    placed = {("Neg", "a"): Places(1)}
+    last = 1200
+    call = "f{} (p) => (r) {{ r = own.f{} (p) }}"
+    functions = [call.format(number, number + 1) for number in range(last)] + [f"f{last} (p) => (r) {{ r = Neg (p) }}"]
+    text = "g (float[n] x) => (float[n] y) { y = own.f0 (x) }"
+    for function in functions:
+        text += f' <domain: "own", opset_import: ["": 17, "own": 1]> {function}'
+    assert computing_nodes(GraphOutline(made(text)), ["x"], placed) == {("Neg", "a")}
