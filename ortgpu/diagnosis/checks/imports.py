@@ -63,15 +63,16 @@ def failed(facts: Facts) -> GPUError | None:
             fixes=[manual(main)],
             package=installed.build_name,
         )
+    said = (text, *facts.observed.printed)
     if threads := [line for line in facts.observed.printed if loader_words.lacks_threads(line)]:
         return BrokenPackageError(
             "import onnxruntime fails: this process may have no further thread",
             evidence=[text, threads[0]],
             fixes=[remedies.let_it_have_threads(facts.environment)],
         )
-    if any("more than once per process" in line for line in (text, *facts.observed.printed)):
+    if any("more than once per process" in line for line in said):
         return _numpy_imported_again(facts, text)
-    if any("built with baseline optimizations" in line for line in (text, *facts.observed.printed)):
+    if any("built with baseline optimizations" in line for line in said):
         return _processor_too_old(facts, text)
     if (own := _hiding_a_standard_module(facts, text)) is not None:
         return BrokenPackageError(
@@ -116,7 +117,8 @@ def _file_in(words: str, facts: Facts) -> str:
 
 def _with_numpys_words(facts: Facts, text: str) -> list[str]:
     """Return the words of the import and, if it failed for NumPy, NumPy's own, as evidence."""
-    return list(dict.fromkeys(filter(None, (text, facts.observed.numpy_error))))
+    words = " ".join((facts.observed.numpy_error or "").split())  # of several lines
+    return list(dict.fromkeys(filter(None, (text, words))))
 
 
 def _hiding_a_standard_module(facts: Facts, text: str) -> str | None:

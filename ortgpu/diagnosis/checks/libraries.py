@@ -87,7 +87,8 @@ def judge_missing(
         return None
     passed_over = [line for library in absent for line in _evidence(library)]
     absent = _without_consequences(absent)
-    unfit = _unfit(absent)
+    # By soname, a file that would serve if another library of this process were not loaded
+    unfit = {library.soname: file for library in absent for file in library.rejected if file.unfit_for is not None}
     fixes, facts_of_fixes = _ways_to_have(facts, absent, unfit, further)
     evidence = [*passed_over, _where_needed(facts), *facts_of_fixes]
     sonames = tuple(library.soname for library in absent)
@@ -120,11 +121,6 @@ def judge_missing(
     )
 
 
-def _unfit(absent: Iterable[MissingLibrary]) -> dict[str, Candidate]:
-    """Return, by soname, a file that would serve if another library of this process were not loaded."""
-    return {library.soname: file for library in absent for file in library.rejected if file.unfit_for is not None}
-
-
 def _ways_to_have(
     facts: Facts, absent: tuple[MissingLibrary, ...], unfit: Mapping[str, Candidate], further: Iterable[str]
 ) -> tuple[list[Fix], list[str]]:
@@ -133,7 +129,6 @@ def _ways_to_have(
     fixes: list[Fix] = []
     evidence: list[str] = []
     passed_over = [(library.soname, file) for library in absent for file in library.rejected]
-    problems = [(soname, file.problem or "") for soname, file in passed_over]
     whole = {
         soname: fix
         for soname, file in passed_over
@@ -142,8 +137,8 @@ def _ways_to_have(
     closed = _closed(facts, absent)
     too_new = {
         soname: newer_c_library(environment, old[1])
-        for soname, words in problems
-        if (old := older_c_library(words)) is not None
+        for soname, file in passed_over
+        if (old := older_c_library(file.problem or "")) is not None
     }
     foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
     fixes += dict.fromkeys(whole.values())

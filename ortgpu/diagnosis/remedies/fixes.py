@@ -268,8 +268,8 @@ def another_cudnn(environment: Environment, path: str, capability: tuple[int, in
     older = capability < _OF_NEWER_CUDNN
     which = "9.10 or older, the last with code for such GPUs" if older else "a newer release"
     wheel = wheel_of(f"{catalogue.CUDNN_CODE[0]}.so", major)
-    places = [one.location for one in environment.packages.nvidia if one.name.startswith("nvidia-cudnn-cu")]
-    if wheel is None or not any(_is_below(path, os.path.join(place, "nvidia")) for place in places):
+    homes = [one.location for one in environment.packages.nvidia if one.name.startswith("nvidia-cudnn-cu")]
+    if wheel is None or not any(_is_below(path, os.path.join(home, "nvidia")) for home in homes):
         return manual(f"let {path} be of cuDNN {which}", needs="host")
     return install(environment, fitting(environment, [wheel], capability), upgrade=not older)
 
