@@ -13,6 +13,7 @@ from ..errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     DistributedError,
+    Fix,
     GPUError,
     NCCLError,
     RankDeviceError,
@@ -248,7 +249,7 @@ def gone(known: Known, rank: int) -> DistributedError:
         step,
         f"rank {rank} ended, or lost its connection, during: {step}",
         [],
-        f"look at the output of rank {rank}",
+        [manual(f"look at the output of rank {rank}")],
     )
 
 
@@ -271,7 +272,10 @@ def out_of_time(known: Known) -> DistributedError:
         furthest,
         summary,
         [f"rank {rank} on {known.hosts[rank]}: {position.step}" for rank, position in sorted(positions.items())],
-        f"look at {named(late)} first: the last step that it began is named above",
+        [
+            manual(f"look at {named(late)} first: the last step that it began is named above"),
+            manual("if it was only slow, give it more time: the timeout"),
+        ],
     )
     if known.has_exchanged and BETWEEN_HOSTS in error.fixes:
         error.fixes = (*error.fixes, NCCL_BETWEEN_HOSTS)
@@ -279,12 +283,11 @@ def out_of_time(known: Known) -> DistributedError:
 
 
 def _unfinished(
-    known: Known, ranks: tuple[int, ...], phase: str, summary: str, evidence: list[str], fix: str
+    known: Known, ranks: tuple[int, ...], phase: str, summary: str, evidence: list[str], fixes: list[Fix]
 ) -> DistributedError:
     cls = CollectiveTimeoutError if known.has_exchanged else RendezvousError
-    fixes = [manual(fix), manual("if it was only slow, give it more time: the timeout")]
     if len(set(known.hosts.values())) > 1:
-        fixes.append(BETWEEN_HOSTS)
+        fixes = [*fixes, BETWEEN_HOSTS]
     return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=phase)
 
 

@@ -340,6 +340,7 @@ def test_a_rank_that_talks_nonsense_is_gone(rank_0: Rank0, nonsense: dict[str, A
     verdict = rank_0.verdict(second)
     assert verdict["code"] == "rendezvous"
     assert verdict["details"]["ranks"] == [0]
+    assert [fix["text"] for fix in verdict["fixes"]] == ["look at the output of rank 0"], "it is gone, and not slow"
 
 
 # Who never stops

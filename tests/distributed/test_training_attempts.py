@@ -143,6 +143,9 @@ def test_hosts_that_fail_are_all_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_no_ssh_and_ssh_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub_ssh(tmp_path, monkeypatch, "exec sleep 300")
     assert "did not end in time" in judged_ssh(try_ssh("slow", timeout=1.0)).summary
+    error = judged_ssh(try_ssh("an\0y", timeout=DEADLINE))
+    assert error.summary == "ssh to an\0y cannot be started"
+    assert error.evidence == ("an\0y: embedded null byte",)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert "there is no ssh program" in judged_ssh(try_ssh("any", timeout=DEADLINE)).summary
 

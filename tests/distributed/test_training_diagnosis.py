@@ -339,13 +339,20 @@ def test_copies_of_nccl_are_a_warning() -> None:
     )
 
 
+def of_root() -> Environment:
+    """An environment that this user may not write to."""
+    return replace(engine(), installer=replace(engine().installer, obstacle="/venv is not this user's to write"))
+
+
 def test_packages_of_nccl_that_own_one_file() -> None:
     wheels = tuple(Distribution(f"nvidia-nccl-cu{cuda}", "2.32.3", SITE) for cuda in (12, 13))
     packages = replace(training_facts().environment.packages, installed=wheels)
     error = only(problems(training=training_facts(packages=packages)))
     (fix,) = error.fixes
     assert "uninstall -y nvidia-nccl-cu12 nvidia-nccl-cu13 && " in fix
-    assert fix.endswith("install nvidia-nccl-cu13==2.32.3"), "the one whose library is there"
+    assert fix.endswith("install --force-reinstall --no-deps nvidia-nccl-cu13==2.32.3"), "the one that is there"
+    (fix,) = only(problems(of_root(), training=training_facts(packages=packages))).fixes
+    assert fix.needs == "root"
 
 
 def test_horovod_is_a_warning() -> None:

@@ -12,7 +12,7 @@ from ...diagnosis.checks.surroundings import visible_gpus
 from ...diagnosis.requirements import GB, Requirement, at_least, dotted, reaches, row
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of
-from ...environment.packages.installed import Distribution
+from ...environment.packages.installed import Distribution, Torch
 from ...environment.packages.metadata import numbers_of
 from ..environment import REQUIRED, BuildVariable, Mpi, Nccl, Network, TrainingEnvironment
 from .packages import LAST_RELEASE, NEWEST_ONNX
@@ -171,8 +171,7 @@ def _package(training: TrainingEnvironment, name: str) -> Requirement:
     if name == "onnx":
         wanted, note = f"up to {NEWEST_ONNX}", "published without a limit; what newer ones write cannot be trained"
         met = met and (None if version is None else numbers_of(version)[:2] <= numbers_of(NEWEST_ONNX))
-    found = "not installed" if installed is None else version or "version not known"
-    return row(name, wanted, wanted, found, (met, met), note)
+    return row(name, wanted, wanted, _version_of(installed), (met, met), note)
 
 
 def _torch(environment: Environment) -> Requirement:
@@ -180,14 +179,16 @@ def _torch(environment: Environment) -> Requirement:
     version = torch.version if torch is not None else None
     is_older = None if version is None else not at_least(version, "2.9")
     note = "not published: onnxruntime.training imports it; ORTModule needs one older than 2.9"
-    found = version or ("version not known" if torch else "not installed")
-    return row("torch", "any", "older than 2.9", found, (torch is not None, is_older), note)
+    return row("torch", "any", "older than 2.9", _version_of(torch), (torch is not None, is_older), note)
 
 
 def _horovod(horovod: Distribution | None) -> Requirement:
     note = "published as an alternative; ONNX Runtime dropped it in 2020, and the newest, 0.28.1, is of 2023"
-    found = "not installed" if horovod is None else horovod.version or "version not known"
-    return row("Horovod", "none", "none", found, (True, True), note)
+    return row("Horovod", "none", "none", _version_of(horovod), (True, True), note)
+
+
+def _version_of(package: Distribution | Torch | None) -> str:
+    return "not installed" if package is None else package.version or "version not known"
 
 
 def _build_variable(variable: BuildVariable) -> Requirement:

@@ -189,10 +189,9 @@ def _nccl_packages(training: TrainingFacts, facts: Facts) -> GPUError | None:
     if len(wheels) < 2 or len({one.location for one in wheels}) > 1:
         return None
     chosen = training.environment.nccl.chosen
-    installer = facts.environment.installer
     cuda = chosen.cuda_version[0] if chosen is not None and chosen.cuda_version is not None else None
     kept = next((one for one in wheels if one.name.endswith(f"cu{cuda}")), wheels[-1])
-    names = " ".join(one.name for one in wheels)
+    removal = f"{facts.environment.installer.uninstall} {' '.join(one.name for one in wheels)}"
     return LibraryConflictError(
         f"{' and '.join(one.name for one in wheels)} are installed over each other: both own nvidia/nccl",
         evidence=[
@@ -200,7 +199,7 @@ def _nccl_packages(training: TrainingFacts, facts: Facts) -> GPUError | None:
             f"the library there now: {chosen}" if chosen is not None else "there is no library now",
             "removing one takes the library of the other along",
         ],
-        fixes=[shell(f"{installer.uninstall} {names} && {installer.install} {kept.name}=={kept.version}")],
+        fixes=[remedies.in_order(facts.environment, removal, remedies.install_again(facts.environment, kept))],
         severity="warning",
         libraries=tuple(one.name for one in wheels),
     )
@@ -285,8 +284,10 @@ def _ssh(training: TrainingFacts, _: Facts) -> GPUError | None:
 def _why_ssh_failed(attempt: SshAttempt) -> str:
     if attempt.program is None:
         return f"ssh to {attempt.host} cannot be tried: there is no ssh program on PATH"
-    if attempt.returncode is None:
+    if attempt.timed_out:
         return f"ssh to {attempt.host} did not end in time"
+    if attempt.returncode is None:
+        return f"ssh to {attempt.host} cannot be started"
     if attempt.returncode != 255:
         return f"ssh reaches {attempt.host}, and the command `true` ended with {attempt.returncode} there"
     return f"ssh to {attempt.host} fails without a password"
