@@ -169,14 +169,6 @@ def test_a_session_elsewhere_names_both_gpus() -> None:
 # Where ranks go
 
 
-@pytest.mark.parametrize(
-    ("count", "nodes", "strategy"),
-    [(2, 1, "STRICT_PACK"), (2, 2, "STRICT_SPREAD"), (2, 4, "STRICT_SPREAD"), (8, 2, "SPREAD"), (1, 0, "STRICT_PACK")],
-)
-def test_ranks_are_spread_over_the_nodes(count: int, nodes: int, strategy: str) -> None:
-    assert assignment.strategy_for(count, nodes) == strategy
-
-
 def test_ranks_count_within_their_node() -> None:
     assert assignment.ranks_of(["b", "a", "b"]) == [Rank(0, 3, 0, 2), Rank(1, 3, 0, 1), Rank(2, 3, 1, 2)]
     assert assignment.ranks_of(["a"]) == [Rank(0, 1, 0, 1)]

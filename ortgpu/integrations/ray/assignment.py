@@ -101,13 +101,6 @@ def elsewhere(uuid: str, allowed: Collection[str]) -> RankDeviceError:
     )
 
 
-def strategy_for(count: int, nodes: int) -> str:
-    """Return Ray's placement strategy that spreads ``count`` ranks over as many of the ``nodes`` as possible."""
-    if nodes <= 1:
-        return "STRICT_PACK"
-    return "STRICT_SPREAD" if count <= nodes else "SPREAD"
-
-
 def ranks_of(nodes: Sequence[str]) -> list[Rank]:
     every = list(nodes)
     return [

@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ...errors import GPUError, NoDeviceError, RendezvousError, manual
-from .assignment import address_of, ranks_of, strategy_for
+from .assignment import address_of, ranks_of
 
 if TYPE_CHECKING:
     from ...distributed.reports import Collective, PreflightReport
@@ -214,7 +214,7 @@ def preflight(
     if count == 0:
         raise _no_gpu_in_time("has no GPU for a rank")
     nodes = sum(1 for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= 1)
-    group = placement_group([{"GPU": 1}] * count, strategy=strategy_for(count, nodes))
+    group = placement_group([{"GPU": 1}] * count, strategy="STRICT_SPREAD" if count <= nodes else "SPREAD")
     actors: list[Any] = []
     try:
         if not group.wait(timeout):
