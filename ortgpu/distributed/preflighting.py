@@ -244,14 +244,14 @@ class Participant:
             connected = self._connected(address)
         except OSError as error:
             return error.strerror or str(error)
-        now = time.monotonic()
-        until = min(now + _ANSWER, self._arrival)
+        until = min(time.monotonic() + _ANSWER, self._arrival)
         link = wire.Connection(connected, wire.FROM_A_RANK)
         link.watch(self._selector, lambda: self._hear_hub(link))
         try:
             own = wire.challenge()
             answer = self._answer(link, until)
             if "challenge" in answer:
+                now = time.monotonic()
                 hello = {
                     "ortgpu": OWN_VERSION,
                     "challenge": own,

@@ -161,6 +161,28 @@ def preflight_with(rank_0: str, rank: Rank, timeout: float) -> GPUError:
     return caught.value
 
 
+_SLOW = """
+import socket, sys, time
+from ortgpu.distributed.wire import FROM_A_RANK, Decoder, encode
+
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+connected, _ = listener.accept()
+time.sleep(1)
+connected.sendall(encode({"challenge": "x"}))
+(hello,) = Decoder(FROM_A_RANK).feed(connected.recv(1 << 16))
+connected.sendall(encode({"refused": f"{max(hello['seconds'])} seconds are left"}))
+"""
+
+
+@pytest.mark.lab
+def test_a_rank_0_that_is_slow_is_told_the_time_that_is_left() -> None:
+    """Else it would decide when the rank has given it up, and be blamed."""
+    error = preflight_with(_SLOW, Rank(1, 2, 1, 2), 4)
+    left = next(fact for fact in error.evidence if " seconds are left: " in fact)
+    assert float(left.partition(" ")[0]) < 4 - 1
+
+
 @pytest.mark.lab
 def test_a_verdict_that_comes_with_the_admission() -> None:
     """The last rank of a job in which another has failed: it is let in and told at once, perhaps in one packet."""
