@@ -94,6 +94,7 @@ def open_on_gpu(
     if known is not None:
         return open_on_cpu(session, construct, request, known)
     _find_gpu(context)
+    _check_context(context)
     _check_tensorrt(context)
     outline = GraphOutline(request.model)
     check_before_opening(request, context.runtime, outline)
@@ -126,9 +127,7 @@ def _known_error(context: OpeningContext) -> GPUError | None:
 def _find_gpu(context: OpeningContext) -> None:
     """Plan for the requested GPU. Raises GPUError if this process cannot open sessions on it."""
     try:
-        cuda = _working_driver(context)
-        context.plan = on_gpu(context.plan, cuda)
-        _check_context(context, cuda)
+        context.plan = on_gpu(context.plan, _working_driver(context))
         report, capability = context.runtime.preload, context.plan.gpu.compute_capability
         provider = report.provider if report is not None else None
         if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
@@ -165,12 +164,12 @@ def _check_driver(context: OpeningContext) -> CudaState:
     return cuda
 
 
-def _check_context(context: OpeningContext, cuda: CudaState) -> None:
+def _check_context(context: OpeningContext) -> None:
     """Make the context if there is none, and raise what its calls return: a plugin would end the process for it."""
     if not context.runtime.cuda_is_plugin:
         return
     is_known = not context.plan.is_carried or context.plan.device is not None
-    ordinals = [context.plan.gpu.ordinal] if is_known else [gpu.ordinal for gpu in cuda.devices or ()]
+    ordinals = [context.plan.gpu.ordinal] if is_known else [gpu.ordinal for gpu in context.ask_driver().devices or ()]
     for ordinal in ordinals:
         code = context_error(ordinal, is_opening=is_known)
         if code in (None, 0) or (code == lifetime.OUT_OF_MEMORY and not is_known):

@@ -394,6 +394,23 @@ def test_a_context_that_cannot_be_made_is_refused_before(
     assert outcome.error.type == error, outcome.error.text
 
 
+def test_a_gpu_that_is_full_for_a_moment_is_tried_again(packaged: Machine, module_lab: Lab) -> None:
+    """Also where the CPU is allowed: it is not that this process has no GPU."""
+    code = f"""
+    import os, warnings
+    import ortgpu
+    os.environ["STUB_CUDA_NO_CONTEXT"] = "2"
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        ortgpu.GPUSession({str(module_lab.models.relu)!r})
+    assert [each.message.error.code for each in warned] == ["insufficient-device-memory"], warned
+    del os.environ["STUB_CUDA_NO_CONTEXT"]
+    attempt(lambda: ortgpu.GPUSession({str(module_lab.models.relu)!r}))
+    """
+    found = seen(packaged, code, env={"ORTGPU_ALLOW_CPU": "1"})
+    assert found.get("providers") == BOUND, found
+
+
 #: Operators whose kernels end the process when the session is made, or at its first run, and others beside them.
 DEADLY = {
     "If": "(float[4] x, bool c) => (float[4] y) { y = If(c) <then_branch = t () => (float[4] a) { a = Relu(x) }, "
