@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.libraries.places import judge_elf
+from ortgpu.environment.libraries.places import judge
 from ortgpu.environment.libraries.search import folders_of
 from tests.library_search.trees import (
     ALL,
@@ -85,8 +85,8 @@ def test_a_library_for_another_machine(tmp_path: Path, put: Put) -> None:
     found = search(places(tmp_path, directory=str(tmp_path / "given")))["libcublas.so.13"]
     assert reasons(found) == {str(path): f"built for {other}, this is {MACHINE}"}
     alias = {"x86_64": "arm64", "aarch64": "AMD64"}[MACHINE]
-    assert judge_elf(str(path), "libcublas.so.13", alias) is None
-    assert judge_elf(str(path), "libcublas.so.13", "a machine that is not known") is None
+    assert judge(str(path), "libcublas.so.13", alias) is None
+    assert judge(str(path), "libcublas.so.13", "a machine that is not known") is None
 
 
 def test_what_is_no_library_at_all(tmp_path: Path, put: Put) -> None:

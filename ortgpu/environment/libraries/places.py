@@ -41,7 +41,7 @@ from typing import Literal
 
 from ..packages.metadata import DEFAULT_FOLDERS, absolute, list_names, numbers_of, read_file
 from .catalogue import LibrarySpec, canonical, is_dll, spec_for
-from .library_file import read_elf, read_pe, wrong_machine
+from .library_file import read_library, wrong_machine
 from .loader_windows import folders_of_windows, path_of
 
 Source = Literal[
@@ -71,8 +71,6 @@ class System:
     stem: Callable[[LibrarySpec], str]  # what comes before the version in these names
     suffix: str  # what comes behind it
     is_library: Callable[[str], bool]  # whether a base name is that of a CUDA library, of any version
-    own_name: Callable[[str], str | None]  # the name inside a file, which its file name may not be
-    judge: Callable[[str, str, str], str | None]  # why a file must not be opened under a name on a machine; or None
     inside: Callable[[SearchPlaces, Source, str, int], Iterator[Root]]  # the roots below a folder, for a CUDA major
     folders_of_wheels: tuple[str, ...]  # that hold libraries
     steps: tuple[Step, ...]  # in the documented order
@@ -98,14 +96,27 @@ class SearchPlaces:
     filesystem: Path = Path("/")  # where etc/ld.so.cache, usr/local/cuda... are
 
 
+def judge(path: str, name: str, machine: str) -> str | None:
+    """Return why this file must not be opened under this name, or None. Reads headers only."""
+    file = read_library(path)
+    problem = file.problem or wrong_machine(file.machine, machine)
+    if problem is not None:
+        return problem
+    if file.soname not in (None, name):
+        return f"its SONAME is {file.soname}, {name} is needed"
+    own = canonical(file.name or name)
+    return f"its own name is {own}, {name} is needed" if own != name and spec_for(own) else None
+
+
 # Steps of both systems
 
 
 def _already_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
     # The kernel names the file behind the link (libnvrtc.so.11.8.89); what counts is its SONAME (libnvrtc.so.11.2).
-    named = places.system.own_name
+    # Windows knows a DLL that it has loaded by its file name.
     loaded = reversed(_cuda(places))  # the first of a name serves all who ask for that
-    yield Root("already loaded", "this process", {named(p) or canonical(os.path.basename(p)): p for p in loaded})
+    files = {read_library(path).soname or canonical(os.path.basename(path)): path for path in loaded}
+    yield Root("already loaded", "this process", files)
 
 
 def _cuda(places: SearchPlaces) -> list[str]:
@@ -204,15 +215,6 @@ def _is_shared_object(name: str) -> bool:
     return _CUDA_FILE.match(name) is not None and spec_for(name) is not None
 
 
-def judge_elf(path: str, soname: str, machine: str) -> str | None:
-    """Return why this file must not be opened as ``soname``, or None. Reads headers only."""
-    elf = read_elf(path)
-    problem = elf.problem or wrong_machine(elf.machine, machine)
-    if problem is None and elf.soname is not None and elf.soname != soname:
-        return f"its SONAME is {elf.soname}, {soname} is needed"
-    return problem
-
-
 def _inside_on_linux(places: SearchPlaces, source: Source, prefix: str, _: int) -> Iterator[Root]:
     folders = [os.path.join(prefix, name) if name else prefix for name in _INNER_ON_LINUX]
     wheel_layout = [os.path.join(prefix, name, "lib") for name in sorted(list_names(prefix))]
@@ -269,8 +271,6 @@ LINUX = System(
     stem=lambda spec: f"{spec.stem}.so.",
     suffix="",
     is_library=_is_shared_object,
-    own_name=lambda path: read_elf(path).soname,
-    judge=judge_elf,
     inside=_inside_on_linux,
     folders_of_wheels=("lib",),
     steps=(
@@ -291,15 +291,6 @@ LINUX = System(
 # By no provider for Windows (1.19.2 to 1.31.1). CUDA's runtime is opened at need where it is not linked.
 _NOT_OPENED = ("libcurand",)
 _INNER_ON_WINDOWS = ("", "bin", "bin/x64", "bin/x86_64", "lib", "lib/x64", "Library/bin", "Library/bin/x64")
-
-
-def _judge_dll(path: str, name: str, machine: str) -> str | None:
-    file = read_pe(path)
-    problem = file.problem or wrong_machine(file.machine, machine)
-    own = canonical(file.name or name)
-    if problem is None and spec_for(own) and own != name:
-        return f"its own name is {own}, {name} is needed"
-    return problem
 
 
 def _inside_on_windows(places: SearchPlaces, source: Source, prefix: str, cuda_major: int) -> Iterator[Root]:
@@ -338,8 +329,6 @@ WINDOWS = System(
     stem=lambda spec: spec.dll_stem,
     suffix=".dll",
     is_library=lambda name: is_dll(name) and spec_for(name) is not None,
-    own_name=lambda path: canonical(os.path.basename(path)),  # by which Windows knows a DLL that it has loaded
-    judge=_judge_dll,
     inside=_inside_on_windows,
     folders_of_wheels=("bin", "bin/x86_64"),
     steps=(

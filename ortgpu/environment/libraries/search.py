@@ -23,7 +23,7 @@ from ..variables import read_variables
 from .catalogue import BY_STEM, LIBRARIES, TOOLKIT_MAJORS, LibrarySpec, canonical, major_of, spec_for
 from .library_file import this_machine
 from .loader import only_loaded, read_mapped_libraries
-from .places import LINUX, WINDOWS, Root, SearchPlaces, Source, System
+from .places import LINUX, WINDOWS, Root, SearchPlaces, Source, System, judge
 from .wheel import ProviderLibrary
 
 _NVIDIA_FILE = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.|$)|(?i:(cu|nv)[\w-]*\.dll$)")
@@ -166,7 +166,7 @@ def _resolve_one(
 
 
 def _judge(root: Root, name: str, places: SearchPlaces, soname: str | None = None) -> str | None:
-    return root.unfit or places.system.judge(root.files[name], soname or name, places.machine)
+    return root.unfit or judge(root.files[name], soname or name, places.machine)
 
 
 def _preferred_first(roots: tuple[Root, ...], toolkit: set[str], places: SearchPlaces) -> tuple[Root, ...]:
