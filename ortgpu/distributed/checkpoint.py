@@ -216,6 +216,8 @@ def _only_writer(root: Path) -> Iterator[None]:
             pass
         yield
     finally:
+        with contextlib.suppress(OSError):  # NFS, as above
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile has the descriptor, too
         os.close(descriptor)
 
 

@@ -168,6 +168,30 @@ def test_another_writer_is_refused_meanwhile(job: Path) -> None:
     assert checkpoint.load(job).step == 3
 
 
+@pytest.mark.skipif(os.name == "nt", reason="no process is forked on Windows")
+def test_a_process_that_was_forked_meanwhile_keeps_no_writer_out(job: Path) -> None:
+    """As the workers of a data loader are, while a thread saves."""
+    forked = []
+
+    class Forking(Recorded):
+        @staticmethod
+        def save_checkpoint(state: Recorded, checkpoint_uri: str, include_optimizer_state: bool = False) -> None:
+            Recorded.save_checkpoint(state, checkpoint_uri, include_optimizer_state)
+            number = os.fork()
+            if number == 0:
+                signal.pause()
+            forked.append(number)
+
+    try:
+        checkpoint.save(job, 3, Forking(), rank=TWO)
+        checkpoint.save(job, 4, Recorded(), rank=TWO)
+    finally:
+        for number in forked:
+            os.kill(number, signal.SIGKILL)
+            os.waitpid(number, 0)
+    assert checkpoint.load(job).step == 4
+
+
 def test_steps_that_load_would_not_find(job: Path) -> None:
     large = 10**20
     checkpoint.save(job, large, Recorded(), rank=TWO)
