@@ -171,7 +171,7 @@ def read_collective_operators(model: ModelSource) -> tuple[str, ...]:
     """Return :func:`collective_operators` of a model, whose nodes are read if it holds such a name. Never raises."""
     outline = GraphOutline(model, 10 * MOST_PARTS)
     try:
-        mentioned = any(outline.count(name.encode()) for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX))
+        mentioned = any(name.encode() in outline.content.kept for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX))
         return collective_operators(_operators_of(outline)) if mentioned else ()
     except UNREADABLE:
         return ()

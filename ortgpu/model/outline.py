@@ -199,10 +199,6 @@ class GraphOutline:
     def opsets(self) -> list[tuple[bytes, int]]:
         return self.content.opsets
 
-    def count(self, text: bytes) -> int:
-        """Return how often ``text`` occurs in the main graph and in functions, in names and small values too."""
-        return self.content.kept.count(text)
-
     def operators(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield the operator and the domain of each node, those of subgraphs and functions included."""
         return ((node.operator, node.domain) for graph in (self.graph, *self.functions) for node in graph.all_nodes())
@@ -227,7 +223,7 @@ class Content(NamedTuple):
     functions: list[Function]
     opsets: list[tuple[bytes, int]]
     ir_version: int
-    kept: bytes  # of the main graph and of functions
+    kept: bytes  # of the main graph and of functions, with names and small values
 
 
 _ASKED_FOR = frozenset((1, 5, 11, 12))  # of a graph

@@ -125,7 +125,7 @@ def read_driver(root: Path | None = LINUX_ROOT, *, unasked: Collection[Asked] = 
         nvml=nvml,
         refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
         libcuda_elsewhere=tuple(elsewhere) if path is None else (),
-        libcuda_unlinked=find_unlinked(root, LIBCUDA) if path is None else (),
+        libcuda_unlinked=find_unlinked(root) if path is None else (),
         libcuda_entry=_entry_of(path, "LD_LIBRARY_PATH", LIBCUDA),
         libcuda_preload=_entry_of(path, "LD_PRELOAD"),
         interposed=find_interposed(root),
@@ -208,8 +208,7 @@ def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
     except OSError as error:
         # PyInstaller puts a guess of its own, that the library was to be bundled, in the place of the loader's words.
         # Their text alone: a name for the error would keep all frames that led here.
-        said = str(error.__cause__ if isinstance(error.__cause__, OSError) else error)
-        return None, said or type(error).__name__, None
+        return None, _words(error.__cause__ if isinstance(error.__cause__, OSError) else error), None
     address = version = None
     try:
         function = library.cuDriverGetVersion
@@ -382,7 +381,7 @@ class UnlinkedFile:
     writable: bool  # its folder is, by this user
 
 
-def find_unlinked(root: Path, name: str) -> tuple[UnlinkedFile, ...]:
+def find_unlinked(root: Path) -> tuple[UnlinkedFile, ...]:
     """Return at most one file for each folder, but no empty one, over which a container engine mounts another."""
     entries = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(entry)]
     found: dict[str, UnlinkedFile] = {}
@@ -390,7 +389,7 @@ def find_unlinked(root: Path, name: str) -> tuple[UnlinkedFile, ...]:
         try:
             files = [file for file in sorted(folder.glob("libcuda.so.*")) if _OF_A_DRIVER.fullmatch(file.name)]
             whole = [file for file in files if file.is_file() and file.stat().st_size]
-            if whole and not (folder / name).exists():
+            if whole and not (folder / LIBCUDA).exists():
                 path = os.path.realpath(whole[-1])
                 found.setdefault(path, UnlinkedFile(path, os.access(os.path.dirname(path), os.W_OK)))
         except (OSError, ValueError):

@@ -189,16 +189,14 @@ def words_of(code: int, path: str, loaded: Iterable[str], folders: Iterable[str]
 
 def missing_dependency(path: str, loaded: Iterable[str], folders: Iterable[str]) -> str | None:
     """Return the first DLL that the loader does not find, of all that this file links, directly or not."""
-    names = {_name(file) for file in loaded}
-    seen: set[str] = set()
-    waiting, everywhere = [path], tuple(folders)
+    seen = {_name(file) for file in loaded}
+    waiting, everywhere = [path], (os.path.dirname(path), *folders)
     while waiting:
-        file = waiting.pop()
-        for name in read_pe(file).needed:
-            if name.lower() in seen or name.lower() in names or is_of_the_system(name):
+        for name in read_pe(waiting.pop()).needed:
+            if name.lower() in seen or is_of_the_system(name):
                 continue
             seen.add(name.lower())
-            found = find_beside(name, (os.path.dirname(path), *everywhere))
+            found = find_beside(name, everywhere)
             if found is None:
                 return name
             waiting.append(found)
