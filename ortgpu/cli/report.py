@@ -163,7 +163,11 @@ def read(
         gpu_memory=driver.processes_on(uuid).get(os.getpid()) if uuid else None,
         latency=Latency(times[0], tuple(times[1:])) if times else None,
         latency_error=reason,
-        tuned=describe_record(session._request.model, session.device) if session.device.is_gpu else None,
+        tuned=(
+            describe_record(session._request.model, session.device, session.options_chosen)
+            if session.device.is_gpu
+            else None
+        ),
     )
 
 

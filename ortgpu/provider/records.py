@@ -272,11 +272,20 @@ def find_record(
     return Found(path, record, record.named if named is not None else record.automatic)
 
 
-def describe_record(model: ModelSource, gpu: NamedGPU | None) -> str:
-    """Return what sessions of a model use by themselves, or why they use nothing, for a person."""
+def describe_record(
+    model: ModelSource, gpu: NamedGPU | None, chosen: Mapping[str, tuple[str, str]] | None = None
+) -> str:
+    """Return what sessions of a model use by themselves, or why they use nothing, for a person.
+
+    Of an open session, it is told by ``chosen``, its ``options_chosen``.
+    """
     advice = "" if isinstance(model, bytes) else f": `ortgpu tune {shlex.quote(os.fsdecode(model))}`"
     try:
         found = find_record(GraphOutline(model), gpu)
     except VoidRecordError as error:
         return f"not tuned, since a record does not fit, {error}{advice}"
-    return f"not tuned{advice}" if found is None else f"{described(found.choice.settings)}, which {found.why}"
+    if found is None:
+        return f"not tuned{advice}"
+    if chosen is not None and found.choice.settings and not any(why.endswith(found.why) for _, why in chosen.values()):
+        return f"not tuned, since the session does not open with the record: {found.path}"
+    return f"{described(found.choice.settings)}, which {found.why}"

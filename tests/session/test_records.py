@@ -13,6 +13,7 @@ import pytest
 
 from ortgpu import GPUSession
 from ortgpu.model.outline import GraphOutline
+from ortgpu.provider import records
 from ortgpu.provider.records import (
     Choice,
     Found,
@@ -20,6 +21,7 @@ from ortgpu.provider.records import (
     Record,
     VoidRecordError,
     default_path,
+    describe_record,
     find_record,
     key_of,
     read_record,
@@ -152,6 +154,17 @@ def test_the_usual_place(model: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     others = {default_path(model, "NVIDIA A100"), default_path(b"1", None), default_path(b"2", None), path}
     assert len(others) == 4
     assert find_record(GraphOutline(model), None) is None
+
+
+def test_a_session_that_does_not_open_with_its_record_is_not_called_tuned(
+    record: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "default_path", lambda *_: record)
+    text = describe_record(model, None)
+    assert text == f"layout channels-last, which took 0.80 of the time of plain ONNX Runtime: {record}"
+    chosen = {"prefer_nhwc": ("1", f"layout channels-last: took 0.80 of the time of plain ONNX Runtime: {record}")}
+    assert describe_record(model, None, chosen) == text
+    assert describe_record(model, None, {}) == f"not tuned, since the session does not open with the record: {record}"
 
 
 # Plans
