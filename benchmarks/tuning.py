@@ -31,8 +31,8 @@ from typing import Any
 
 from ortgpu.provider.records import Choice
 from ortgpu.provider.settings import CAPTURE, FLOAT16, SETTINGS, Settings, described, options_of
-from ortgpu.session.tuning.children import Place
-from ortgpu.session.tuning.tuning import Search, Trial, Tuning, Wanted, normal, tune_at
+from ortgpu.session.tuning.children import Place, Trial
+from ortgpu.session.tuning.tuning import Search, Tuning, Wanted, normal, tune_at
 from tests.support.children import child_environment, run_child
 from tests.support.this_machine import environment_record, find_gpus
 

@@ -527,7 +527,7 @@ def test_planted_faults_are_rejected_in_random_networks(tmp_path: Path) -> None:
 def test_a_planted_fault_that_was_accepted_or_not_tried_is_named() -> None:
     code = """
         from benchmarks.tuning import faults
-        from ortgpu.session.tuning.tuning import Trial
+        from ortgpu.session.tuning.children import Trial
         from tests.support.children import report
         settings = {"search": "heuristic", "layout": "channels-last"}
         wrong = Trial({"workspace": "small"}, None, (), 1.0, "rejected: output 'y' is wrong")

@@ -59,7 +59,7 @@ def check(
       "device", "providers", "provider_options", "placement",
       "gpu_memory" (bytes), "latency_ms", "latency_error", "tuned", "warnings",
       "on_cpu_because" and, with --placement, "placement_details",
-      with --compare "compared"
+      with --compare "compared" and "compared_with"
     null is unknown.
     """
     from ortgpu.cli import report
@@ -67,7 +67,7 @@ def check(
     name = str(model) if model else None
     try:
         with report.quiet() as caught:
-            found, compared = _open_and_run(model, device, cpu_nodes, allow_cpu, runs, inputs, compare is not None)
+            found, compared, compared_with = _open_and_run(model, device, cpu_nodes, allow_cpu, runs, inputs, compare)
             details = _look_closer(model, device) if placement and found.device.is_gpu else None
     except click.UsageError:
         raise
@@ -86,6 +86,7 @@ def check(
             document["placement_details"] = details.as_dict() if details else None
         if compare is not None:
             document["compared"] = {"error": compared.error, "wrong": wrong} if compared is not None else None
+            document["compared_with"] = compared_with
         document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
         output.write_json(document)
         return int(failed)
@@ -102,9 +103,9 @@ def check(
         output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
     found.show(console)
     if wrong is not None:
-        output.line(console, f"WRONG: {wrong}, beside the CPU's float32", style="bold red")
+        output.line(console, f"WRONG beside {compared_with}: {wrong}", style="bold red")
     elif compared is not None:
-        text = f"Results: at most {compared.error or 0:.1e} of the largest value from the CPU's float32"
+        text = f"Results: at most {compared.error or 0:.1e} of the largest value from {compared_with}"
         output.line(console, text, style="bold green")
     if placement and not details:
         output.line(console, "--placement shows nothing more: nothing is on a GPU.", style="yellow")
@@ -123,8 +124,8 @@ def _open_and_run(
     allow_cpu: bool,
     runs: int,
     file: Path | None,
-    compares: bool,
-) -> tuple[SessionReport, Comparison | None]:
+    compare: str | None,
+) -> tuple[SessionReport, Comparison | None, str | None]:
     from ortgpu import GPUSession
     from ortgpu.cli import report
 
@@ -136,16 +137,16 @@ def _open_and_run(
         declared = session.get_inputs()
         feeds, reason = None, None
         try:
-            if runs > 0 or compares:
+            if runs > 0 or compare:
                 feeds = make_inputs(declared) if file is None else inputs.read_inputs(file, declared)
         except UnknownInputError as error:
             reason = str(error)
         found = report.read(session, feeds if runs > 0 else None, runs, reason, inputs.refusal(file))
-        if not compares or feeds is None or found.latency_error is not None:
-            return found, None
+        if not compare or feeds is None or found.latency_error is not None:
+            return found, None, None
         from ortgpu.session.tuning.tuning import compare_with_cpu
 
-        return found, compare_with_cpu(session, source, feeds)
+        return found, *compare_with_cpu(session, source, feeds)
 
 
 def _look_closer(model: Path | None, device: str | None) -> PlacementDetails:

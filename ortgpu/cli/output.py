@@ -203,13 +203,13 @@ def show_error(
 def show_problem(error: Exception, as_json: bool, *, model: Path | None = None, also: Sequence[GPUError] = ()) -> int:
     """Show why a command came to nothing, or write it as its document. Return its exit code.
 
-    With an error of ONNX Runtime goes what is ``also`` known, or what our own reader finds wrong with the model.
+    With an error of ONNX Runtime goes what our own reader finds wrong with the model, and what is ``also`` known.
     """
-    if model is not None and not also and not isinstance(error, GPUError):
+    if model is not None and not isinstance(error, GPUError):
         from ortgpu.diagnosis.checks.model import judge_file
         from ortgpu.model.contents import read_model
 
-        also = judge_file(read_model(model))
+        also = (*judge_file(read_model(model)), *also)
     if as_json:
         name = str(model) if model else None
         write_json(document(ok=False, model=name, error=error_document(error, also)))

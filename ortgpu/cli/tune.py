@@ -11,11 +11,13 @@ import click
 
 from ortgpu.cli import output, signals
 from ortgpu.cli.bench import check_plot, parse_batches
+from ortgpu.errors import GPUError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ortgpu.session.tuning.tuning import Objective, Precision, Trial, Tuning
+    from ortgpu.session.tuning.children import Trial
+    from ortgpu.session.tuning.tuning import Objective, Precision, Tuning
 
 
 @click.command()
@@ -92,7 +94,9 @@ def tune(
                 on_trial=progress.show,
             )
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
-        return output.show_problem(error, as_json, model=model)
+        may_be_unfit = inputs is None and not isinstance(error, OSError)  # such as a timeout
+        also = (GPUError("where made-up inputs do not suit the model, --inputs FILE gives it others"),)
+        return output.show_problem(error, as_json, model=model, also=also if may_be_unfit else ())
     if as_json:
         output.write_json(output.document(ok=True, model=str(model), **found.as_dict()))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from onnx import parser
 
 from ortgpu.cli.tune import tune
 from ortgpu.provider.settings import SETTINGS
 from ortgpu.session.tuning import tuning
 from ortgpu.session.tuning.children import Place
+from tests.support.children import run_python
 from tests.support.command_line import NO_GPU, is_clean, ortgpu
 
 
@@ -109,5 +112,49 @@ def test_check_compares_with_the_cpu(model: Path) -> None:
     found = json.loads(result.stdout)
     assert result.returncode == 0
     assert found["compared"] == {"error": 0.0, "wrong": None}
+    assert found["compared_with"] == "the CPU's float32"
     result = ortgpu("check", str(model), "--allow-cpu", "--compare", "cpu", "--runs", "0", env=NO_GPU)
     assert "from the CPU's float32" in result.stdout
+
+
+def test_check_says_where_results_go_wrong(tmp_path: Path) -> None:
+    """As `tune` does; a random number is as good as a fault."""
+    model = tmp_path / "random.onnx"
+    text = "g (float[n, 4] x) => (float[n, 4] y) { a = Relu(x) b = RandomUniformLike(a) c = Abs(b) y = Add(a, c) }"
+    model.write_bytes(parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}').SerializeToString())
+    result = ortgpu("check", str(model), "--allow-cpu", "--compare", "cpu", "--json", env=NO_GPU)
+    assert result.returncode == 1
+    wrong = json.loads(result.stdout)["compared"]["wrong"]
+    assert wrong.startswith("output 'y' is")
+    assert wrong.endswith("; tensor 'a' still agreed, tensor 'b' did not")
+
+
+def test_check_compares_with_plain_where_the_cpu_gives_no_results(model: Path) -> None:
+    """It said that the model does not run."""
+    code = f"""
+import sys
+from ortgpu.__main__ import main
+from ortgpu.session.tuning.children import Child, ChildFailedError
+ask, asked = Child.ask, []
+def once_late(self, *arguments, timeout):
+    asked.append(arguments[0])
+    if len(asked) == 1:
+        raise ChildFailedError("it did not end in time", timed_out=True)
+    return ask(self, *arguments, timeout=timeout)
+Child.ask = once_late
+sys.exit(main(["check", {str(model)!r}, "--allow-cpu", "--compare", "cpu"]))
+"""
+    result = run_python(code, env={**os.environ, **NO_GPU})
+    assert result.returncode == 0, result
+    assert "from plain ONNX Runtime on the GPU, since the CPU gave no results: it did not end in time" in result.stdout
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_tune_says_how_to_give_inputs(tmp_path: Path) -> None:
+    model = tmp_path / "sequence.onnx"
+    text = '<ir_version: 8, opset_import: ["": 17]> g (seq(float[n]) x) => (int64 y) { y = SequenceLength(x) }'
+    model.write_bytes(parser.parse_model(text).SerializeToString())
+    result = run(model)
+    assert result.return_value == 1
+    assert result.stdout.startswith("UnknownInputError: input 'x' is a seq(tensor(float))")
+    assert "--inputs FILE gives it others" in result.stdout

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx.parser
 import pytest
 
 from ortgpu.provider.records import Choice, read_record
 from ortgpu.provider.settings import AUTOMATIC, SETTINGS
 from ortgpu.session.tuning import tuning
-from ortgpu.session.tuning.children import Beginning, Child, ChildFailedError, Place, only_tuner
+from ortgpu.session.tuning.children import Beginning, Child, ChildFailedError, Place, Trial, only_tuner
 from ortgpu.session.tuning.comparing import Comparison, compare
-from ortgpu.session.tuning.tuning import Search, Trial, Wanted, tune, tune_at
+from ortgpu.session.tuning.tuning import Search, Wanted, tune, tune_at
 from tests.support.networks import Network
-from tests.support.tuning_faults import CPU, FAULTY, HOPELESS
+from tests.support.tuning_faults import CPU, FAULTY, HOPELESS, VANISHING
 
 pytestmark = pytest.mark.timeout(300)  # a search is many children
 
@@ -92,6 +93,56 @@ def test_candidates_at_fault_are_rejected(network: Path, tmp_path: Path, monkeyp
     assert kept <= {("search", "heuristic")}
 
 
+def test_a_fault_that_exposing_tensors_hides_is_called_so(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "layout")
+    found = tune_at(VANISHING, Wanted(network, batches=(1,), budget=60), tmp_path / "record.json")
+    wrong = by_settings(found.trials, layout="channels-last")
+    assert str(wrong.divergence).startswith("exposing tensors made it vanish")
+
+
+def test_a_model_that_the_cpu_cannot_run_in_time_is_compared_with_plain(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Child.ask
+
+    def without_cpu(self: Child, function: str, *arguments: Any, timeout: float) -> Any:
+        if function == "results":
+            raise ChildFailedError("it did not end in time", timed_out=True)
+        return ask(self, function, *arguments, timeout=timeout)
+
+    monkeypatch.setattr(Child, "ask", without_cpu)
+    only(monkeypatch, "layout")
+    found = tune_at(FAULTY, Wanted(network, batches=(1,), budget=60), tmp_path / "record.json")
+    why = "plain ONNX Runtime on the GPU, since the CPU gave no results: it did not end in time"
+    assert found.compared_with == why
+    wrong = by_settings(found.trials, layout="channels-last")
+    assert wrong.divergence == "tensor 'v3' still agreed, tensor 'v4' did not"
+
+
+def test_a_batch_for_a_model_that_has_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was measured with the batch of the model, and nothing said so."""
+    monkeypatch.setattr(tuning, "Search", NoSearch)
+    fixed = tmp_path / "fixed.onnx"
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[3, 4] x) => (float[3, 4] y) { y = Relu(x) }'
+    fixed.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    for batches, left_out in (((1,), ()), ((2, 8), ("batches of 2, 8: the model has no free batch dimension",))):
+        found = tune_at(CPU, Wanted(fixed, batches=batches), tmp_path / "record.json")
+        assert found.left_out == left_out
+        assert found.shapes == ({"x": [3, 4]},)
+
+
+def test_inputs_that_are_no_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence has no shape, and the search ended in an AttributeError."""
+    monkeypatch.setattr(tuning, "Search", NoSearch)
+    model = tmp_path / "sequence.onnx"
+    text = '<ir_version: 8, opset_import: ["": 17]> g (seq(float[n]) x) => (int64 y) { y = SequenceLength(x) }'
+    model.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    wanted = Wanted(model, feeds=[{"x": [np.ones(3, np.float32)]}])
+    assert tune_at(CPU, wanted, tmp_path / "record.json").shapes == ({"x": []},)
+
+
 def test_what_map_does_is_measured_for_throughput(
     network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,13 +209,14 @@ def test_one_tuner_at_a_time() -> None:
         pass
 
 
-@pytest.mark.parametrize("reason", [None, "its input 'mask' is read on the CPU, or by no node: no graph takes it"])
-def test_a_graph_that_sessions_refuse_is_no_candidate(tmp_path: Path, reason: str | None) -> None:
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_graph_that_sessions_refuse_is_no_candidate(tmp_path: Path, captures: bool) -> None:
     """ONNX Runtime captures it, and a session with the record was then refused, which had not asked for a graph."""
-    begun = Beginning(None, None, "CPU", None, {}, (), None, None, convolves=False, needs_cudnn=False, no_graph=reason)
+    told = () if captures else ("graph captured: its input 'mask' is read on the CPU, or by no node",)
+    begun = Beginning(None, (), {}, None, None, convolves=False, needs_cudnn=False, captures=captures, left_out=told)
     search = Search(Wanted("model.onnx"), CPU, begun, Child(str(tmp_path)), str(tmp_path), "model.onnx", 0.0)
-    assert ("graph" in dict(search.spaces(tuple(SETTINGS)))) is (reason is None)
-    assert search.left_out == ((f"graph captured: {reason}",) if reason is not None else ())
+    assert ("graph" in dict(search.spaces(tuple(SETTINGS)))) is captures
+    assert search.left_out == told
 
 
 class NoSearch(Search):
@@ -273,6 +325,17 @@ def test_float16_inside_keeps_inputs_and_outputs(
     assert halves
     assert 0 < (halves[0].error or 0) < 2e-2
     assert read_record(tmp_path / "record.json").key.weights.startswith("sha256 ")
+
+
+def test_where_float16_goes_wrong_is_looked_for_in_float16(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "precision")
+    wanted = Wanted(network, precision="float16", budget=60)
+    found = tune_at(FAULTY, wanted, tmp_path / "record.json")
+    wrong = by_settings(found.trials, precision="float16")
+    assert wrong.verdict.startswith("rejected: output 'v7' is")
+    assert wrong.divergence == "tensor 'v3' still agreed, tensor 'v4' did not"
 
 
 # Comparing

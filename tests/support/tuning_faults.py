@@ -23,6 +23,7 @@ from ortgpu.session.tuning.trial import open_session
 CPU = Place(ordinal=None, opener=f"{__name__}:open_well")
 HOPELESS = Place(ordinal=None, opener=f"{__name__}:open_hopeless")
 FAULTY = Place(ordinal=None, opener=f"{__name__}:open_faulty")
+VANISHING = Place(ordinal=None, opener=f"{__name__}:open_vanishing")
 
 _SLOW, _FAST = 0.03, 0.003  # seconds of a run, far apart: tests share their cores
 _at_work = threading.Semaphore(1)
@@ -57,26 +58,25 @@ def _timed(session: Any, seconds: float, *, races: bool = False) -> Any:
     return session
 
 
-def open_well(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:
+def open_well(model: str | bytes, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
     """Open a session that is fast with workspace small, and nothing else."""
     session = open_session(model, settings, place, dimensions)
-    is_fast = settings is not None and settings.get("workspace") == "small"
+    is_fast = settings.get("workspace") == "small"
     return _timed(session, _FAST if is_fast else _SLOW)
 
 
-def open_hopeless(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:
+def open_hopeless(model: str | bytes, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
     """Open a session that is ten times as slow with search exhaustive, and otherwise fast with workspace small."""
     session = open_well(model, settings, place, dimensions)
-    if settings is not None and settings.get("search") == "exhaustive":
+    if settings.get("search") == "exhaustive":
         session.seconds = 10 * _SLOW
     return session
 
 
-def open_faulty(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:
+def open_faulty(model: str | bytes, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
     """Open a session that is right and slow if it is plain or has search heuristic, and else fast and at fault."""
-    settings = settings or {}
-    if settings.get("layout") == "channels-last":
-        return _timed(open_session(_with_a_wrong_channel(model), None, place, {}), _FAST)
+    if settings.get("layout") == "channels-last" or settings.get("precision") == "float16":
+        return _timed(open_session(_with_a_wrong_channel(model), {}, place, {}), _FAST)
     session = open_session(model, settings, place, dimensions)
     if settings.get("layout") == "channels-last, biases fused":
         return _timed(session, _FAST, races=True)
@@ -87,9 +87,14 @@ def open_faulty(model: str | bytes, settings: Settings | None, place: Place, dim
     return _timed(session, 0.8 * _SLOW if settings else _SLOW)  # else plain, which search exhaustive is, may be kept
 
 
-def open_planted(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:
+def open_vanishing(model: str | bytes, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
+    """Open a session that is wrong with this layout, as long as no tensors are exposed, for which a model is bytes."""
+    is_faulty = settings.get("layout") == "channels-last" and not isinstance(model, bytes)
+    return open_faulty(model, settings if is_faulty else {}, place, {})
+
+
+def open_planted(model: str | bytes, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
     """Open a session on a GPU that is at fault with these layouts, and with workspace small."""
-    settings = settings or {}
     if settings.get("layout") == "channels-last":
         return open_session(_with_a_wrong_channel(model, -1), {"search": "heuristic"}, place, dimensions)
     if settings.get("layout") == "channels-last, biases fused":  # without the layout: 1.31 computes it wrongly

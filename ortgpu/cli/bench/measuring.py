@@ -218,7 +218,7 @@ def _open_plain(model: str, device: Device) -> Any:
     from ...session.tuning.trial import open_session
 
     uninstall()  # else ORTGPU_ENFORCE=1 would make it a GPUSession
-    return open_session(model, None, Place(device.ordinal if device.is_gpu else None), {})
+    return open_session(model, {}, Place(device.ordinal if device.is_gpu else None), {})
 
 
 def first_line(error: Exception) -> str:

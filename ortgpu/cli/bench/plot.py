@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Canvas
 
 from ortgpu.cli.bench.measuring import Figure, Spread
 from ortgpu.provider.settings import described
-from ortgpu.session.tuning.tuning import Trial
+from ortgpu.session.tuning.children import Trial
 
 # They can be read on a white and on a dark page; the background is transparent.
 INK, FASTER, SLOWER = "#808080", "#4c8fd0", "#d9662b"

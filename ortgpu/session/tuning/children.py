@@ -9,21 +9,24 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...environment.child import cause_of_death, kill_group, python_command
 from ...environment.packages.plugins import environ_of_child
 from ...environment.ranks import runtime_folder
+from ...provider.devices import Device
 from ...provider.records import Key
+from ...provider.settings import Settings
 
 if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
 
+GIVEN = "providers"  # in the place of settings: the caller's
 REQUEST, ANSWER = "request.pickle", "answer.pickle"
 _PROGRAM = """
 import sys
@@ -46,30 +49,32 @@ class Place:
     opener: str = "ortgpu.session.tuning.trial:open_session"
 
 
+ON_CPU = Place(None)  # which computes in float32
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """What a search must know of a model on a device.
 
     Attributes:
-        uuid: of the GPU; None on the CPU.
-        declared: the shape of each input, by its name.
+        gpu: None on the CPU.
         feeds: the inputs of each batch, made up unless they were given.
+        dimensions: the sizes of free dimensions by their names, where these tell them for one batch.
         key: of the record; None where there can be none, because ``no_key``.
         convolves, needs_cudnn: what nodes there are, as ONNX Runtime placed them.
-        no_graph: why sessions capture no CUDA graph of the model, if they do not.
+        captures: True if sessions capture CUDA graphs of the model.
+        left_out: what cannot be measured, and why.
     """
 
-    uuid: str | None
-    ordinal: int | None
-    device: str
-    gpu: str | None
-    declared: Mapping[str, Sequence[int | str | None]]
+    gpu: Device | None
     feeds: tuple[Mapping[str, Any], ...]
+    dimensions: Mapping[str, int]
     key: Key | None
     no_key: str | None
     convolves: bool
     needs_cudnn: bool
-    no_graph: str | None
+    captures: bool
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,6 @@ class Work:
         feeds: the inputs of each batch.
         right: the results of the CPU for each; None where it took too long.
         dimensions: the sizes of free dimensions, where there is one batch.
-        tolerance: the distance that results may have, where that of plain ONNX Runtime is smaller.
         threads: runs at the same time, staged as in ``map``; 1 measures single runs, with their arrays on the device.
         given: providers of the caller, with their options.
     """
@@ -91,28 +95,38 @@ class Work:
     place: Place
     feeds: tuple[Mapping[str, Any], ...]
     right: tuple[list[Any], ...] | None = None
-    dimensions: Mapping[str, int] | None = None
+    dimensions: Mapping[str, int] = field(default_factory=dict)
     half: str | None = None
-    tolerance: float | None = None
     threads: int = 1
     given: tuple[tuple[str, dict[str, str]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What a child found out about a candidate.
+class Trial:
+    """A candidate, and what became of it.
 
     Attributes:
-        ratios: for each batch, the time relative to that of plain ONNX Runtime.
+        settings: those that differ from plain ONNX Runtime's; ``GIVEN`` names the providers of the caller.
+        ratio: time relative to plain ONNX Runtime's, the geometric mean over the batches. None: it was rejected.
         seconds: of a run of each batch.
-        error: the largest distance of any result from the right one, relative to the largest value.
-        wrong: what is wrong with the results; None if nothing is.
+        error: largest distance of a result from the right one, relative to the largest value of the output. None: there
+            was no result to compare, or it has no distance, since it is of another shape or not finite.
+        verdict: "kept", "not the fastest", or why it was rejected.
+        divergence: where results first go wrong, as far as that was looked for.
     """
 
-    ratios: tuple[float, ...] = ()
+    settings: Settings
+    ratio: float | None = None
     seconds: tuple[float, ...] = ()
     error: float | None = None
-    wrong: str | None = None
+    verdict: str = "not the fastest"
+    divergence: str | None = None
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of an exception, for a table."""
+    name = "" if isinstance(error, ChildFailedError) else f"{type(error).__name__}: "
+    return name + str(error).strip().partition("\n")[0]
 
 
 class ChildFailedError(Exception):

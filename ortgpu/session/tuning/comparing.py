@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,6 +18,14 @@ _FLOOR = 1e-5
 # float16 keep 10 bits, and the errors of layers add up: thirty layers stayed below this.
 TOLERANCE = 2e-2
 _TIMES_PLAIN = 2
+_AT_ONCE = 2  # runs at a time: one known fault is a race between streams
+_SECONDS_AT_ONCE, _MOST_AT_ONCE = 0.2, 20  # of each thread; and its runs
+
+
+class Running(Protocol):
+    """A session, of whatever class."""
+
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any: ...
 
 
 class Comparison:
@@ -58,6 +69,24 @@ class Comparison:
     def add_all(self, several: Sequence[Sequence[Any]]) -> None:
         for found in several:
             self.add(found)
+
+
+def several_runs(session: Running, feed: Mapping[str, Any]) -> list[list[Any]]:
+    """Return the results of a run, and of others of which two are at work at the same time."""
+    found: list[list[Any]] = [session.run(None, dict(feed))]
+    start, end = threading.Barrier(_AT_ONCE), time.perf_counter() + _SECONDS_AT_ONCE
+
+    def run() -> None:
+        start.wait()
+        for _ in range(_MOST_AT_ONCE):
+            found.append(session.run(None, dict(feed)))
+            if time.perf_counter() > end:
+                break
+
+    with ThreadPoolExecutor(_AT_ONCE) as executor:
+        for each in [executor.submit(run) for _ in range(_AT_ONCE)]:
+            each.result()
+    return found
 
 
 def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) -> tuple[float | None, str | None]:

@@ -31,6 +31,11 @@ def batch_dimension(descriptions: Sequence[Value]) -> str | None:
     return None
 
 
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return the shape of an input; that of a sequence or a map is empty, as ONNX Runtime has it."""
+    return value.shape if isinstance(value, np.ndarray) else ()
+
+
 def make_inputs(descriptions: Sequence[Value], batch: int = 1) -> dict[str, NDArray[Any]]:
     """Make up an array for each input.
 

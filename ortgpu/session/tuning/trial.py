@@ -13,7 +13,6 @@ import os
 import pickle
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from ...errors import ProviderFallbackError
 from ...model.files import ModelSource
 from ...model.outline import GraphOutline
 from ...provider.devices import Device
+from ...provider.interfaces import Value
 from ...provider.placement import PlacedNode, cudnn_operators, not_recorded
 from ...provider.records import VoidRecordError, key_of
 from ...provider.requests import CPU, CUDA
@@ -49,16 +49,14 @@ from ...running.onnxruntimes import InferenceSession
 from ...running.pinned import PinnedMemory
 from ..gpu_session import GPUSession
 from ..request import PINNED_MEMORY_LIMIT
-from .children import ANSWER, REQUEST, Beginning, ChildFailedError, Measured, Place, Work
-from .comparing import Comparison, compare
-from .feeds import batch_dimension, make_inputs
+from .children import ANSWER, GIVEN, ON_CPU, REQUEST, Beginning, ChildFailedError, Place, Trial, Work, first_line
+from .comparing import TOLERANCE, Comparison, compare, several_runs
+from .feeds import batch_dimension, make_inputs, shape_of
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 200, 5
 _WARMING = 3  # runs
 _HOPELESS = 3  # times plain ONNX Runtime's time: it is known without more rounds
 _BLOCK = 0.05  # seconds of several threads
-_AT_ONCE = 2  # runs at a time: one known fault is a race between streams
-_SECONDS_AT_ONCE = 0.2
 _EXPOSED = 8  # tensors at a time
 
 
@@ -89,7 +87,7 @@ def begin(
     model: str,
     device: Any,
     place: Place,
-    batches: Sequence[int],
+    batches: tuple[int, ...],
     feeds: tuple[Mapping[str, Any], ...] | None,
     by_content: bool,
 ) -> Beginning:
@@ -102,39 +100,62 @@ def begin(
     """
     outline = GraphOutline(model)
     gpu: Device | None = None
-    no_graph: str | None = None
+    left_out: list[str] = []
     if place.ordinal is None:
-        session = _open(model, place, None, {})
-        uuid, name = None, "CPU"
+        session = _open(model, place, {}, {})
         operators = {os.fsdecode(operator) for operator, _ in outline.operators()}
-        cudnn = False
+        needs_cudnn, no_graph = False, None
     else:
         session = GPUSession(model, device=device, allow_cpu=False, cpu_nodes="allow", tuned=False)
         gpu = session.device
-        uuid, name = gpu.uuid, str(gpu)
         placement = session.placement
         operators = {node.op_type for node in placement.nodes} if placement.known else {"Conv"}
         placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA]
-        cudnn = not placement.known or bool(cudnn_operators(placed))
+        needs_cudnn = not placement.known or bool(cudnn_operators(placed))
         no_graph = obstacle(session)
     inputs: Any = session.get_inputs()
-    declared = {each.name: list(each.shape) for each in inputs}
     if feeds is None:
-        sizes = batches if batch_dimension(inputs) is not None else (1,)
-        feeds = tuple(make_inputs(inputs, size) for size in sizes)
+        if batch_dimension(inputs) is None and batches != (1,):
+            left_out.append(f"batches of {', '.join(map(str, batches))}: the model has no free batch dimension")
+            batches = (1,)
+        feeds = tuple(make_inputs(inputs, size) for size in batches)
     for feed in feeds:
         session.run(None, dict(feed))
+    if no_graph is not None:
+        left_out.append(f"graph captured: {no_graph}")
     key, no_key = None, None
     try:
         key = key_of(outline, gpu, by_content=by_content)
     except VoidRecordError as error:
         no_key = str(error)
-    convolves = any("Conv" in operator for operator in operators)
     if isinstance(session, GPUSession):
         session.close()  # the process goes on
-    kind = gpu.name if gpu is not None else None
-    ordinal = gpu.ordinal if gpu is not None else None
-    return Beginning(uuid, ordinal, name, kind, declared, feeds, key, no_key, convolves, cudnn, no_graph)
+    return Beginning(
+        gpu,
+        feeds,
+        _dimensions(inputs, feeds),
+        key,
+        no_key,
+        convolves=any("Conv" in operator for operator in operators),
+        needs_cudnn=needs_cudnn,
+        captures=no_graph is None,
+        left_out=tuple(left_out),
+    )
+
+
+def _dimensions(inputs: Sequence[Value], feeds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the sizes of free dimensions by their names: none if there are several batches, or one has no name."""
+    if len(feeds) != 1:
+        return {}
+    found: dict[str, int] = {}
+    for each in inputs:
+        for size, real in zip(each.shape, shape_of(feeds[0][each.name]), strict=True):
+            if isinstance(size, str) and size:
+                if found.setdefault(size, real) != real:
+                    return {}
+            elif not isinstance(size, int):
+                return {}
+    return found
 
 
 def place(model: ModelSource, device: Any, optimised: str) -> tuple[list[PlacedNode], bool]:
@@ -153,15 +174,9 @@ def place(model: ModelSource, device: Any, optimised: str) -> tuple[list[PlacedN
     return list(session.placement.nodes), session.device.is_gpu
 
 
-def results_of_cpu(model: str, feeds: Sequence[Mapping[str, Any]]) -> tuple[list[Any], ...]:
-    """Return the results of the CPU, which computes in float32."""
-    session = onnxruntime.InferenceSession(model, _quiet(), providers=[CPU])
-    return tuple(session.run(None, dict(feed)) for feed in feeds)
-
-
-def results_of_plain(model: str, place: Place, feeds: Sequence[Mapping[str, Any]]) -> tuple[list[Any], ...]:
-    """Return the results of plain ONNX Runtime."""
-    session = _open(model, place, None, None)
+def results(model: str, place: Place, feeds: Sequence[Mapping[str, Any]]) -> tuple[list[Any], ...]:
+    """Return the results of plain ONNX Runtime at a place. The CPU computes in float32."""
+    session = _open(model, place, {}, {})
     return tuple(session.run(None, dict(feed)) for feed in feeds)
 
 
@@ -172,25 +187,30 @@ def halve(model: str, half: str) -> None:
         Exception: whatever onnxruntime.transformers raises for a model that it cannot convert.
     """
     import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    converted = convert_float_to_float16(onnx.load(model), keep_io_types=True)
+    converted = _halved(onnx.load(model))
     if converted.ByteSize() > _LARGE:
         raise ValueError(f"the model has {converted.ByteSize()} bytes in float16, and at most {_LARGE} are converted")
     onnx.save(converted, half)
 
 
+def _halved(model: Any) -> Any:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    return convert_float_to_float16(model, keep_io_types=True)
+
+
 _LARGE = 1 << 30  # bytes
 
 
-def open_session(model: str | bytes, settings: Settings | None, place: Place, dimensions: Mapping[str, int]) -> Any:
-    """Return an InferenceSession with these settings; None is plain ONNX Runtime.
+def open_session(model: str | bytes, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
+    """Return an InferenceSession with these settings; without any it is plain ONNX Runtime's.
 
     Raises:
         ProviderFallbackError: it is not on the GPU.
         Exception: ONNX Runtime's own.
     """
-    asked = options_of(settings or {})
+    asked = options_of(settings)
     options = _quiet()
     if THREADS in asked:
         options.intra_op_num_threads = int(asked[THREADS])
@@ -214,12 +234,12 @@ def _quiet() -> Any:
     return options
 
 
-def _open(model: str | bytes, place: Place, settings: Settings | None, dimensions: Mapping[str, int] | None) -> Any:
+def _open(model: str | bytes, place: Place, settings: Settings, dimensions: Mapping[str, int]) -> Any:
     if place.ordinal is not None:
         open_provider()
         load_lazily_opened(frozenset(spec.stem for spec in LIBRARIES))
     module, _, name = place.opener.partition(":")
-    return getattr(importlib.import_module(module), name)(model, settings, place, dimensions or {})
+    return getattr(importlib.import_module(module), name)(model, settings, place, dimensions)
 
 
 def prepare(path: str) -> None:
@@ -231,22 +251,24 @@ def prepare(path: str) -> None:
     _prepared(path)
 
 
-def measure(path: str, settings: Settings | None, seconds: float) -> Measured:
-    """Measure a candidate, each batch for some seconds. What it raises is in ``wrong``. None: the given providers."""
+def measure(path: str, settings: Settings, seconds: float) -> Trial:
+    """Measure a candidate, each batch for some seconds. The verdict says what it raises."""
     work, plain, expected = _prepared(path)
     try:
-        asked = options_of(settings or {})
+        if GIVEN in settings:
+            return _measured(work, settings, {}, _open_given(work), plain, expected, seconds)
+        asked = options_of(settings)
         model = work.half if FLOAT16 in asked and work.half is not None else work.model
-        opened = _open_given(work) if settings is None else _open(model, work.place, settings, work.dimensions)
-        return _measured(work, asked, opened, plain, expected, seconds)
+        opened = _open(model, work.place, settings, work.dimensions)
+        return _measured(work, settings, asked, opened, plain, expected, seconds)
     except Exception as error:  # noqa: BLE001 - whatever a candidate does, others may be tried
-        return Measured(wrong=f"{type(error).__name__}: {error}".strip().partition("\n")[0])
+        return Trial(settings, verdict=f"rejected: {first_line(error)}")
 
 
 @functools.lru_cache(maxsize=1)
 def _prepared(path: str) -> tuple[Work, Any, list[Any]]:
     work: Work = pickle.loads(Path(path).read_bytes())  # noqa: S301 - by our own parent
-    plain = _open(work.model, work.place, None, None)
+    plain = _open(work.model, work.place, {}, {})
     return work, plain, [plain.run(None, dict(feed)) for feed in work.feeds]
 
 
@@ -262,65 +284,47 @@ def _open_given(work: Work) -> Any:
 
 def _measured(
     work: Work,
+    settings: Settings,
     asked: Mapping[str, str],
     found: Any,
     plain: Any,
     expected: Sequence[Sequence[Any]],
     seconds_of_each: float,
-) -> Measured:
+) -> Trial:
     """Compare the results of a candidate with the right ones, and its time with plain ONNX Runtime's, in turns."""
     names = [output.name for output in plain.get_outputs()]
     ratios, seconds, worst = [], [], 0.0
     for number, feed in enumerate(work.feeds):
         right = work.right[number] if work.right is not None else None
-        checked = Comparison(names, right, expected[number], work.tolerance if FLOAT16 in asked else None)
+        checked = Comparison(names, right, expected[number], TOLERANCE if FLOAT16 in asked else None)
         if CAPTURE not in asked:  # each run would capture
-            checked.add(found.run(None, dict(feed)))
-            checked.add_all(_at_once(found, feed))
+            checked.add_all(several_runs(found, feed))
         if checked.wrong is None:
-            graph = number if CAPTURE in asked else None
-            ratio, taken = _timed(work, asked, plain, found, feed, expected[number], checked, graph, seconds_of_each)
+            ratio, taken = _timed(work, asked, number, (plain, found), expected[number], checked, seconds_of_each)
             ratios.append(ratio)
             seconds.append(taken)
         if checked.wrong is not None:
-            return Measured(error=checked.error, wrong=checked.wrong)
+            return Trial(settings, error=checked.error, verdict=f"rejected: {checked.wrong}")
         worst = max(worst, checked.error or 0.0)
-    return Measured(tuple(ratios), tuple(seconds), worst)
-
-
-def _at_once(session: InferenceSession, feed: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the results of runs, of which two are at work at the same time."""
-    start, end = threading.Barrier(_AT_ONCE), time.perf_counter() + _SECONDS_AT_ONCE
-    found: list[list[Any]] = []
-
-    def run() -> None:
-        start.wait()
-        for _ in range(_MOST_AT_ONCE):
-            found.append(session.run(None, dict(feed)))
-            if time.perf_counter() > end:
-                break
-
-    with ThreadPoolExecutor(_AT_ONCE) as executor:
-        for each in [executor.submit(run) for _ in range(_AT_ONCE)]:
-            each.result()
-    return found
-
-
-_MOST_AT_ONCE = 20  # runs of each thread
+    return Trial(settings, statistics.geometric_mean(ratios), tuple(seconds), worst)
 
 
 def _timed(
     work: Work,
     asked: Mapping[str, str],
-    plain: Any,
-    found: Any,
-    feed: Mapping[str, Any],
+    number: int,
+    sessions: tuple[Any, Any],
     expected: Sequence[Any],
     checked: Comparison,
-    graph: int | None,
     seconds: float,
 ) -> tuple[float, float]:
-    """Return the time of a run relative to plain ONNX Runtime's, and in seconds. Every result is checked."""
+    """Return the time of a run relative to plain ONNX Runtime's, and in seconds. Every result is checked.
+
+    Args:
+        number: of the batch.
+        sessions: plain ONNX Runtime's, and the candidate.
+    """
+    (plain, found), feed = sessions, work.feeds[number]
     if work.threads > 1:
         runtime = runtime_on(work.place.ordinal) if work.place.ordinal is not None else None
         pinned = PinnedMemory(runtime, PINNED_MEMORY_LIMIT)
@@ -329,6 +333,7 @@ def _timed(
             _Crowd(found, feed, int(asked.get(DEPTH, work.threads)), None if STAGING in asked else pinned),
         )
     else:
+        graph = number if CAPTURE in asked else None
         ways = (_Single(plain, feed, expected, work.place, None), _Single(found, feed, expected, work.place, graph))
     for way in ways:
         for _ in range(_WARMING):
@@ -366,9 +371,10 @@ class _Single:
         graph: int | None,
     ) -> None:
         self._session, self._feed = session, dict(feed)
-        self._options = onnxruntime.RunOptions() if graph is not None else None
-        if self._options is not None:
-            self._options.add_run_config_entry("gpu_graph_id", str(graph + 1 if graph is not None else 0))
+        self._options = None
+        if graph is not None:
+            self._options = onnxruntime.RunOptions()
+            self._options.add_run_config_entry("gpu_graph_id", str(graph + 1))
         self.results: list[Sequence[Any]] = []
         self._binding = None
         arrays = [*feed.values(), *expected]
@@ -444,6 +450,7 @@ class _Crowd:
 
 
 _VANISHED = "exposing tensors made it vanish: with them as outputs, operators are not fused"
+_TOO_LARGE = "the model is too large to look inside"
 
 
 def locate(path: str, settings: Settings) -> str:
@@ -453,12 +460,12 @@ def locate(path: str, settings: Settings) -> str:
     """
     import onnx
 
-    work = _prepared(path)[0]
+    work: Work = _prepared(path)[0]
     if os.path.getsize(work.model) > _LARGE:
-        return "the model is too large to look inside"
+        return _TOO_LARGE
     model = onnx.load(work.model)
     if model.ByteSize() > _LARGE:  # with its external data
-        return "the model is too large to look inside"
+        return _TOO_LARGE
     made = {output.name for output in model.graph.output}
     last = max(at for at, node in enumerate(model.graph.node) if made.intersection(node.output))
     tensors = [name for node in model.graph.node[: last + 1] for name in node.output if name and name not in made]
@@ -493,13 +500,23 @@ def _first_wrong(
     changed.CopyFrom(model)
     changed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in exposed)
     source = changed.SerializeToString()
-    right = onnxruntime.InferenceSession(source, _quiet(), providers=[CPU]).run(None, dict(feed))
-    expected = _open(source, work.place, None, None).run(None, dict(feed))
+    asked = options_of(settings)
+    expected = _open(source, work.place, {}, {}).run(None, dict(feed))
+    right = expected if work.right is None else _open(source, ON_CPU, {}, {}).run(None, dict(feed))
+    tolerance = TOLERANCE if work.right is None or FLOAT16 in asked else None
+    if FLOAT16 in asked:
+        source = _halved(changed).SerializeToString()
     session = _open(source, work.place, settings, work.dimensions)
-    several = [session.run(None, dict(feed)), *_at_once(session, feed)]
+    if CAPTURE in asked:  # each run would capture
+        captured = _Single(session, feed, expected, work.place, 0)
+        for _ in range(_WARMING):
+            captured.run()
+        several: Sequence[Sequence[Any]] = captured.results
+    else:
+        several = several_runs(session, feed)
     count = len(changed.graph.output) - len(exposed)
     order = [*range(count, count + len(exposed)), *range(count)]
     for position, at in enumerate(order):
-        if any(compare(right[at], expected[at], found[at])[1] is not None for found in several):
+        if any(compare(right[at], expected[at], found[at], tolerance)[1] is not None for found in several):
             return min(position, len(exposed))
     return None

@@ -21,8 +21,9 @@ from ...provider.records import Choice, Key, Record, VoidRecordError, default_pa
 from ...provider.requests import parse
 from ...provider.runtime import load_runtime
 from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described
-from .children import Beginning, Child, ChildFailedError, Measured, Place, Work, only_tuner
-from .comparing import TOLERANCE, Comparison
+from .children import GIVEN, ON_CPU, Beginning, Child, ChildFailedError, Place, Trial, Work, first_line, only_tuner
+from .comparing import Comparison, several_runs
+from .feeds import shape_of
 
 if TYPE_CHECKING:
     from ...provider.devices import Device, DeviceRequest
@@ -48,28 +49,6 @@ _SHORTEST = 15.0  # seconds that any child may take
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """A candidate, and what became of it.
-
-    Attributes:
-        settings: those that differ from plain ONNX Runtime's.
-        ratio: time relative to plain ONNX Runtime's, the geometric mean over the batches. None: not measured.
-        seconds: of a run of each batch.
-        error: largest distance of a result from the right one, relative to the largest value of the output. None: there
-            was no result to compare, or it has no distance, since it is of another shape or not finite.
-        verdict: "kept", "not the fastest", or why it was rejected.
-        divergence: where results first go wrong, as far as that was looked for.
-    """
-
-    settings: Settings
-    ratio: float | None
-    seconds: tuple[float, ...]
-    error: float | None
-    verdict: str
-    divergence: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Tuning:
     """The result of :func:`tune`.
 
@@ -80,7 +59,7 @@ class Tuning:
         record: the file. None: none was written, because ``no_record``.
         compared_with: what results were compared with.
         trials: all candidates, in the order in which they were tried.
-        left_out: why candidates were not tried.
+        left_out: what was not tried, and why.
         shapes: of the inputs, for each batch.
         seconds: that it took.
     """
@@ -202,44 +181,30 @@ def tune_at(
     by_content = isinstance(wanted.model, bytes) or wanted.precision == "float16"
     feeds = tuple(dict(feed) for feed in wanted.feeds) if wanted.feeds is not None else None
     with model_in_folder(wanted.model) as (folder, model), Child(folder) as child:
-        arguments = model, wanted.device, place, wanted.batches, feeds, by_content
+        begun: Beginning = _asked(child, "begin", model, wanted.device, place, wanted.batches, feeds, by_content)
         try:
-            begun: Beginning = child.ask("begin", *arguments, timeout=_LONGEST_START)
-        except ChildFailedError as error:
-            if error.timed_out:
-                raise TimeoutError(f"to open and run the model: {error}") from None
-            raise RuntimeError(f"the model could not be opened and run: {error}") from None
-        path = Path(record) if record is not None else default_path(wanted.model, begun.gpu)
-        if path is not None and record is None and wanted.precision == "float16":  # used by those who name it
-            path = path.with_suffix(".float16.json")
-        no_record = begun.no_key or ("platformdirs is not installed" if path is None else None)
-        if path is not None and no_record is None:
-            try:
-                _check_writable(path.parent)
-            except OSError as error:
-                if record is not None:
-                    raise
-                no_record = str(error)  # what is measured is of use without it
-        if no_record is not None:
+            path, no_record = _path_of_record(wanted, record, begun), None
+        except VoidRecordError as error:  # what is measured is of use without it
+            path, no_record = None, str(error)
             logger.warning("no record of tune can be kept: %s", no_record)
             if wanted.once:
-                raise _OfNoUseError
+                raise _OfNoUseError from None
         opening = time.monotonic() - started
-        with only_tuner(begun.uuid or "cpu", _PATIENCE * wanted.budget):
+        with only_tuner((begun.gpu.uuid if begun.gpu is not None else None) or "cpu", _PATIENCE * wanted.budget):
             if wanted.once and path is not None and _fits(path, begun.key):
                 raise _OfNoUseError
-            at, since = replace(place, ordinal=begun.ordinal), time.monotonic() - opening  # waiting is not searching
-            search = (kind or Search)(wanted, at, begun, child, folder, model, since)
+            since = time.monotonic() - opening  # waiting is not searching
+            search = (kind or Search)(wanted, place, begun, child, folder, model, since)
             search.run()
-            shapes = tuple({name: list(array.shape) for name, array in feed.items()} for feed in begun.feeds)
-            if begun.key is not None and path is not None and no_record is None:  # before the next tuner looks for it
-                Record(begun.key, search.automatic, search.named, shapes, search.dimensions or {}).write(path)
+            shapes = tuple({name: list(shape_of(value)) for name, value in feed.items()} for feed in begun.feeds)
+            if begun.key is not None and path is not None:  # before the next tuner looks for it
+                Record(begun.key, search.automatic, search.named, shapes, begun.dimensions).write(path)
                 logger.info("tuned: %s, written to %s", described(search.automatic.settings), path)
     return Tuning(
-        begun.device,
+        str(begun.gpu or "CPU"),
         search.automatic,
         search.named,
-        path if no_record is None else None,
+        path,
         no_record,
         search.compared_with,
         search.trials,
@@ -247,6 +212,28 @@ def tune_at(
         shapes,
         time.monotonic() - started,
     )
+
+
+def _path_of_record(wanted: Wanted, record: str | os.PathLike[str] | None, begun: Beginning) -> Path:
+    """Return where the record will be, in a folder that is made here.
+
+    Raises:
+        VoidRecordError: there can be none.
+        OSError: none can be written where the caller wants it.
+    """
+    if begun.no_key is not None:
+        raise VoidRecordError(begun.no_key)
+    if record is not None:
+        _check_writable(Path(record).parent)
+        return Path(record)
+    path = default_path(wanted.model, begun.gpu.name if begun.gpu is not None else None)
+    if path is None:
+        raise VoidRecordError("platformdirs is not installed")
+    try:
+        _check_writable(path.parent)
+    except OSError as error:
+        raise VoidRecordError(str(error)) from None
+    return path.with_suffix(".float16.json") if wanted.precision == "float16" else path  # used by those who name it
 
 
 def _check_writable(folder: Path) -> None:
@@ -263,20 +250,65 @@ def _fits(path: Path, key: Key | None) -> bool:
         return False
 
 
-def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping[str, Any]) -> Comparison:
+def _asked(child: Child, function: str, *arguments: Any) -> Any:
+    """Ask a child to open and run a model. Raises TimeoutError, RuntimeError, or what the function raises."""
+    try:
+        return child.ask(function, *arguments, timeout=_LONGEST_START)
+    except ChildFailedError as error:
+        if error.timed_out:
+            raise TimeoutError(f"to open and run the model: {error}") from None
+        raise RuntimeError(f"the model could not be opened and run: {error}") from None
+
+
+def _results_of_cpu(
+    child: Child, model: str, feeds: Sequence[Mapping[str, Any]], patience: float
+) -> tuple[tuple[list[Any], ...] | None, str]:
+    """Return the results of the CPU, or None if it gives none in time; and what results are compared with."""
+    try:
+        return child.ask("results", model, ON_CPU, feeds, timeout=patience), "the CPU's float32"
+    except Exception as error:  # noqa: BLE001 - of whatever class: then there is nothing from the CPU
+        return None, f"plain ONNX Runtime on the GPU, since the CPU gave no results: {first_line(error)}"
+
+
+def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping[str, Any]) -> tuple[Comparison, str]:
     """Compare the results of an open session as :func:`tune` compares those of candidates.
 
+    Return the comparison, whose fault says where results first go wrong, and what they were compared with.
+
     Raises:
-        Exception: whatever the CPU, plain ONNX Runtime or the session raises.
+        Exception: whatever plain ONNX Runtime or the session raises.
     """
     place = Place(device_of(session).ordinal)
     with model_in_folder(model) as (folder, path), Child(folder) as child:
-        (right,) = child.ask("results_of_cpu", path, [feed], timeout=_LONGEST_START)
-        (plain,) = child.ask("results_of_plain", path, place, [feed], timeout=_LONGEST_START)
-    names = [output.name for output in session._outputs_meta]
-    found = Comparison(names, right, plain)
-    found.add(session.run(None, dict(feed)))
-    return found
+        right, compared_with = _results_of_cpu(child, path, [feed], _LONGEST_START)
+        (plain,) = _asked(child, "results", path, place, [feed])
+        names = [output.name for output in session._outputs_meta]
+        found = Comparison(names, right[0] if right is not None else None, plain)
+        found.add_all(several_runs(session, feed))
+        if found.wrong is not None:
+            work = write_work(folder, Work(path, place, (feed,), right))
+            found.wrong += f"; {_divergence(child, work, _settings_of(session), _LONGEST_START)}"
+    return found, compared_with
+
+
+def _settings_of(session: VerifiedSession) -> Settings:
+    """Return the settings that a session has chosen."""
+    chosen = {option: value for option, (value, _) in session._verified.options_chosen.items()}
+    return {
+        name: value
+        for name, values in SETTINGS.items()
+        for value, options in values.items()
+        if options and options.items() <= chosen.items()
+    }
+
+
+def _divergence(child: Child, work: str, settings: Settings, timeout: float) -> str:
+    """Return where the results of a candidate first go wrong, for a person."""
+    try:
+        where: str = child.ask("locate", work, settings, timeout=timeout)
+    except Exception as error:  # noqa: BLE001 - of whatever class: the rejection stands
+        return f"the tensor at fault was not found: {first_line(error)}"
+    return where
 
 
 def in_float16(model: ModelSource) -> bytes:
@@ -301,6 +333,13 @@ def model_in_folder(model: ModelSource) -> Iterator[tuple[str, str]]:
         yield folder, path if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
 
 
+def write_work(folder: str, work: Work) -> str:
+    """Write what a child works on, and return the path of the file."""
+    path = os.path.join(folder, "work.pickle")
+    Path(path).write_bytes(pickle.dumps(work))
+    return path
+
+
 class Search:
     """A climb over the table of settings: of all changes of one setting the best is kept, until none is better."""
 
@@ -309,26 +348,30 @@ class Search:
     ) -> None:
         self._wanted, self._begun, self._child, self._folder = wanted, begun, child, folder
         self._started = started
-        self._file = os.path.join(folder, "work.pickle")
         self._seconds = min(_SECONDS, wanted.budget / 100)
         self.end = started + wanted.budget * _SEARCHING
         self._patience = max(_SHORTEST, 4 * (time.monotonic() - started))
         self._seen: dict[_Key, Trial] = {}
         # The last ratio of a value to the time without it; float16 is worth a try before what gains nothing
         self._gains: dict[tuple[str, str], float] = {("precision", "float16"): 0.5}
-        self.dimensions = _dimensions(begun)
-        self._not_possible = [f"graph captured: {begun.no_graph}"] if begun.no_graph is not None else []
+        self._not_possible = list(begun.left_out)
         self._late: dict[_Key, str] = {}  # candidates that the time did not suffice for, when they were due
-        self.compared_with = "the CPU's float32"
+        self.compared_with = ""
         self._work = Work(
-            model, place, begun.feeds, dimensions=self.dimensions, threads=_THREADS[wanted.objective],
-            tolerance=TOLERANCE, given=wanted.providers,
-        )  # fmt: skip
+            model,
+            replace(place, ordinal=begun.gpu.ordinal) if begun.gpu is not None else place,
+            begun.feeds,
+            dimensions=begun.dimensions,
+            threads=_THREADS[wanted.objective],
+            given=wanted.providers,
+        )
 
     def run(self) -> None:
         """Find ``automatic`` and ``named``."""
-        self._work = replace(self._work, right=self._right(), half=self._half())
-        Path(self._file).write_bytes(pickle.dumps(self._work))
+        patience = max(_SHORTEST, self._wanted.budget / 3)
+        right, self.compared_with = _results_of_cpu(self._child, self._work.model, self._begun.feeds, patience)
+        self._work = replace(self._work, right=right, half=self._half(patience))
+        self._file = write_work(self._folder, self._work)
         plain: Settings = {"search": "exhaustive"} if self._begun.convolves else {}
         start: Settings = {"search": "heuristic"} if self._begun.convolves else {}  # as sessions have it untuned
         # Settings that sessions apply by themselves are among all, so their own climb comes last
@@ -356,24 +399,12 @@ class Search:
     def trials(self) -> tuple[Trial, ...]:
         return tuple(self._seen.values())
 
-    def _right(self) -> tuple[list[Any], ...] | None:
-        """Return the results of the CPU; None if it takes too long."""
-        patience = max(_SHORTEST, self._wanted.budget / 3)
-        try:
-            found: tuple[list[Any], ...] = self._child.ask(
-                "results_of_cpu", self._work.model, self._begun.feeds, timeout=patience
-            )
-        except Exception as error:  # noqa: BLE001 - of whatever class: then there is nothing from the CPU
-            self.compared_with = f"plain ONNX Runtime on the GPU, since the CPU gave no results: {first_line(error)}"
-            return None
-        return found
-
-    def _half(self) -> str | None:
+    def _half(self, patience: float) -> str | None:
         if self._wanted.precision != "float16":
             return None
         path = os.path.join(self._folder, "half.onnx")
         try:
-            self._child.ask("halve", self._work.model, path, timeout=max(_SHORTEST, self._wanted.budget / 3))
+            self._child.ask("halve", self._work.model, path, timeout=patience)
         except Exception as error:  # noqa: BLE001 - the converter raises what it likes
             self._not_possible.append(f"precision float16: {first_line(error)}")
             return None
@@ -384,8 +415,8 @@ class Search:
         begun, single = self._begun, self._wanted.objective == "latency"
         matters = {
             "precision": self._work.half is not None,
-            "graph": single and begun.no_graph is None,
-            "shapes": bool(self.dimensions),
+            "graph": single and begun.captures,
+            "shapes": bool(begun.dimensions),
             "layout": begun.convolves,
             "search": begun.convolves,
             "workspace": begun.convolves,
@@ -428,29 +459,27 @@ class Search:
         left = {_key(each): each for each in candidates if each and (again or _key(each) not in self._seen)}
         for key, settings in left.items():
             if again or time.monotonic() < self.end:
-                self._keep(_judged(settings, self._measure(settings, again=again)), self._seen.get(key))
+                self._keep(self._measure(settings, 2 * self._seconds if again else self._seconds))
             else:
                 self._late[key] = f"{described(settings)}: the time was up"
 
     def _measure_given(self) -> None:
-        found = self._measure(None, again=True, patience=max(self._patience, self._wanted.budget))
-        trial = _judged({"providers": " ".join(name for name, _ in self._wanted.providers)}, found)
-        self._keep(replace(trial, verdict="as given") if found.wrong is None else trial, None)
+        self._patience = max(self._patience, self._wanted.budget)
+        found = self._measure({GIVEN: " ".join(name for name, _ in self._wanted.providers)}, 2 * self._seconds)
+        self._keep(replace(found, verdict="as given") if found.ratio is not None else found)
 
-    def _measure(self, settings: Settings | None, *, again: bool, patience: float | None = None) -> Measured:
-        seconds = 2 * self._seconds if again else self._seconds
+    def _measure(self, settings: Settings, seconds: float) -> Trial:
         try:
             self._child.ask("prepare", self._file, timeout=_LONGEST_START)
-            found: Measured = self._child.ask(
-                "measure", self._file, settings, seconds, timeout=patience or self._patience
-            )
+            found: Trial = self._child.ask("measure", self._file, settings, seconds, timeout=self._patience)
         except Exception as error:  # noqa: BLE001 - whatever a candidate does, the others are tried
-            found = Measured(wrong=first_line(error))
-        if found.wrong is not None:
+            found = Trial(settings, verdict=f"rejected: {first_line(error)}")
+        if found.ratio is None:
             self._child.end()  # it may be spoilt
         return found
 
-    def _keep(self, trial: Trial, before: Trial | None) -> None:
+    def _keep(self, trial: Trial) -> None:
+        before = self._seen.get(_key(trial.settings))
         if before is not None and before.ratio is not None and trial.ratio is not None:
             trial = max(before, trial, key=lambda each: each.ratio or 0)  # the other may have been luck
         self._seen[_key(trial.settings)] = trial
@@ -462,18 +491,12 @@ class Search:
             if (key := _key(choice.settings)) in self._seen:
                 self._seen[key] = replace(self._seen[key], verdict="kept")
         for key, trial in self._seen.items():
-            if trial.verdict.startswith(_WRONG) and trial.settings.get("precision") != "float16":
-                self._seen[key] = replace(trial, divergence=self._divergence(trial.settings))
-
-    def _divergence(self, settings: Settings) -> str:
-        left = self._started + self._wanted.budget - time.monotonic()
-        if left < _SHORTEST / 3:
-            return "not looked for: the time was up"
-        try:
-            where: str = self._child.ask("locate", self._file, settings, timeout=left)
-        except Exception as error:  # noqa: BLE001 - of whatever class: the rejection stands
-            return f"not found: {first_line(error)}"
-        return where
+            if trial.verdict.startswith(_WRONG):
+                left = self._started + self._wanted.budget - time.monotonic()
+                where = "not looked for: the time was up"
+                if left >= _SHORTEST / 3:
+                    where = _divergence(self._child, self._file, trial.settings, left)
+                self._seen[key] = replace(trial, divergence=where)
 
 
 _WRONG = "rejected: output"
@@ -487,32 +510,3 @@ def normal(settings: Settings) -> Settings:
 
 def _key(settings: Settings) -> _Key:
     return tuple(sorted(settings.items()))
-
-
-def _judged(settings: Settings, found: Measured) -> Trial:
-    if found.wrong is not None:
-        return Trial(settings, None, (), found.error, f"rejected: {found.wrong}")
-    ratio = math.exp(sum(map(math.log, found.ratios)) / len(found.ratios))
-    return Trial(settings, ratio, found.seconds, found.error, "not the fastest")
-
-
-def _dimensions(begun: Beginning) -> dict[str, int] | None:
-    """Return the sizes of the free dimensions by name; None if there are none, one has no name, or several sizes."""
-    if len(begun.feeds) != 1:
-        return None
-    found: dict[str, int] = {}
-    for name, shape in begun.declared.items():
-        for size, real in zip(shape, begun.feeds[0][name].shape, strict=True):
-            if isinstance(size, str) and size:
-                if found.setdefault(size, real) != real:
-                    return None
-            elif not isinstance(size, int):
-                return None
-    return found or None
-
-
-def first_line(error: BaseException) -> str:
-    """Return the beginning of an exception, for a table."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    name = "" if isinstance(error, ChildFailedError) else f"{type(error).__name__}: "
-    return f"{name}{lines[0] if lines else ''}"[:200]
