@@ -48,17 +48,26 @@ class Carried:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (state_of(self.options),)
+        return _arrived, (_state_of(self.options) if self.options is not None else None,)
 
 
 def _arrived(state: dict[str, dict[str, Any]] | None) -> Carried:
-    return Carried(from_state(state))
+    if state is None:
+        return Carried(None)
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    for name, value in state["properties"].items():
+        if hasattr(options, name):
+            kind = type(getattr(options, name))
+            setattr(options, name, value if kind in (str, bool, int) else kind(value))
+    for key, value in state["entries"].items():
+        options.add_session_config_entry(key, value)
+    return Carried(options)
 
 
-def state_of(options: Any) -> dict[str, dict[str, Any]] | None:
-    """Return the options as plain data; None for no options."""
-    if options is None:
-        return None
+def _state_of(options: Any) -> dict[str, dict[str, Any]]:
+    """Return the options as plain data."""
     properties = {name: getattr(options, name) for name in _PROPERTIES if hasattr(options, name)}
     entries = {key: value for key in _entry_names() if (value := config_entry(options, key)) is not None}
     plain = {name: value if isinstance(value, (str, bool, int)) else int(value) for name, value in properties.items()}
@@ -80,21 +89,6 @@ def _entry_names() -> tuple[str, ...]:
             content = Path(path).read_bytes()
         names.update(name.decode() for name in _ENTRY.findall(content))
     return tuple(sorted(names))
-
-
-def from_state(state: dict[str, dict[str, Any]] | None) -> Any:
-    if state is None:
-        return None
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    for name, value in state["properties"].items():
-        if hasattr(options, name):
-            kind = type(getattr(options, name))
-            setattr(options, name, value if kind in (str, bool, int) else kind(value))
-    for key, value in state["entries"].items():
-        options.add_session_config_entry(key, value)
-    return options
 
 
 def recording_options() -> Any:

@@ -28,8 +28,6 @@ from ..provider.placement import (
 from ..provider.requests import CPU, CUDA
 from .tuning.children import Child, ChildFailedError
 
-Direction = Literal["to CPU", "to GPU"]
-
 # The log messages of 1.24 to 1.31: cuda_execution_provider.cc, fallback_cpu_capability.cc, transformer_memcpy.cc.
 _NO_KERNEL = re.compile(
     r"CUDA kernel not (?:found in registries|supported\. Fallback to CPU execution provider) "
@@ -51,7 +49,7 @@ class GraphNode:
     provider: str | None  # None: unknown, since the node has no name
     kind: NodeKind | None
     reason: str | None  # why it is not on the GPU
-    copy: Direction | None
+    copy: Literal["to CPU", "to GPU"] | None
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
