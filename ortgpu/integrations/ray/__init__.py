@@ -16,8 +16,9 @@ session a ``gpu_mem_limit`` (an option of the CUDA provider). A session uses one
 
 Errors keep their type on the way to the driver. ``except ortgpu.GPUError`` works when consuming a dataset, with
 ``handle.remote(...).result()``, and with ``ray.get``. The raised object is both Ray's exception and ours, with our
-attributes. Its text is Ray's, and ``error.cause`` is the original. An error at the start of a Serve deployment appears
-only as text in ``serve.status()``. To get it as an exception, call :func:`probe` before ``serve.run``.
+attributes. Its text is Ray's, and ``error.cause`` is the original, also of a WorkerLostError, which has an attribute of
+that name. An error at the start of a Serve deployment appears only as text in ``serve.status()``. To get it as an
+exception, call :func:`probe` before ``serve.run``.
 """
 
 from __future__ import annotations
