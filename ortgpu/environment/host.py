@@ -162,11 +162,15 @@ def parse_memory_limit(text: str) -> int | None:
 
 
 def _read_memory(root: Path) -> int | None:
-    own = re.search(r"^0::/(.*)$", read_text(root / "proc/self/cgroup"), re.MULTILINE)
-    path, mount = PurePosixPath(own[1] if own else ""), root / "sys/fs/cgroup"
-    # Every ancestor binds too. Inside a container the path may be the host's, and the mount's own root the container.
-    limits = [mount / each / "memory.max" for each in (path, *path.parents)]
-    limits.append(mount / "memory/memory.limit_in_bytes")  # of version 1, for a container
+    cgroups, limits = read_text(root / "proc/self/cgroup"), list[Path]()
+    for line, folder, file in (
+        (r"^0::/(.*)$", "sys/fs/cgroup", "memory.max"),
+        (r"^\d+:(?:\w+,)*memory(?:,\w+)*:/(.*)$", "sys/fs/cgroup/memory", "memory.limit_in_bytes"),  # version 1
+    ):
+        own = re.search(line, cgroups, re.MULTILINE)
+        path = PurePosixPath(own[1] if own else "")
+        # Every ancestor binds too. Inside a container the path may be the host's, and the mount's root the container.
+        limits += [root / folder / each / file for each in (path, *path.parents)]
     values = [parse_meminfo(read_text(root / "proc/meminfo")), *map(parse_memory_limit, map(read_text, limits))]
     return min((value for value in values if value is not None), default=None)
 

@@ -108,6 +108,7 @@ def test_memory_is_physical_where_nothing_limits_it(tmp_path: Path) -> None:
         pytest.param("0::/a/b\n", {"a/b/memory.max": 8 * GIB, "a/memory.max": 2 * GIB}, id="v2-ancestor"),
         pytest.param("0::/host/path\n", {"memory.max": 2 * GIB}, id="v2-path-of-the-host"),
         pytest.param("4:memory:/docker/ab\n", {"memory/memory.limit_in_bytes": 2 * GIB}, id="v1-container"),
+        pytest.param("4:cpu,memory:/slurm/job\n0::/\n", {"memory/slurm/memory.limit_in_bytes": 2 * GIB}, id="v1-job"),
     ],
 )
 def test_memory_is_what_the_cgroup_allows(tmp_path: Path, cgroup: str, limits: dict[str, int]) -> None:
