@@ -12,7 +12,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..environment.gpu.cuda import context_is_active
 from ..provider.runtime import load_runtime
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..provider.devices import Device
-
-_Library = TypeVar("_Library", bound=ctypes.CDLL)
 
 _HOST_ALLOC_PORTABLE = 1  # pinned for every device of the process; so is cudaHostRegisterPortable
 _MEMORY_TYPE_HOST = 1
@@ -77,21 +75,17 @@ class CudaRuntime:
 
         The address is written even if an interrupt comes meanwhile. The call takes as long as a copy of that size.
         """
-        with self._device_guard(self._library):
-            self._call(self._library.cudaHostAlloc, ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
+        self._call_on_device(self._library.cudaHostAlloc, ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
 
     def free_pinned(self, address: int) -> None:
-        with self._device_guard(self._library):
-            self._call(self._library.cudaFreeHost, address)
+        self._call_on_device(self._library.cudaFreeHost, address)
 
     def pin(self, address: int, size: int) -> None:
         """Pin host memory that something else has allocated. It takes as long as a copy of that size."""
-        with self._device_guard(self._library):
-            self._call(self._library.cudaHostRegister, address, size, _HOST_ALLOC_PORTABLE)
+        self._call_on_device(self._library.cudaHostRegister, address, size, _HOST_ALLOC_PORTABLE)
 
     def unpin(self, address: int) -> None:
-        with self._device_guard(self._library):
-            self._call(self._library.cudaHostUnregister, address)
+        self._call_on_device(self._library.cudaHostUnregister, address)
 
     def is_pinned(self, address: int) -> bool:
         """Return True if this is page-locked host memory."""
@@ -175,9 +169,9 @@ class CudaRuntime:
             self._raise(query, code)
         return not code
 
-    def new_event_without_time(self) -> int:
-        """Create an event without timing, which is cheaper than :meth:`new_event`. Return its handle."""
-        return self._create(self._library.cudaEventCreateWithFlags, _EVENT_DISABLE_TIMING)
+    def new_event(self, flags: int = 0) -> int:
+        """Create an event, which has a time unless ``flags`` say otherwise, and return its handle."""
+        return self._create(self._library.cudaEventCreateWithFlags, flags)
 
     def destroy_event(self, event: int) -> None:
         self._call_on_device(self._library.cudaEventDestroy, event)
@@ -192,9 +186,6 @@ class CudaRuntime:
     def wait_for(self, event: int) -> None:
         """Wait until the event has passed."""
         self._call(self._library.cudaEventSynchronize, event)
-
-    def new_event(self) -> int:
-        return self._create(self._library.cudaEventCreate)
 
     def record(self, event: int, stream: int) -> None:
         """Make the event pass once all present work in ``stream`` is done."""
@@ -294,7 +285,7 @@ class Relaxed:
         self._exchange()
 
 
-def _declared(library: _Library) -> _Library:
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.cudaGetErrorString.restype = ctypes.c_char_p
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     library.cudaHostAlloc.argtypes = (ctypes.POINTER(pointer), size, ctypes.c_uint)
@@ -309,7 +300,6 @@ def _declared(library: _Library) -> _Library:
     library.cudaStreamEndCapture.argtypes = (pointer, ctypes.POINTER(pointer))
     library.cudaGraphDestroy.argtypes = (pointer,)
     library.cudaThreadExchangeStreamCaptureMode.argtypes = (ctypes.POINTER(ctypes.c_int),)
-    library.cudaEventCreate.argtypes = (ctypes.POINTER(pointer),)
     library.cudaEventCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
     library.cudaEventDestroy.argtypes = library.cudaEventSynchronize.argtypes = (pointer,)
     library.cudaEventQuery.argtypes = (pointer,)
@@ -346,7 +336,7 @@ class Event:
     """An event without timing, destroyed with this object. It passes once the work before it in a stream is done."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
-        self.handle = runtime.new_event_without_time()
+        self.handle = runtime.new_event(_EVENT_DISABLE_TIMING)
         _free_with(self, runtime.destroy_event, self.handle)
 
 
