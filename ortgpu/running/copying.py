@@ -17,7 +17,6 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from ..model.protobuf import length_delimited, whole_number
 from ..process.background import Thread, fork_safe_lock, is_of_a_handler
 from ..provider import lifetime
-from ..provider.requests import CPU
 from ..provider.runtime import load_runtime
 from .cudart import CudaRuntime, Event, Stream, address_of
+from .onnxruntimes import session_on_cpu
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,9 +82,7 @@ class ParallelCopy:
         self._indices = np.arange(threads * _SLICES_OF_A_THREAD, dtype=np.int64)
         self._on_host = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
         self._bindings: deque[Any] = deque()
-        # Not an InferenceSession, which guards, tracers and ortgpu.sessions() would see
-        self._sess = native.InferenceSession(options, _gather(), False, False)
-        self._sess.initialize_session([CPU], [{}], set())
+        self._sess = session_on_cpu(_gather(), options)
         lifetime.watch(self)
 
     def copy(self, to: int, source: int, size: int) -> None:
@@ -188,64 +185,43 @@ def _gather() -> bytes:
 _UINT8, _INT64 = 2, 7  # TensorProto.DataType
 
 
-@dataclass(frozen=True, slots=True)
 class Transfer:
     """A copy between ``address`` on the device and ``host``, which the GPU reads or writes.
 
-    ``array``, if there is one, is the other end: it is copied to or from ``host``. ``owner`` keeps the device's memory.
+    If ``array`` is not ``host``, it is the other end: it is copied to or from ``host``, in pieces if it is contiguous.
+
+    Args:
+        pinned: becomes ``host``; it may be ``array``. None: CUDA copies ordinary memory.
+        owner: keeps the memory at ``address``.
     """
 
-    address: int
-    host: NDArray[Any]
-    array: NDArray[Any] | None
-    owner: object
-    is_pinned: bool
+    def __init__(self, array: NDArray[Any], pinned: NDArray[Any] | None, address: int, owner: object) -> None:
+        self.address = address
+        self.is_pinned = pinned is not None
+        self.size = array.nbytes
+        self._host = np.asarray(array, order="C") if pinned is None else pinned
+        self.host_address = address_of(self._host)
+        self._array = None if pinned is None or pinned is array else array
+        self.is_cut = self._array is not None and array.flags.c_contiguous
+        self._array_address = address_of(array) if self.is_cut else 0
+        self._owner = owner
 
-    @classmethod
-    def of(cls, array: NDArray[Any], pinned: NDArray[Any] | None, address: int, owner: object) -> Transfer:
-        """Return the transfer of ``array`` through ``pinned``, which may be that array, or by CUDA if that is None."""
-        if pinned is None:
-            return cls(address, np.asarray(array, order="C"), None, owner, is_pinned=False)
-        return cls(address, pinned, None if pinned is array else array, owner, is_pinned=True)
-
-
-class ChunkedTransfer:
-    """A transfer that is copied in pieces. ``starts`` holds the byte offset of each piece."""
-
-    def __init__(self, transfer: Transfer, piece: int, copies: ParallelCopy) -> None:
-        host, array = transfer.host, transfer.array
-        self.address = transfer.address
-        self.host_address = address_of(host)
-        self.is_pinned = transfer.is_pinned
-        self._size = host.nbytes
-        self._is_cut = array is not None and array.flags.c_contiguous
-        self._piece = piece if self._is_cut else self._size
-        self.starts = range(0, self._size, piece) if self._is_cut else range(1)
-        self._host = host
-        self._array = array
-        self._array_address = address_of(array) if array is not None and self._is_cut else 0
-        self._copy = copies.copy
-
-    def size_at(self, start: int) -> int:
-        rest = self._size - start
-        return self._piece if self._piece < rest else rest
-
-    def fill(self, start: int) -> None:
+    def fill(self, start: int, size: int, copies: ParallelCopy) -> None:
         """Copy a piece from the array to the host's memory."""
-        if self._is_cut:
-            self._copy(self.host_address + start, self._array_address + start, self.size_at(start))
+        if self.is_cut:
+            copies.copy(self.host_address + start, self._array_address + start, size)
         elif self._array is not None:
             np.copyto(self._host, self._array)
 
-    def empty(self, start: int) -> None:
+    def empty(self, start: int, size: int, copies: ParallelCopy) -> None:
         """Copy a piece from the host's memory to the array."""
-        if self._is_cut:
-            self._copy(self._array_address + start, self.host_address + start, self.size_at(start))
+        if self.is_cut:
+            copies.copy(self._array_address + start, self.host_address + start, size)
         elif self._array is not None:
             np.copyto(self._array, self._host)
 
 
-_Piece = tuple[ChunkedTransfer, int]  # and the byte offset of one of its pieces
+_Piece = tuple[Transfer, int, int]  # the byte offset and the size of one of its pieces
 
 
 class Copier:
@@ -271,10 +247,10 @@ class Copier:
 
     def send(self, transfers: list[Transfer], stream: int) -> None:
         """Begin to copy to the device. Keep the transfers until the stream is synchronised."""
-        for each, start in self._cut(transfers):
-            each.fill(start)
+        for each, start, size in self._cut(transfers):
+            each.fill(start, size, self._copies)
             copy = self._runtime.copy_pinned if each.is_pinned else self._runtime.copy
-            copy(each.address + start, each.host_address + start, each.size_at(start), stream)
+            copy(each.address + start, each.host_address + start, size, stream)
 
     def from_device(self, transfers: list[Transfer]) -> None:
         """Copy from the device, as :meth:`to_device` does to it."""
@@ -285,28 +261,31 @@ class Copier:
         """Copy from the device. All is copied once the stream is synchronised."""
         runtime = self._runtime
         awaited: list[tuple[_Piece, Event | None]] = []
-        for each, start in self._cut(transfers):
+        for each, start, size in self._cut(transfers):
             event = None
             if each.is_pinned:
                 event = self._new_event()
-                runtime.copy_pinned(each.host_address + start, each.address + start, each.size_at(start), stream)
+                runtime.copy_pinned(each.host_address + start, each.address + start, size, stream)
                 runtime.record_now(event.handle, stream)
-            awaited.append(((each, start), event))
-        for (each, start), event in awaited:
+            awaited.append(((each, start, size), event))
+        for (each, start, size), event in awaited:
             if event is None:  # into ordinary memory: CUDA stages it and waits for the stream
-                runtime.copy(each.host_address + start, each.address + start, each.size_at(start), stream)
+                runtime.copy(each.host_address + start, each.address + start, size, stream)
                 continue
             if not runtime.has_passed(event.handle):
                 runtime.wait_for(event.handle)
-            each.empty(start)
+            each.empty(start, size, self._copies)
         self._events.extend(event for _, event in awaited if event is not None)
 
     def _cut(self, transfers: list[Transfer]) -> list[_Piece]:
-        size = sum(transfer.host.nbytes for transfer in transfers)
+        total = sum(each.size for each in transfers)
         # Small pieces keep the GPU from waiting long for the first one and after the last one.
-        piece = min(self._piece, max(-(-size // 4), self._piece // 4))
-        chunked = [ChunkedTransfer(transfer, piece, self._copies) for transfer in transfers]
-        return [(each, start) for each in chunked for start in each.starts]
+        piece = min(self._piece, max(-(-total // 4), self._piece // 4))
+        pieces = []
+        for each in transfers:
+            step = piece if each.is_cut else each.size
+            pieces += [(each, start, min(step, each.size - start)) for start in range(0, each.size, step)]
+        return pieces
 
     def _new_event(self) -> Event:
         try:

@@ -21,7 +21,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
@@ -36,18 +36,16 @@ from .copying import Copier, Transfer
 from .cudart import CAPTURE_MODE_GLOBAL, CAPTURE_MODE_RELAXED, CudaCallError, CudaRuntime, Stream
 from .graph_buffers import Constant, Input, Kind, Output, Place, buffers, kind_of, size_of
 from .onnxruntimes import onnxruntimes_run
-from .pinned import OrdinaryMemory, PinnedMemory
 from .plain_runs import PlainRunner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..provider.devices import Device
+    from .pinned import PinnedMemory
     from .plain_runs import RunningSession
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
-
-Result = TypeVar("Result")
 
 logger = logging.getLogger("ortgpu")
 
@@ -112,7 +110,7 @@ class CapturingSession:
         self._inner = inner
         self._runtime = runtime
         self._relaxed = runtime.relaxed()
-        self._results = OrdinaryMemory(memory.limit)
+        self.memory = memory
         self._device = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
         self._input_names = [each.name for each in inner.inputs_meta]
         self._known_inputs = frozenset(self._input_names)
@@ -132,7 +130,6 @@ class CapturingSession:
         self._run_in = run_in = {threading.main_thread().ident}
         self._executor = Executor(1, "ortgpu-graph", lambda: run_in.add(threading.get_ident()))
         self._stream = stream.handle
-        self._place = Place(runtime, stream.handle, memory, self._results)
         self._waits = inner.get_provider_options().get(_PROVIDER, {}).get("has_user_compute_stream") == "0"
         # The C++ session uses the stream until its end, which metadata kept by the caller may delay.
         weakref.finalize(inner, _let_go_of, stream).atexit = False
@@ -156,7 +153,6 @@ class CapturingSession:
             self._unusable = error
         self._executor.close()
         self._let_go()
-        self._results.close()
 
     def _let_go(self) -> None:
         """Drop the C++ session in the relaxed capture mode.
@@ -178,7 +174,7 @@ class CapturingSession:
         if "_stream" in self.__dict__ and not is_finalizing():  # an argument, as this module's names may be gone
             self._let_go()
 
-    def submit(self, outcome: Outcome[Result], function: Callable[..., Result], *arguments: Any) -> None:
+    def submit(self, outcome: Outcome[Any], function: Callable[..., Any], *arguments: Any) -> None:
         """Call ``function`` in the thread that the session keeps.
 
         Raises:
@@ -280,7 +276,7 @@ class CapturingSession:
             self._graphs.popitem(last=False)
         values = dict(zip(self._output_names, first, strict=True))
         on_device = {name: (value.shape, value.dtype) for name, value in values.items() if name not in self._on_cpu}
-        inputs, written = buffers(self._place, kinds, on_device)
+        inputs, written = buffers(Place(self._runtime, self._stream, self.memory), kinds, on_device)
         outputs = {name: written[name] if name in written else Constant(value) for name, value in values.items()}
         self._captures += 1  # numbers begin at 1: 0 is ONNX Runtime's default
         if self._captures == MAX_CAPTURES:
@@ -352,8 +348,6 @@ class CapturingSession:
 class CapturedRunner(PlainRunner):
     """The runs of a session whose C++ session was replaced by ``graphs``."""
 
-    is_captured = True
-
     def __init__(self, session: RunningSession, graphs: CapturingSession) -> None:
         super().__init__()
         self.graphs = graphs
@@ -366,8 +360,12 @@ class CapturedRunner(PlainRunner):
                 return results
         return self._run_indirectly(session, output_names, feed, run_options)
 
-    def submit(self, executor: Executor, outcome: Outcome[Any], function: Callable[..., Any], *arguments: Any) -> None:
-        self.graphs.submit(outcome, function, *arguments)
+    def submit(self, executor: Executor, outcome: Outcome[Any], function: Callable[[Any], Any], feed: Any) -> None:
+        """Call ``function`` in the thread of the runs. Threads of ``executor`` copy arrays that are staged first."""
+        if self.graphs.memory.would_stage(feed):
+            executor.submit(outcome, function, feed)
+        else:  # passing two threads takes longer than many replays
+            self.graphs.submit(outcome, function, feed)
 
     def check_binding(self) -> None:
         raise _unsupported("io_binding")

@@ -132,7 +132,7 @@ class FeedCopies:
                 # Use half of the limit. The rest is for results and for pinned_empty.
                 most = memory.limit // 2
                 fits = fits or size <= most
-                found = memory.try_empty(shape, dtype, leaving=memory.limit - most)
+                found = memory.try_empty(shape, dtype, most)
                 if found is not None:
                     self._pinned = [each for each in self._pinned if each() is not None]
                     self._pinned.append(weakref.ref(found))
@@ -169,11 +169,13 @@ class CopiesOnDevice:
     def copy(self, value: Any) -> Any:
         dtype = _dtype_of(value)
         session, runtime = self._session, self._runtime
-        if dtype is None or not runtime.is_on_device(value.data_ptr()) or not gives_memory(session):
+        if dtype is None or not gives_memory(session):
             raise _NotCopiedError
         device, shape = device_of(session), value.shape()
         place = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
         try:
+            if not runtime.is_on_device(value.data_ptr()):
+                raise _NotCopiedError
             # ONNX Runtime allocates memory here, which must not spoil a capture of another session.
             with runtime.device_guard():
                 copy = session._sess.create_ortvalue_from_shape_and_type(shape, dtype.type, place)

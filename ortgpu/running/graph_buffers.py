@@ -23,7 +23,7 @@ from .cudart import CudaRuntime, DeviceBuffer, address_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .pinned import OrdinaryMemory, PinnedMemory
+    from .pinned import PinnedMemory
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
@@ -41,17 +41,20 @@ class Place(NamedTuple):
 
     runtime: CudaRuntime
     stream: int
-    pinned: PinnedMemory
-    results: OrdinaryMemory
+    memory: PinnedMemory
 
 
 class _Buffer:
-    """A buffer on the device. Threads copy large arrays that can be pinned, and CUDA copies others."""
+    """A buffer on the device, with pinned memory beside it or None.
 
-    def __init__(self, place: Place, kind: Kind) -> None:
-        self._runtime, self._stream, self._memory, self._results = place
+    Without that, threads copy large arrays that can be pinned, and CUDA copies others.
+    """
+
+    def __init__(self, place: Place, kind: Kind, pinned: NDArray[Any] | None) -> None:
+        self._runtime, self._stream, self._memory = place
         self._kind = kind
-        self._in_threads = IN_THREADS_FROM <= size_of(kind) <= place.pinned.limit
+        self._pinned = pinned
+        self._in_threads = IN_THREADS_FROM <= size_of(kind) <= place.memory.limit
         self._buffer = DeviceBuffer(place.runtime, size_of(kind))
         self.address = self._buffer.address
 
@@ -59,74 +62,61 @@ class _Buffer:
 class Input(_Buffer):
     """A buffer that the graph reads."""
 
+    def __init__(self, place: Place, kind: Kind, pinned: NDArray[Any] | None) -> None:
+        super().__init__(place, kind, pinned)
+        if pinned is not None:
+            source = address_of(pinned)
+            self._begin = place.runtime.prepared_copy_pinned(self.address, source, pinned.nbytes, place.stream)
+
     def take(self, value: Any, transfers: list[Transfer]) -> object:
         """Begin to copy ``value``, an array or OrtValue, or add what threads have to copy to ``transfers``.
 
         Keep the result and the transfers until the stream is synchronised.
         """
-        if isinstance(value, np.ndarray) and self._in_threads:
-            value = np.asarray(value)  # a subclass may copy differently
-            transfers.append(Transfer.of(value, self._memory.beside(value), self.address, self._buffer))
+        if not isinstance(value, np.ndarray):
+            address = value.data_ptr()
+        elif self._pinned is not None:
+            self._pinned[...] = value
+            self._begin()
             return None
-        if isinstance(value, np.ndarray):
+        elif self._in_threads:
+            value = np.asarray(value)  # a subclass may copy differently
+            transfers.append(Transfer(value, self._memory.beside(value), self.address, self._buffer))
+            return None
+        else:
             value = np.asarray(value, order="C")
             address = address_of(value)
-        else:
-            address = value.data_ptr()
         self._runtime.copy(self.address, address, self._buffer.size, self._stream)
         return value
 
 
-class PinnedInput(Input):
-    """An input buffer with pinned memory beside it, for arrays."""
-
-    def __init__(self, place: Place, kind: Kind, pinned: NDArray[Any]) -> None:
-        super().__init__(place, kind)
-        self._pinned = pinned
-        self._begin = place.runtime.prepared_copy_pinned(self.address, address_of(pinned), pinned.nbytes, place.stream)
-
-    def take(self, value: Any, transfers: list[Transfer]) -> object:
-        if not isinstance(value, np.ndarray):
-            return super().take(value, transfers)
-        self._pinned[...] = value
-        self._begin()
-        return None
-
-
 class Output(_Buffer):
     """A buffer that the graph writes."""
+
+    def __init__(self, place: Place, kind: Kind, pinned: NDArray[Any] | None) -> None:
+        super().__init__(place, kind, pinned)
+        if pinned is not None:
+            to = address_of(pinned)
+            self._begin = place.runtime.prepared_copy_pinned(to, self.address, pinned.nbytes, place.stream)
 
     def begin(self, transfers: list[Transfer]) -> NDArray[Any]:
         """Begin to copy the output, or add what threads have to copy to ``transfers``.
 
         The returned array is complete once these are made and the stream is synchronised.
         """
-        result = self._results.empty(*self._kind)
+        if self._pinned is not None:
+            self._begin()
+            return self._pinned
+        result = self._memory.ordinary.empty(*self._kind)
         if self._in_threads:
-            transfers.append(Transfer.of(result, self._memory.try_empty(*self._kind), self.address, self._buffer))
+            transfers.append(Transfer(result, self._memory.try_empty(*self._kind), self.address, self._buffer))
         else:
             self._runtime.copy(address_of(result), self.address, self._buffer.size, self._stream)
         return result
 
     def result(self, begun: NDArray[Any]) -> NDArray[Any]:
         """Return an array for the caller, from the one that :meth:`begin` returned."""
-        return begun
-
-
-class PinnedOutput(Output):
-    """An output buffer with pinned memory beside it."""
-
-    def __init__(self, place: Place, kind: Kind, pinned: NDArray[Any]) -> None:
-        super().__init__(place, kind)
-        self._pinned = pinned
-        self._begin = place.runtime.prepared_copy_pinned(address_of(pinned), self.address, pinned.nbytes, place.stream)
-
-    def begin(self, transfers: list[Transfer]) -> NDArray[Any]:
-        self._begin()
-        return self._pinned
-
-    def result(self, begun: NDArray[Any]) -> NDArray[Any]:
-        return begun.copy()
+        return begun if self._pinned is None else begun.copy()
 
 
 class Constant:
@@ -148,14 +138,9 @@ def buffers(place: Place, inputs: Sequence[Kind], outputs: Mapping[str, Kind]) -
     Raises:
         CudaCallError: there is no memory, for instance.
     """
-    pinned = iter(_pinned(place.pinned, [*inputs, *outputs.values()]))
-    read, written = [], {}
-    for kind in inputs:
-        beside = next(pinned)
-        read.append(Input(place, kind) if beside is None else PinnedInput(place, kind, beside))
-    for name, kind in outputs.items():
-        beside = next(pinned)
-        written[name] = Output(place, kind) if beside is None else PinnedOutput(place, kind, beside)
+    pinned = iter(_pinned(place.memory, [*inputs, *outputs.values()]))
+    read = [Input(place, kind, next(pinned)) for kind in inputs]
+    written = {name: Output(place, kind, next(pinned)) for name, kind in outputs.items()}
     return read, written
 
 

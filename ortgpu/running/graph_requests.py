@@ -30,7 +30,6 @@ logger = logging.getLogger("ortgpu")
 # The kernels of these operators read a count from the GPU. A capture computes nothing, so the count is random, and a
 # replay writes to memory where the count was once kept (nonzero_op.cc, compress.cc).
 _COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
-_NO_RUNTIME = "the provider's CUDA runtime is not among the libraries of this process"
 _REFUSAL = re.compile(r"cannot use the (?:CUDA Graph|graph capture) feature", re.IGNORECASE)
 
 
@@ -81,17 +80,15 @@ def captured(session: RunningSession) -> CapturedRunner:
         ProviderRequestError: inputs, outputs or operators cannot be captured, or this process lacks cudart.
     """
     reason = obstacle(session)
-    if reason is None and session._stream is None:
-        reason = "no stream could be made on the GPU"
-    runtime = runtime_of(device_of(session))
-    if reason is not None or runtime is None or session._stream is None:
+    runtime, stream = runtime_of(device_of(session)), session._stream
+    if reason is not None or runtime is None or stream is None:
         raise ProviderRequestError(
             "this session cannot be captured as a CUDA graph",
-            evidence=[reason or _NO_RUNTIME],
+            evidence=[reason or "no stream could be made on the GPU"],
             fixes=[LEAVE_OUT],
             requested="cuda_graph",
         )
-    graphs = CapturingSession(session._sess, runtime, device_of(session), session._stream, memory_of(session))
+    graphs = CapturingSession(session._sess, runtime, device_of(session), stream, memory_of(session))
     session._stream = None  # the C++ session keeps it alive from now on
     session._sess = graphs
     return CapturedRunner(session, graphs)
@@ -101,7 +98,7 @@ def obstacle(session: VerifiedSession) -> str | None:
     """Return why an open session cannot be captured, whatever its model computes. None: nothing is in the way."""
     inner, device = session._sess, device_of(session)
     if runtime_of(device) is None:
-        return _NO_RUNTIME
+        return "the provider's CUDA runtime is not among the libraries of this process"
     if not hasattr(inner, "input_meminfos"):
         return "the installed ONNX Runtime does not tell where inputs must be; 1.23 and newer do"
     for value, memory in zip(inner.inputs_meta, inner.input_meminfos, strict=True):

@@ -32,11 +32,6 @@ def session_on_cpu(model: ModelSource, options: Any) -> Any:
     return session
 
 
-def is_onnxruntimes(function: Any) -> bool:
-    """Return True if a function comes from the module of InferenceSession, and not from a tracer."""
-    return type(function) is FunctionType and function.__globals__.get("__name__") == InferenceSession.__module__
-
-
 class LastOfOurs(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
     """The last class of this library before InferenceSession. Methods that ``super`` finds behind it are foreign."""
 
@@ -53,4 +48,6 @@ def onnxruntimes_run(session: InferenceSession) -> Any:
     None if a tracer replaced it, which must see each run, or if the class of ``session`` has another ``run`` before it.
     """
     run = InferenceSession.run
-    return run if getattr(run_behind(session), "__func__", None) is run and is_onnxruntimes(run) else None
+    if type(run) is not FunctionType or run.__globals__.get("__name__") != InferenceSession.__module__:
+        return None
+    return run if getattr(run_behind(session), "__func__", None) is run else None

@@ -49,10 +49,6 @@ _GRANULE = 64 << 10
 _creating = fork_safe_lock()
 
 
-def _nobody() -> None:
-    return None
-
-
 class Block:
     """A block of memory. It is idle once its user is gone; no call marks it, so that an interrupt cannot lose it."""
 
@@ -63,7 +59,7 @@ class Block:
         self.address = ctypes.c_void_p()  # null until there is memory
         self.owner: object = None  # keeps the memory, if Python owns it
         self.last_taken = 0  # a counter value
-        self.user: Callable[[], Any] = _nobody  # a weak reference to the base object of the array in it
+        self.user: Callable[[], Any] = lambda: None  # a weak reference to the base object of the array in it
 
     def is_in_use(self) -> bool:
         return self.user() is not None
@@ -100,13 +96,14 @@ class RecycledMemory:
         found = self.try_empty(shape, dtype)
         return np.empty(shape, dtype) if found is None else found
 
-    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], leaving: int = 0) -> NDArray[Any] | None:
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], most: int | None = None) -> NDArray[Any] | None:
         """Return an empty array, or None if it has no elements, exceeds the limit or cannot be allocated.
 
-        ``leaving`` bytes of the limit must stay unused.
+        ``most`` takes the place of the limit for what arrays use.
         """
         count = math.prod(shape)
-        memory = self._take(count * dtype.itemsize, leaving) if count > 0 and dtype.itemsize else None
+        most = self.limit if most is None else most
+        memory = self._take(count * dtype.itemsize, most) if count > 0 and dtype.itemsize else None
         # np.ndarray treats subarray types as numpy.empty does. Views refer to the array and the array to `memory`, so
         # once `memory` is gone, nothing can reach the block.
         return None if memory is None else np.ndarray(shape, dtype, memory)
@@ -138,7 +135,7 @@ class RecycledMemory:
     def _there(self) -> list[Block]:
         return [block for block in list(self._blocks) if block.address.value]
 
-    def _take(self, size: int, leaving: int) -> Any:
+    def _take(self, size: int, most: int) -> Any:
         size = -(-size // _GRANULE) * _GRANULE
         if os.getpid() != self._pid:
             return None
@@ -151,9 +148,11 @@ class RecycledMemory:
                     in_use += each.size
                 elif size <= each.size <= 2 * size and (block is None or each.size < block.size) and each.address.value:
                     block = each
-            if leaving and in_use + size > self.limit - leaving:
+            if in_use + size > most:
+                message = "%d bytes are not %s: the limit is %d, of which %d are free"
+                logger.debug(message, size, self._taken, most, most - in_use)
                 return None
-            block = block or self._new(size, in_use)
+            block = block or self._new(size)
             if block is None:
                 return None
             block.last_taken = next(self._count)
@@ -162,12 +161,7 @@ class RecycledMemory:
             block.user = weakref.ref(memory)
             return memory
 
-    def _new(self, size: int, in_use: int) -> Block | None:
-        free = self.limit - in_use
-        if size > free:
-            message = "%d bytes are not %s: the limit is %d, of which %d are free"
-            logger.debug(message, size, self._taken, self.limit, free)
-            return None
+    def _new(self, size: int) -> Block | None:
         if self.bytes_held + size > self.limit:
             for idle in sorted(self._there(), key=lambda each: each.last_taken):  # least recently used first
                 if not idle.is_in_use() and self.bytes_held + size > self.limit:
@@ -211,7 +205,7 @@ class OrdinaryMemory(RecycledMemory):
 
 
 class PinnedMemory(RecycledMemory):
-    """The pinned memory of one session.
+    """The pinned memory of one session, and the ordinary memory of its large results.
 
     An array that does not fit into ``limit``, or cannot be pinned, gets ordinary memory, and a debug message says so.
     If ``runtime`` is None, all memory is ordinary.
@@ -222,6 +216,9 @@ class PinnedMemory(RecycledMemory):
     def __init__(self, runtime: CudaRuntime | None, limit: int) -> None:
         super().__init__(limit)
         self._runtime = runtime
+        # Results are not in pinned memory, which would save a copy: a forked child shares that with its parent, so its
+        # results would change when the parent reuses the memory.
+        self.ordinary = OrdinaryMemory(limit)
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return an empty array, as numpy.empty does, in pinned memory where possible.
@@ -234,8 +231,16 @@ class PinnedMemory(RecycledMemory):
             raise TypeError("an array of Python objects cannot be in pinned memory")
         return super().empty(np.empty(shape, "V0").shape, kind)  # let NumPy parse the shape; V0 allocates nothing
 
-    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], leaving: int = 0) -> NDArray[Any] | None:
-        return None if self._runtime is None else super().try_empty(shape, dtype, leaving)
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], most: int | None = None) -> NDArray[Any] | None:
+        return None if self._runtime is None else super().try_empty(shape, dtype, most)
+
+    def close(self) -> None:
+        super().close()
+        self.ordinary.close()
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.ordinary.close()
 
     def is_pinned(self, array: NDArray[Any]) -> bool:
         """Return True if the GPU can copy from this array directly."""

@@ -7,7 +7,6 @@ made by the thread that iterates.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 import os
@@ -37,9 +36,6 @@ _SHORT = 1e-3  # seconds for a feed, up to which runs in the iterating thread ar
 _BLOCK = 4  # times the feeds in flight are timed together, since threads take feeds in bursts
 _KEPT = 64, 1024  # blocks until both ways are timed again: the first time, and at most
 
-# Bytes of an array from which on `run` copies it in threads. Each thread copies smaller arrays of its own feed itself.
-_COPIED_BY_RUN_FROM = 32 << 20
-
 
 def map_session(
     session: RunningSession, feeds: Iterable[Mapping[str, Any]], in_flight: int | None, output_names: Any
@@ -63,10 +59,7 @@ def map_session(
     def in_threads(feeds: Iterator[Any]) -> Iterator[Any]:
         # Convert arrays of other libraries in this thread, since only the thread that made them knows their stream. Use
         # map, not a generator, which would keep a feed until the next is requested.
-        converted = map(convert, feeds)
-        if session._gpu_runner.is_captured:
-            return _captured_in_order(session, run, converted, ahead, copy)
-        return in_order(run, converted, ahead, threads, copy)
+        return in_order(run, map(convert, feeds), ahead, threads, copy, session._gpu_runner.submit)
 
     def in_line(feed: Any) -> Any:
         return session.run(output_names, mapping(feed))
@@ -98,7 +91,7 @@ def staged_run(session: RunningSession, output_names: Any, feed: Mapping[str, An
         TypeError: the feed is no mapping.
         Exception: as ``run`` raises.
     """
-    if session._gpu_runner.stages(mapping(feed), _COPIED_BY_RUN_FROM):
+    if session._gpu_runner.stages(mapping(feed)):
         return session.run(output_names, feed)
     return session.run(output_names, memory_of(session).staged(feed))
 
@@ -205,24 +198,6 @@ class Pace(Iterator[Any]):
         self._began = now
 
 
-def _captured_in_order(
-    session: RunningSession, run: Callable[[Any], Result], feeds: Iterator[Any], in_flight: int, copy: Copy[Any] | None
-) -> Iterator[Result]:
-    """Yield results in order, for a session that captures CUDA graphs and runs in one thread of its own.
-
-    Feeds that need no staging go directly to that thread, since passing two threads takes longer than many replays.
-    """
-    with _threads(MAP_DEPTH) as executor:
-
-        def submit(feed: Any, outcome: Outcome[Result]) -> None:
-            if memory_of(session).would_stage(feed):
-                executor.submit(outcome, run, feed)
-            else:
-                session._gpu_runner.submit(executor, outcome, run, feed)
-
-        yield from results_of(submit, feeds, in_flight, copy)
-
-
 def check_arguments(feeds: Iterable[Feed], in_flight: int | None, default: int) -> tuple[Iterator[Feed], int]:
     """Return an iterator of the feeds and the number that may be in flight. Raises TypeError, ValueError."""
     most = default if in_flight is None else operator.index(in_flight)
@@ -244,13 +219,23 @@ def in_order(
     in_flight: int,
     threads: int,
     copy: Copy[Feed] | None = None,
+    submit: Callable[..., object] | None = None,
+    is_finalizing: Callable[[], bool] = sys.is_finalizing,
 ) -> Iterator[Result]:
     """Yield the result of ``function`` for each of ``feeds``, in their order, from up to ``threads`` threads.
 
-    See :func:`results_of`.
+    ``submit`` takes the place of Executor.submit. See :func:`results_of`.
     """
-    with _threads(min(threads, in_flight)) as executor:
-        yield from results_of(lambda feed, outcome: executor.submit(outcome, function, feed), feeds, in_flight, copy)
+    start = submit or Executor.submit
+    executor = Executor(min(threads, in_flight), "ortgpu-map")
+    try:
+        yield from results_of(lambda feed, outcome: start(executor, outcome, function, feed), feeds, in_flight, copy)
+    finally:
+        if not is_finalizing():  # as in results_of
+            if _may_wait():
+                executor.close()
+            else:
+                executor.stop()
 
 
 def results_of(
@@ -296,6 +281,7 @@ def results_of(
                     if is_of_a_handler(raised):  # a time limit must not wait for its place
                         raise
                     ended = True
+                    pending[-1] = outcome = Outcome()  # frames of the error refer to the other one
                     outcome.fail(raised)  # after the results of the feeds before it
                 del outcome
             if not pending:
@@ -309,19 +295,6 @@ def results_of(
             if _may_wait():
                 for outcome in begun:
                     outcome.wait()
-
-
-@contextlib.contextmanager
-def _threads(most: int, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> Iterator[Executor]:
-    executor = Executor(most, "ortgpu-map")
-    try:
-        yield executor
-    finally:
-        if not is_finalizing():  # as in results_of
-            if _may_wait():
-                executor.close()
-            else:
-                executor.stop()
 
 
 def _may_wait() -> bool:

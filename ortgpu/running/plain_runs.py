@@ -20,7 +20,6 @@ from .onnxruntimes import InferenceSession, Results, onnxruntimes_run, run_behin
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from ..process.threads import Executor, Outcome
     from .cudart import Stream
     from .pinned import PinningSession
 
@@ -53,8 +52,8 @@ class PlainRunner:
         direct_below: direct runs are those whose inputs all have fewer bytes.
     """
 
-    is_captured = False
     pace: Any = None  # see pipeline.Pace
+    submit: Callable[..., None] | None = None  # in place of Executor.submit, for sessions that run in one thread
 
     def __init__(self, session: RunningSession | None = None, direct_below: int = sys.maxsize) -> None:
         names = _names_for_direct_runs(session) if session is not None else None
@@ -76,13 +75,9 @@ class PlainRunner:
     def _run_indirectly(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
         return run_behind(session)(output_names, feed, run_options)
 
-    def stages(self, feed: Any, limit: int) -> bool:
-        """Return True if ``run`` copies an array of at least ``limit`` bytes in several threads."""
+    def stages(self, feed: Any) -> bool:
+        """Return True if ``run`` had better copy the arrays of ``feed`` itself, in several threads."""
         return False
-
-    def submit(self, executor: Executor, outcome: Outcome[Any], function: Callable[..., Any], *arguments: Any) -> None:
-        """Call ``function`` in a thread of ``executor``, or in the thread in which all runs are made."""
-        executor.submit(outcome, function, *arguments)
 
     def check_binding(self) -> None:
         """Raise ProviderRequestError if the session cannot be used with an IOBinding."""

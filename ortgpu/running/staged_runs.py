@@ -10,7 +10,6 @@ inference_session.cc).
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from ..model.tensor_types import DTYPES
 from ..provider.lifetime import device_of
 from .copying import IN_THREADS_FROM, Copier, Transfer
 from .cudart import CudaRuntime
-from .pinned import OrdinaryMemory, PinnedMemory, memory_of
+from .pinned import PinnedMemory, memory_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +56,6 @@ class StagedRuns:
             False: onnxruntime.OrtDevice.make("cpu", 0)._get_c_device(),
         }
         self._options = onnxruntime.RunOptions()
-        self._ordinary = OrdinaryMemory(session._pinned_memory_limit)
         self._runtime = runtime
         self._copier = Copier(runtime, threads, piece)
         self._turns: SimpleQueue[bool] = SimpleQueue()
@@ -91,16 +89,6 @@ class StagedRuns:
             break
         return self._results(memory, names, fetched)
 
-    def close(self) -> None:
-        """Free the memory that no array uses."""
-        self._ordinary.close()
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Free the idle memory; results keep the memory that they use. is_finalizing is an argument, since at the end of
-        # the interpreter the names of this module are gone.
-        if "_ordinary" in self.__dict__ and not is_finalizing():
-            self.close()
-
     def _feed(self, inner: Any, memory: PinnedMemory, given: dict[str, Any]) -> Any:
         """Copy the inputs to the device and return them as ONNX Runtime's values. None if they need plain ``run``."""
         values, transfers = native.OrtValueVector(), []
@@ -115,7 +103,7 @@ class StagedRuns:
             # stream it only returns memory that no run still uses (safe_to_use in bfc_arena.cc).
             value = inner.create_ortvalue_from_shape_and_type(array.shape, array.dtype.type, self._places[True])
             # Copy in a separate stream, also from pinned memory, so that it overlaps with other runs.
-            transfers.append(Transfer.of(array, memory.beside(array), value.data_ptr(), value))
+            transfers.append(Transfer(array, memory.beside(array), value.data_ptr(), value))
             values.push_back(value)
         self._copier.to_device(transfers)
         return values
@@ -137,12 +125,10 @@ class StagedRuns:
         size = math.prod(shape) * dtype.itemsize
         if size < self._staged_from:
             result = np.empty(shape, dtype)
-            return result, Transfer(value.data_ptr(), result, None, value, is_pinned=False) if size else None
-        # Not in pinned memory, which would save a copy. A forked child shares pinned memory with its parent, so its
-        # results would change when the parent reuses the memory.
+            return result, Transfer(result, None, value.data_ptr(), value) if size else None
         placed = self.place(shape, dtype) if self.place is not None else None
-        result = self._ordinary.empty(shape, dtype) if placed is None else placed
-        return result, Transfer.of(result, memory.beside(result), value.data_ptr(), value)
+        result = memory.ordinary.empty(shape, dtype) if placed is None else placed
+        return result, Transfer(result, memory.beside(result), value.data_ptr(), value)
 
 
 def _on_device(values: Iterable[Any], memories: Iterable[Any], kind: str) -> dict[str, bool]:

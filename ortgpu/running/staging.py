@@ -32,6 +32,9 @@ logger = logging.getLogger("ortgpu")
 # 0.85 of the time with 12.
 STAGED_FROM = 12 << 20  # bytes of one array
 
+# Bytes of an array from which on `run` copies it for `map` too, whose threads each copy smaller arrays themselves.
+_COPIED_BY_RUN_FROM = 32 << 20
+
 # Not staged: captured graphs have their own rules for the addresses of inputs. With a stream of the caller, memory may
 # be free only in the order of that stream.
 _REFUSED = ("enable_cuda_graph", "has_user_compute_stream")
@@ -66,14 +69,12 @@ class StagedRunner(PlainRunner):
         self._runs: StagedRuns | None = None
         self.place: Place | None = None  # returns the array for a large result, or None; set before the first run
 
-    def stages(self, feed: Any, limit: int) -> bool:
-        return _largest(feed) >= limit
+    def stages(self, feed: Any) -> bool:
+        return _largest(feed) >= _COPIED_BY_RUN_FROM
 
     def close(self, error: GPUError) -> None:
-        """Free the memory that no array uses. A running run ends normally."""
-        runs, self._runs = self._runs, None
-        if runs is not None:
-            runs.close()
+        """Let the threads end. A running run ends normally."""
+        self._runs = None
 
     def _run_indirectly(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Any:
         size = _largest(feed) if run_options is None else -1
@@ -127,18 +128,16 @@ class StagedRunner(PlainRunner):
 def may_stage(session: RunningSession) -> bool:
     """Return False for an open session whose arrays are small, or where staging cannot do what ``run`` does."""
     inner = session._sess
-    # ONNX Runtime has input_meminfos since 1.23.
-    if not hasattr(inner, "input_meminfos") or not session._pinned_memory_limit or onnxruntimes_run(session) is None:
-        return False
-    if not gives_memory(session):
+    if not session._pinned_memory_limit or onnxruntimes_run(session) is None or not gives_memory(session):
         return False
     values = (*inner.inputs_meta, *inner.outputs_meta)
     if any(each.type not in DTYPES for each in values):
         return False
     try:
-        return any(_bytes(each, unknown=STAGED_FROM) >= STAGED_FROM for each in values)
+        sizes = [_bytes(each, unknown=STAGED_FROM) for each in values]
     except UnicodeDecodeError:  # in names of dimensions, which plain run does not read
         return False
+    return max(sizes, default=0) >= STAGED_FROM
 
 
 def gives_memory(session: VerifiedSession) -> bool:

@@ -158,7 +158,7 @@ def set_providers(model: str) -> None:
                 assert np.all(kept == 3)
                 assert session.pinned_empty((4,)).shape == (4,)
             facts = {**device_facts(session), "limit": inside, "refused": refused, "error": max(errors)}
-            report(name, {**facts, "graph": session._gpu_runner.is_captured})
+            report(name, {**facts, "graph": hasattr(session._gpu_runner, "graphs")})
     try:
         session.set_providers([CUDA])
     except Exception as error:  # noqa: BLE001 - its type is the fact

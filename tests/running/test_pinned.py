@@ -313,6 +313,19 @@ def test_a_map_that_is_ended_early_holds_no_pinned_memory(with_stub: Any) -> Non
     assert found == [0, []]
 
 
+def test_memory_that_was_lost_keeps_no_ordinary_memory_for_results(with_stub: Any) -> None:
+    found = with_stub("""
+        memory = PinnedMemory(runtime, 8 * MIB)
+        kept, used = (memory.ordinary.empty((size,), np.dtype(np.uint8)) for size in (MIB, 2 * MIB))
+        used[:] = 7
+        del kept
+        memory.abandon()
+        left = memory.ordinary.bytes_held
+        report([left, bool((used == 7).all()), memory.is_pinned(memory.empty(9))])
+    """)
+    assert found == [2 << 20, True, False]
+
+
 def test_any_order_of_taking_and_giving_back(with_stub: Any) -> None:
     """Never more than the limit; what arrays use is intact, and none of it is another's; at the end nothing is left."""
     found = with_stub("""

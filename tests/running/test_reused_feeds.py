@@ -503,6 +503,23 @@ def test_what_cannot_be_copied_is_run_before_the_next_is_asked_for() -> None:
     assert found == [[-n for n in range(6)]] * 3 + [[*range(6)] * 3]
 
 
+def test_a_value_that_cannot_be_copied_on_the_gpu_is_left_to_the_run(with_stub: Any) -> None:
+    """Of a context that is lost, say: the run tells it by a typed error, and the copy raised CudaCallError."""
+    found = with_stub("""
+        import dataclasses
+        from ortgpu.running import feed_copies
+        session = GPUSession(NEG)
+        session.device = dataclasses.replace(session.device, kind="cuda", ordinal=0)
+        session._provider_options = {"CUDAExecutionProvider": {}, "CPUExecutionProvider": {}}
+        feed_copies.runtime_of = lambda device: runtime
+        OrtValue.device_name = lambda self: "cuda"
+        value = OrtValue.ortvalue_from_numpy(np.ones(4, np.float32))
+        os.environ["STUB_CUDART_FAIL"] = "cudaPointerGetAttributes=700"
+        report([y.tolist() for y, in session.map(iter([{"x": value}] * 3))])
+    """)
+    assert found == [[-1] * 4] * 3
+
+
 def test_copies_of_any_array(with_stub: Any) -> None:
     """Large ones are copied in threads."""
     found = with_stub("""

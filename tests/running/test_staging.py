@@ -262,14 +262,16 @@ def test_which_sessions_stage() -> None:
         texts = "t (string[n] x) => (string[n] y) { y = Identity(x) }"
         grows = "t (float[1] x, int64[1] s) => (float[n] y) { y = Expand(x, s) }"
         not_utf8 = model("t (float[batch] x) => (float[batch] y) { y = Neg(x) }").replace(b"batch", b"b\\xe4t\\xffh")
+        tiled = "t (float[5000000] x, int64[1] s) => (float[batch] y) { y = Tile(x, s) }"
+        not_utf8_out = model(tiled).replace(b"batch", b"b\\xe4t\\xffh")  # which is not looked at first
         graphs = {**OPTIONS, "CUDAExecutionProvider": {"enable_cuda_graph": "1"}}
         stream = {**OPTIONS, "CUDAExecutionProvider": {"has_user_compute_stream": "1", "user_compute_stream": "42"}}
         report([stages(NEG), stages(large), stages(grows), stages(small), stages(texts), stages(NEG, device=None),
                 stages(NEG, graphs), stages(NEG, {"TensorrtExecutionProvider": {}, **OPTIONS}),
                 stages(NEG, pinned_memory_limit=0), type(GPUSession(NEG)._gpu_runner).__name__,
-                stages(NEG, stream), stages(not_utf8)])
+                stages(NEG, stream), stages(not_utf8), stages(not_utf8_out)])
     """)
-    assert found == [True, True, True, False, False, False, False, False, False, "PlainRunner", False, False]
+    assert found == [True, True, True, False, False, False, False, False, False, "PlainRunner", False, False, False]
 
 
 TRACER = """

@@ -18,7 +18,7 @@ def test_large_results_are_in_memory_that_is_used_again(staged_child: Any) -> No
             assert not is_pinned(result) and (result == -number).all()
             addresses.add(result.__array_interface__["data"][0])
             del result
-        ordinary = session._gpu_runner._runs._ordinary
+        ordinary = session._pinned.ordinary
         report([len(addresses), stub.stub_allocations(), ordinary.bytes_in_use, ordinary.bytes_held, ran.count(True)])
     """)
     assert found == [1, 1, 0, 7 << 16, 20]  # what is pinned for the input is used again for the output
@@ -43,7 +43,7 @@ def test_a_result_is_never_another_s_while_it_or_a_view_of_it_lives(staged_child
                     held[slot] = number, result if how == "keep" else memoryview(result[::3])
                 del result
                 assert stub.stub_pinned_bytes() == session._pinned.bytes_held <= limit
-                assert session._gpu_runner._runs._ordinary.bytes_held <= limit
+                assert session._pinned.ordinary.bytes_held <= limit
                 assert all((np.asarray(array) == -value).all() for value, array in held.values())
             session.close()
             assert all((np.asarray(array) == -value).all() for value, array in held.values())
@@ -59,7 +59,7 @@ def test_results_that_are_kept_are_beyond_the_limit_in_memory_of_their_own(stage
     found = staged_child("""
         session = staged(NEG, limit=4 * MIB)
         results = [session.run(None, big(number, MIB // 8))[0] for number in range(12)]
-        ordinary = session._gpu_runner._runs._ordinary
+        ordinary = session._pinned.ordinary
         in_use = ordinary.bytes_in_use
         right = all((each == -number).all() for number, each in enumerate(results))
         del results
@@ -102,7 +102,7 @@ def test_dropped_without_closing_only_what_results_use_stays(staged_child: Any) 
         results = [session.run(None, big(number, MIB // 8))[0] for number in range(5)]
         array = session.pinned_empty(MIB // 4)
         before = stub.stub_pinned_bytes()
-        ordinary = session._gpu_runner._runs._ordinary
+        ordinary = session._pinned.ordinary
         del results[1:4], session
         gc.collect()
         left = stub.stub_pinned_bytes(), ordinary.bytes_held, [int(r[0]) for r in results]
@@ -117,7 +117,7 @@ def test_a_forked_child_keeps_its_results_refuses_and_frees_nothing(staged_child
     found = staged_child("""
         session = on_a_gpu(staged(NEG))
         (result,) = session.run(None, big(3))
-        before, ordinary = stub.stub_pinned_bytes(), session._gpu_runner._runs._ordinary
+        before, ordinary = stub.stub_pinned_bytes(), session._pinned.ordinary
         held = ordinary.bytes_held
         read, write = os.pipe()
         other_read, other_write = os.pipe()

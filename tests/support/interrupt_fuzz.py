@@ -67,7 +67,7 @@ def locks():
     holders = [module for name, module in list(sys.modules.items()) if name.startswith("ortgpu")]
     holders += [session, pool, service, service._buffers]
     holders += [session._pinned, session._gpu_runner, getattr(session._gpu_runner, "_runs", None)]
-    holders += [getattr(getattr(session._gpu_runner, "_runs", None), "_ordinary", None)]
+    holders += [getattr(session._pinned, "ordinary", None)]
     return {id(lock): lock for holder in holders for lock in getattr(holder, "__dict__", {}).values()
             if isinstance(lock, kinds)}
 
