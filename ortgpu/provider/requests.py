@@ -148,7 +148,7 @@ def cuda_first(requested: ProviderList, *, keep_cpu: bool = True) -> ProviderLis
 
 
 def check_options(requested: ProviderList, provider_library: str | None) -> None:
-    """Raise ProviderOptionError for options that the installed CUDA provider does not know.
+    """Raise ProviderOptionError for options that the installed CUDA provider does not know, or a wrong ``device_id``.
 
     ONNX Runtime reads them only once the library is loaded, so a machine without CUDA never sees the mistake.
     """
@@ -158,11 +158,14 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
         raise _unknown_option(unknown[0], options[unknown[0]], provider_library)
     for option, value in options.items():
         if option in _ENUMERATED and value not in _ENUMERATED[option]:
-            raise _bad_value(option, value, f"one of {', '.join(_ENUMERATED[option])}")
+            raise _bad_value(CUDA, option, value, f"one of {', '.join(_ENUMERATED[option])}")
         if option in _BOOLEAN and value not in _BOOLEAN_VALUES:
-            raise _bad_value(option, value, f"one of {', '.join(_BOOLEAN_VALUES)}")
-        if option in _UNSIGNED and not (value.isascii() and value.isdecimal()):
-            raise _bad_value(option, value, "a whole number, 0 or larger")
+            raise _bad_value(CUDA, option, value, f"one of {', '.join(_BOOLEAN_VALUES)}")
+    numbers = [(CUDA, option, options[option]) for option in _UNSIGNED if option in options]
+    numbers += [(name, "device_id", requested.options_of(name).get("device_id", "0")) for name in TENSORRT]
+    for name, option, value in numbers:
+        if not (value.isascii() and value.isdecimal()):
+            raise _bad_value(name, option, value, "a whole number, 0 or larger")
 
 
 def _unknown_option(name: str, value: str, provider_library: str | None) -> ProviderOptionError:
@@ -184,12 +187,12 @@ def _unknown_option(name: str, value: str, provider_library: str | None) -> Prov
     )
 
 
-def _bad_value(option: str, value: str, wanted: str) -> ProviderOptionError:
+def _bad_value(provider: str, option: str, value: str, wanted: str) -> ProviderOptionError:
     return ProviderOptionError(
-        f"the CUDA provider's option {option!r} cannot be {value!r}",
+        f"the {'CUDA' if provider == CUDA else 'TensorRT'} provider's option {option!r} cannot be {value!r}",
         evidence=[f"{option} is {wanted}"],
         fixes=[manual(f"set {option} to {wanted}")],
-        provider=CUDA,
+        provider=provider,
         option=option,
         value=value,
     )

@@ -210,8 +210,8 @@ def _with_capture(request: SessionRequest) -> ProviderList:
 def _device_named_by(request: SessionRequest) -> DeviceRequest:
     """Return the one device that the argument and the options name. Raises ProviderRequestError if they name two."""
     device, requested = request.device, request.providers
-    options = {name: requested.options_of(name).get("device_id", "") for name in (CUDA, *TENSORRT)}
-    named = {name: int(text) for name, text in options.items() if text.strip().isdecimal()}
+    options = {name: requested.options_of(name) for name in (CUDA, *TENSORRT)}
+    named = {name: int(own["device_id"]) for name, own in options.items() if "device_id" in own}
     if not named:
         return device
     ordinal = next(iter(named.values()))

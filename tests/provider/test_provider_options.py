@@ -133,6 +133,14 @@ def assert_refused(options: dict[str, str], provider_library: str | None) -> Non
     assert caught.value.fixes
 
 
+@pytest.mark.parametrize("value", ["-1", "cuda:0", "", " 1"])
+def test_the_gpu_of_tensorrt_is_a_number_too(value: str) -> None:
+    """It names the GPU of the session, as that of CUDA does."""
+    with pytest.raises(ProviderOptionError, match="the TensorRT provider's option 'device_id'") as caught:
+        check_options(ProviderList((TENSORRT, CUDA), {TENSORRT: {"device_id": value}}), None)
+    assert (caught.value.provider, caught.value.option, caught.value.value) == (TENSORRT, "device_id", value)
+
+
 def test_options_without_a_provider_file_that_can_be_read(tmp_path: Path) -> None:
     """Names are then for ONNX Runtime to judge; values that no release knows are refused all the same."""
     for library in (None, str(tmp_path / "absent"), str(tmp_path)):
