@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,37 +30,13 @@ logger = logging.getLogger("ortgpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
-    """The times of runs in seconds. The first run is separate, since it loads kernels and plans convolutions."""
-
-    first: float
-    others: tuple[float, ...]
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the times in milliseconds, rounded to the precision of the clock."""
-        return {
-            "first": _milliseconds(self.first),
-            "median": _milliseconds(statistics.median(self.others)) if self.others else None,
-            "min": _milliseconds(min(self.others)) if self.others else None,
-            "runs": len(self.others),
-        }
-
-    def __str__(self) -> str:
-        text = f"first run {_milliseconds(self.first):.2f} ms"
-        if self.others:
-            median, fastest = _milliseconds(statistics.median(self.others)), _milliseconds(min(self.others))
-            text += f"; of {len(self.others)} more, median {median:.3f} ms, fastest {fastest:.3f} ms"
-        return text
-
-
-@dataclass(frozen=True, slots=True)
 class SessionReport:
     device: Device
     placement: Placement
     providers: tuple[str, ...]
     options: Mapping[str, str]  # of the CUDA provider, as it has them
     gpu_memory: int | None  # bytes of this process, with its context; None if the driver knows other process ids
-    latency: Latency | None
+    latency: Mapping[str, float] | None  # see ``latency_of``
     latency_error: str | None
     tuned: str | None = None  # what a record of tune does for the session, or why it does nothing; None on the CPU
 
@@ -83,7 +59,7 @@ class SessionReport:
                 ],
             },
             "gpu_memory": self.gpu_memory,
-            "latency_ms": self.latency.as_dict() if self.latency else None,
+            "latency_ms": self.latency,
             "latency_error": self.latency_error,
             "tuned": self.tuned,
         }
@@ -112,7 +88,8 @@ class SessionReport:
             found["used by this process"] = _mebibytes(self.gpu_memory)
         found["providers"] = ", ".join(self.providers)
         if self.latency:
-            found["time"] = self.latency
+            text = "first run {first:.2f} ms; of {runs} more, median {median:.3f} ms, fastest {min:.3f} ms"
+            found["time"] = text.format_map(self.latency)
         if self.tuned:
             found["settings"] = self.tuned
         if self.latency_error:
@@ -126,12 +103,17 @@ def device_document(device: Device) -> dict[str, object]:
     return {"is_gpu": device.is_gpu, **facts}
 
 
+def latency_of(seconds: Sequence[float]) -> dict[str, float]:
+    """Return the times of runs in milliseconds, rounded to the precision of the clock.
+
+    The first of two or more is separate, since it loads kernels and plans convolutions.
+    """
+    first, *others = [round(each * 1e3, 4) for each in seconds]
+    return {"first": first, "median": round(statistics.median(others), 4), "min": min(others), "runs": len(others)}
+
+
 def read(
-    session: GPUSession,
-    feeds: Mapping[str, Any] | None,
-    runs: int,
-    reason: str | None = None,
-    refused: str = "the model does not run",
+    session: GPUSession, feeds: Mapping[str, Any] | None, runs: int, reason: str | None, refused: str
 ) -> SessionReport:
     """Run the model once and then ``runs`` times, and return the report of the session.
 
@@ -161,7 +143,7 @@ def read(
         providers=tuple(session.get_providers()),
         options=dict(session.get_provider_options().get(CUDA, {})),
         gpu_memory=driver.processes_on(uuid).get(os.getpid()) if uuid else None,
-        latency=Latency(times[0], tuple(times[1:])) if times else None,
+        latency=latency_of(times) if times else None,
         latency_error=reason,
         tuned=(
             describe_record(session._request.model, session.device, session.options_chosen)
@@ -232,10 +214,6 @@ def _libraries_print_to_stderr() -> Iterator[None]:
             ctypes.CDLL(None).fflush(None)
         os.dup2(kept, 1)
         os.close(kept)
-
-
-def _milliseconds(seconds: float) -> float:
-    return round(seconds * 1e3, 4)
 
 
 def _mebibytes(size: int | None) -> str:

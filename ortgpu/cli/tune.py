@@ -12,6 +12,7 @@ import click
 from ortgpu.cli import output, signals
 from ortgpu.cli.bench import check_plot, parse_batches
 from ortgpu.errors import GPUError
+from ortgpu.provider.settings import described
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,6 +73,8 @@ def tune(
       "trials", "left_out", "shapes", "seconds"
     A "ratio" is the time relative to that of plain ONNX Runtime.
     """
+    from rich.progress import Progress
+
     from ortgpu.cli import report
     from ortgpu.cli.inputs import read_inputs
     from ortgpu.session.tuning.tuning import tune as search
@@ -80,8 +83,15 @@ def tune(
         raise click.UsageError("--inputs is one batch: leave --batch out")
     feeds = [read_inputs(inputs)] if inputs is not None else None
     chosen: Precision = "float16" if precision == "fp16" else "float32"
+    bar = Progress(console=output.stderr(), transient=True, disable=not sys.stderr.isatty())
+    task, started = bar.add_task("Opening the model", total=budget), time.monotonic()
+
+    def show(trial: Trial) -> None:
+        text = f"{described(trial.settings)}: {_times_plain(trial) or 'rejected'}"
+        bar.update(task, completed=time.monotonic() - started, description=text)
+
     try:
-        with report.quiet(), signals.as_exceptions(), _Progress(budget) as progress:
+        with report.quiet(), signals.as_exceptions(), bar:
             found = search(
                 model,
                 device=device,
@@ -91,7 +101,7 @@ def tune(
                 precision=chosen,
                 budget=budget,
                 record=record,
-                on_trial=progress.show,
+                on_trial=show,
             )
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
         may_be_unfit = inputs is None and not isinstance(error, OSError)  # such as a timeout
@@ -110,33 +120,7 @@ def tune(
     return 0
 
 
-class _Progress:
-    """A bar on a terminal, of the time that may pass. Nothing elsewhere."""
-
-    def __init__(self, budget: float) -> None:
-        from rich.progress import Progress
-
-        self._bar = Progress(console=output.stderr(), transient=True, disable=not sys.stderr.isatty())
-        self._task = self._bar.add_task("Opening the model", total=budget)
-        self._started = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def show(self, trial: Trial) -> None:
-        from ortgpu.provider.settings import described
-
-        text = f"{described(trial.settings)}: {_times_plain(trial) or 'rejected'}"
-        self._bar.update(self._task, completed=time.monotonic() - self._started, description=text)
-
-
 def _show(console: Console, model: str, found: Tuning) -> None:
-    from ortgpu.provider.settings import described
-
     output.heading(console, f"{model} on {found.device}")
     output.table(console, ("settings", "ms", "times plain", "error", ""), map(_row, found.trials))
     for text in found.left_out:
@@ -151,8 +135,6 @@ def _show(console: Console, model: str, found: Tuning) -> None:
 
 
 def _row(trial: Trial) -> tuple[str, ...]:
-    from ortgpu.provider.settings import described
-
     times = ", ".join(f"{each * 1e3:.3f}" for each in trial.seconds)
     error = "" if trial.error is None else f"{trial.error:.1e}"
     verdict = f"{trial.verdict}; {trial.divergence}" if trial.divergence else trial.verdict

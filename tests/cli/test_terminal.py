@@ -33,7 +33,7 @@ def lines_in_a_terminal(*arguments: str, columns: int = COLUMNS, env: dict[str, 
 
 def breaks_a_word(text: str, columns: int = COLUMNS) -> bool:
     """Return True if the terminal folds a line that is neither one long word nor a command."""
-    is_command = re.match(r" {4,}(\S*/python|pip|sudo|uv|echo)\b", text)
+    is_command = re.match(r" {4,}(\S*/python[\d.]*|pip|sudo|uv|echo)\b", text)
     return len(text) > columns and " " in text.strip() and not is_command
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ortgpu.cli.report import Latency, SessionReport
+from ortgpu.cli.report import SessionReport, latency_of
 from ortgpu.errors import DriverNotFoundError, LibraryNotFoundError, manual, shell
 from ortgpu.provider.devices import Device
 from ortgpu.provider.placement import PlacedNode, Placement
@@ -88,7 +88,7 @@ def example_report() -> SessionReport:
         providers=("CUDAExecutionProvider", "CPUExecutionProvider"),
         options={"use_tf32": "1", "device_id": "1"},
         gpu_memory=500 << 20,
-        latency=Latency(0.075, (0.0003, 0.0002, 0.0004)),
+        latency=latency_of((0.075, 0.0003, 0.0002, 0.0004)),
         latency_error=None,
     )
 
