@@ -122,6 +122,8 @@ def _is_open(session: Opened) -> bool:
     error, held = lifetime.error_of(session), vars(session)
     if error is not None:
         return isinstance(error, (ForkedSessionError, PoisonedContextError))
+    if id(session) not in lifetime.table and hasattr(type(session), "_guards"):
+        return False  # a GPUSession that is not verified yet
     # _providers comes after all of which a record is made
     return held.get("_sess") is not None and held.get("_providers") is not None
 

@@ -408,6 +408,20 @@ def test_an_error_of_a_model_follows_no_error_that_was_known() -> None:
     ) == ["InvalidProtobuf", "None", "None"]
 
 
+def test_a_session_that_is_being_opened_is_not_listed() -> None:
+    """It was called one that no guard had seen."""
+    found = child(
+        """
+        seen = []
+        warnings.showwarning = lambda *_: seen.append([record.kind for record in ortgpu.sessions()])
+        warnings.simplefilter("always")
+        session = GPUSession(NEG)
+        report([seen, [record.kind for record in ortgpu.sessions()]])
+        """
+    )
+    assert found == [[[]], ["GPUSession"]]
+
+
 def test_a_warning_of_the_cpu_that_is_raised_leaves_no_session() -> None:
     found = child(
         """
