@@ -110,22 +110,3 @@ def _varint(data: Bytes, at: int) -> tuple[int, int]:
             return number, at + 1
         shift += 7
     raise ValueError(_DAMAGED)
-
-
-def length_delimited(number: int, content: bytes) -> bytes:
-    """Return a field that holds a message, text or bytes."""
-    return _as_varint(number << 3 | _LENGTH) + _as_varint(len(content)) + content
-
-
-def whole_number(number: int, value: int) -> bytes:
-    """Return a field that holds a number, which must not be negative."""
-    return _as_varint(number << 3 | _VARINT) + _as_varint(value)
-
-
-def _as_varint(number: int) -> bytes:
-    found = bytearray()
-    while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)

@@ -24,7 +24,6 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from ..model.protobuf import length_delimited, whole_number
 from ..process.background import Thread, fork_safe_lock, is_of_a_handler
 from ..provider import lifetime
 from ..provider.runtime import load_runtime
@@ -50,6 +49,14 @@ COPY_THREADS = 12  # fewer where the process has fewer cores
 _SLICES_OF_A_THREAD = 4  # small slices, so that a thread that wakes late has less to do
 _ALIGNMENT = 64  # bytes, a cache line
 _AWAKE = 500  # µs for which a thread spins; waking it takes 80 µs on the host of an H200
+
+# <ir_version: 8, opset_import: ["": 13]>
+# copy (uint8[?, ?] from, int64[?] indices) => (uint8[?, ?] to) { to = Gather (from, indices) }
+_MODEL = (
+    b'\x08\x08:`\n\x1d\n\x04from\n\x07indices\x12\x02to"\x06Gather:\x00\x12\x04copyZ\x12\n\x04from\x12\n\n\x08\x08\x02\x12'
+    b"\x04\n\x00\n\x00Z\x13\n\x07indices\x12\x08\n\x06\x08\x07\x12\x02\n\x00b\x10\n\x02to\x12\n\n\x08\x08\x02\x12\x04\n\x00\n\x00"
+    b"B\x04\n\x00\x10\r"
+)
 
 _creating = fork_safe_lock()
 _shared: weakref.WeakValueDictionary[tuple[int, int, int], ParallelCopy] = weakref.WeakValueDictionary()
@@ -82,7 +89,7 @@ class ParallelCopy:
         self._indices = np.arange(threads * _SLICES_OF_A_THREAD, dtype=np.int64)
         self._on_host = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
         self._bindings: deque[Any] = deque()
-        self._sess = session_on_cpu(_gather(), options)
+        self._sess = session_on_cpu(_MODEL, options)
         lifetime.watch(self)
 
     def copy(self, to: int, source: int, size: int) -> None:
@@ -159,30 +166,6 @@ def _check_that_there_can_be(threads: int) -> None:
             over.put(None)
         for thread in made:
             thread.wait()
-
-
-def _gather() -> bytes:
-    """Return a model with one Gather, which copies rows of its first input. The field numbers are of onnx.proto."""
-
-    def text(number: int, value: str) -> bytes:
-        return length_delimited(number, value.encode())
-
-    def value_info(name: str, element_type: int, rank: int) -> bytes:
-        shape = length_delimited(1, b"") * rank  # unknown dimensions
-        tensor_type = whole_number(1, element_type) + length_delimited(2, shape)
-        return text(1, name) + length_delimited(2, length_delimited(1, tensor_type))
-
-    node = text(1, "from") + text(1, "indices") + text(2, "to") + text(4, "Gather")
-    inputs = length_delimited(11, value_info("from", _UINT8, 2)) + length_delimited(
-        11, value_info("indices", _INT64, 1)
-    )
-    outputs = length_delimited(12, value_info("to", _UINT8, 2))
-    graph = length_delimited(1, node) + text(2, "copy") + inputs + outputs
-    operators = text(1, "") + whole_number(2, 13)
-    return whole_number(1, 8) + length_delimited(7, graph) + length_delimited(8, operators)
-
-
-_UINT8, _INT64 = 2, 7  # TensorProto.DataType
 
 
 class Transfer:

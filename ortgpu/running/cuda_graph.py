@@ -33,7 +33,7 @@ from ..process.background import fork_safe_lock
 from ..process.threads import Executor, Outcome
 from ..provider.lifetime import fresh_copy
 from .copying import Copier, Transfer
-from .cudart import CAPTURE_MODE_GLOBAL, CAPTURE_MODE_RELAXED, CudaCallError, CudaRuntime, Stream
+from .cudart import CAPTURE_MODE_GLOBAL, CAPTURE_MODE_RELAXED, CudaCallError, CudaRuntime, Relaxed, Stream
 from .graph_buffers import Constant, Input, Kind, Output, Place, buffers, kind_of, size_of
 from .onnxruntimes import onnxruntimes_run
 from .plain_runs import PlainRunner
@@ -109,7 +109,7 @@ class CapturingSession:
     def __init__(self, inner: Any, runtime: CudaRuntime, device: Device, stream: Stream, memory: PinnedMemory) -> None:
         self._inner = inner
         self._runtime = runtime
-        self._relaxed = runtime.relaxed()
+        self._relaxed = Relaxed(runtime)
         self.memory = memory
         self._device = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
         self._input_names = [each.name for each in inner.inputs_meta]
@@ -132,15 +132,19 @@ class CapturingSession:
         self._stream = stream.handle
         self._waits = inner.get_provider_options().get(_PROVIDER, {}).get("has_user_compute_stream") == "0"
         # The C++ session uses the stream until its end, which metadata kept by the caller may delay.
-        weakref.finalize(inner, _let_go_of, stream).atexit = False
+        weakref.finalize(inner, lambda _: None, stream).atexit = False
 
     def run(self, output_names: Any, feed: Any, run_options: Any = None) -> Any:
         if run_options is not None and _graph_id_of(run_options) != "-1":
             raise _unsupported("run options other than gpu_graph_id=-1, which captures nothing,")
-        known = self._known_inputs.issuperset(feed) and isinstance(output_names, (list, tuple))
-        if run_options is not None or not known or not self._known_outputs.issuperset(output_names):
-            return self._in_its_thread(self._run_uncaptured, output_names, feed, run_options)
-        return self._in_its_thread(self._run, output_names, feed)
+        if threading.get_ident() in self._run_in:
+            return self._run(output_names, feed, run_options)
+        outcome: Outcome[Any] = Outcome()
+        self.submit(outcome, self._run, output_names, feed, run_options)
+        try:
+            return outcome.result()
+        finally:
+            del outcome  # break the cycle: outcome, exception, this frame
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("run_"):
@@ -185,21 +189,6 @@ class CapturingSession:
         except RuntimeError:
             self._refuse_if_unusable()
             raise
-
-    def _in_its_thread(self, function: Any, *arguments: Any) -> Any:
-        if threading.get_ident() in self._run_in:
-            return function(*arguments)
-        outcome: Outcome[Any] = Outcome()
-        self.submit(outcome, function, *arguments)
-        try:
-            return outcome.result()
-        finally:
-            del outcome  # break the cycle: outcome, exception, this frame
-
-    def _run_uncaptured(self, output_names: Any, feed: Any, run_options: Any) -> Any:
-        with self._lock:
-            self._refuse_if_unusable()
-            return self._run_without(output_names, feed, run_options)
 
     def replay(self, output_names: Any, feed: Any) -> list[Any] | None:
         """Replay the graph for NumPy arrays of known shapes and return the results. None: ``run`` has to do it."""
@@ -247,9 +236,12 @@ class CapturingSession:
             results: list[Any] = self._inner.run(output_names, feed, run_options or self._uncaptured)
         return results
 
-    def _run(self, output_names: Any, feed: Any) -> Any:
+    def _run(self, output_names: Any, feed: Any, run_options: Any) -> Any:
         with self._lock:
             self._refuse_if_unusable()
+            known = self._known_inputs.issuperset(feed) and isinstance(output_names, (list, tuple))
+            if run_options is not None or not known or not self._known_outputs.issuperset(output_names):
+                return self._run_without(output_names, feed, run_options)
             values = [feed[name] for name in self._input_names if name in feed]
             kinds = tuple([kind for kind in map(kind_of, values) if kind is not None])
             if len(kinds) < len(feed):
@@ -378,10 +370,6 @@ def _run_options(number: str) -> Any:
     options = onnxruntime.RunOptions()
     options.add_run_config_entry(_ID, number)
     return options
-
-
-def _let_go_of(_: object) -> None:
-    """Do nothing. A finalizer calls it with an object that it kept alive."""
 
 
 def _failed(cause: BaseException) -> ProviderRequestError:

@@ -20,12 +20,12 @@ from ortgpu.diagnosis.checks.model import judge_file
 from ortgpu.model.contents import ModelFacts, read_model
 from ortgpu.model.files import FileContent, ModelSource
 from ortgpu.model.outline import Graph, GraphOutline
-from ortgpu.model.protobuf import length_delimited
 from ortgpu.provider.requests import CPU
 from tests.lab.fixtures import Lab
 from tests.lab.installed import PLACES, older_than
 from tests.lab.stubs import GPU, Cuda
 from tests.support.cpu_session import child
+from tests.support.networks import length_delimited
 
 WEIGHTS = np.arange(64, dtype=np.float32).reshape(4, 16)
 POINTER = (

@@ -14,8 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.model.outline import MOST_PARTS, UNREADABLE, Graph, GraphOutline, Value
-from ortgpu.model.protobuf import length_delimited
-from tests.support.networks import random_network
+from tests.support.networks import length_delimited, random_network
 
 OF_ALL_KINDS = """
     <ir_version: 8, opset_import: ["": 17, "own": 1]>

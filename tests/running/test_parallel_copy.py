@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx.parser
+import onnx.printer
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ortgpu.running import copying
 from ortgpu.running.copying import ParallelCopy
 from tests.support.cpu_session import child
 
@@ -37,6 +40,13 @@ def test_each_byte_is_copied_and_no_other(copies: ParallelCopy, size: int) -> No
 @given(size=st.integers(0, 50_000), offset=st.integers(0, 64), seed=st.integers(0, 9))
 def test_of_any_size_at_any_address(copies: ParallelCopy, size: int, offset: int, seed: int) -> None:
     check(copies, size, offset, seed)
+
+
+def test_the_model_that_copies_is_the_one_that_its_comment_says() -> None:
+    text = """<ir_version: 8, opset_import: ["": 13]>
+        copy (uint8[?, ?] from, int64[?] indices) => (uint8[?, ?] to) { to = Gather (from, indices) }"""
+    written = onnx.load_from_string(copying._MODEL)
+    assert onnx.printer.to_text(written) == onnx.printer.to_text(onnx.parser.parse_model(text))
 
 
 def reported(code: str) -> Any:
