@@ -55,7 +55,7 @@ class Key:
 
     Attributes:
         graph: digest of the model without its weights.
-        weights: size and time of change of the files that hold them; or the digest of the whole model, where it has no
+        weights: size and time of change of the files that hold them; or the digest of these, where the model has no
             file, or the record asks for float16.
         driver: the branch, such as "580".
         precision: that of plain ONNX Runtime.
@@ -192,7 +192,7 @@ def key_of(outline: GraphOutline, gpu: NamedGPU | None, *, by_content: bool = Fa
     try:
         content = outline.content
         graph = hashlib.sha256(repr((content.ir_version, content.opsets)).encode() + content.kept)
-        weights = _digest(model) if by_content or isinstance(model, bytes) else _stamps(model, outline)
+        weights = _weights(outline, by_content=by_content)
     except UNREADABLE as error:
         raise VoidRecordError(f"the model cannot be read: {error}") from None
     module = load_runtime().module
@@ -218,21 +218,23 @@ def key_of(outline: GraphOutline, gpu: NamedGPU | None, *, by_content: bool = Fa
     )
 
 
-def _stamps(model: str | os.PathLike[str], outline: GraphOutline) -> str:
-    """Return size and time of change of the files that hold the weights."""
+def _weights(outline: GraphOutline, *, by_content: bool) -> str:
+    """Return size and time of change of the files that hold the weights, or a digest of what they contain."""
+    model = outline.model
+    if isinstance(model, bytes):
+        return f"sha256 {hashlib.sha256(model).hexdigest()}"
     folder = os.path.dirname(os.path.abspath(os.fsdecode(model)))
     places = {(tensor.external or {}).get(b"location") for tensor in outline.graph.initializers}
     files = [os.fsdecode(model), *(os.path.join(folder, os.fsdecode(place)) for place in sorted(filter(None, places)))]
-    return ", ".join(f"{stamp[2]} {stamp[3]}" if (stamp := stamp_of(file)) is not None else "none" for file in files)
-
-
-def _digest(model: ModelSource) -> str:
-    found = hashlib.sha256(model if isinstance(model, bytes) else b"")
-    if not isinstance(model, bytes):
-        with open(model, "rb") as file:
-            for piece in iter(lambda: file.read(1 << 22), b""):
-                found.update(piece)
-    return f"sha256 {found.hexdigest()}"
+    if not by_content:
+        stamps = (stamp_of(file) for file in files)
+        return ", ".join(f"{stamp[2]} {stamp[3]}" if stamp is not None else "none" for stamp in stamps)
+    digest = hashlib.sha256()
+    for name in files:
+        with open(name, "rb") as file:
+            while piece := file.read(1 << 22):
+                digest.update(piece)
+    return f"sha256 {digest.hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx.numpy_helper
 import onnx.parser
 import pytest
 
 from ortgpu import GPUSession
+from ortgpu.environment.gpu.cuda import CudaDevice
 from ortgpu.model.outline import GraphOutline
 from ortgpu.provider import records
 from ortgpu.provider.records import (
@@ -142,6 +145,42 @@ def test_bytes_are_known_by_their_content(record: Path) -> None:
     for other in (b"ORTMORTM", b"none"):
         with pytest.raises(VoidRecordError):
             key_of(GraphOutline(other), None)
+
+
+def test_weights_beside_the_model_are_part_of_its_content(tmp_path: Path) -> None:
+    """A record of float16 was used for weights that it was not compared with."""
+    path, weights = tmp_path / "model.onnx", tmp_path / "weights.bin"
+    text = "g (float[n, 4] x) => (float[n, 4] y) { y = MatMul(x, w) }"
+    made = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
+    onnx.save(made, path, save_as_external_data=True, location=weights.name, size_threshold=0)
+    keys = []
+    for value in (1, 1, 2):
+        weights.write_bytes(np.full((4, 4), value, np.float32).tobytes())
+        keys.append(key_of(GraphOutline(path), None, by_content=True))
+    assert keys[0] == keys[1]
+    assert str(keys[1].difference(keys[2])).startswith("weights was sha256 ")
+    weights.unlink()
+    with pytest.raises(VoidRecordError, match=r"weights\.bin"):
+        key_of(GraphOutline(path), None, by_content=True)
+
+
+def test_without_a_record_a_session_pays_one_look(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path, outline = default_path(model, "NVIDIA H200"), GraphOutline(model)
+    looks: list[Any] = []
+
+    def looking(name: Any, *_: Any) -> Any:
+        looks.append(name)
+        raise FileNotFoundError
+
+    with monkeypatch.context() as watched:
+        watched.setattr(os, "stat", looking)
+        watched.setattr("builtins.open", looking)
+        assert find_record(outline, CudaDevice(0, None, "NVIDIA H200", None, None, None)) is None
+    assert looks == [path]
 
 
 def test_the_usual_place(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
