@@ -100,6 +100,8 @@ def test_a_fault_that_exposing_tensors_hides_is_called_so(
     found = tune_at(VANISHING, Wanted(network, batches=(1,), budget=60), tmp_path / "record.json")
     wrong = by_settings(found.trials, layout="channels-last")
     assert str(wrong.divergence).startswith("exposing tensors made it vanish")
+    late = by_settings(found.trials, layout="channels-last, biases fused")  # the results of all timed runs count
+    assert late.verdict.startswith("rejected: output 'v7' is")
 
 
 def test_a_model_that_the_cpu_cannot_run_in_time_is_compared_with_plain(
