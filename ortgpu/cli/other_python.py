@@ -17,7 +17,8 @@ import ortgpu
 from ortgpu.environment.child import run
 from ortgpu.errors import GPUError
 
-_BESIDE_THE_PROBE = 90.0  # seconds for all else that the child does: it reads files, and asks the driver
+_BESIDE = 90.0  # seconds for all that the child does without a limit of its own: it reads files, and asks the driver
+_LIMITED = 3  # what else it does with the limit, one after another: the probe, MPI, the shared folder, and each host
 
 # The folder with this library takes the place of the working directory, which a portable Python for Windows has not.
 _PROGRAM = """\
@@ -49,7 +50,9 @@ def find_python(_ctx: click.Context, _parameter: click.Parameter, given: str | N
     return os.path.abspath(found)  # not the target of a link, which is outside of the environment
 
 
-def diagnose_in(python: str, model: Path | None, *, timeout: float, **settings: Any) -> ortgpu.Diagnosis:
+def diagnose_in(
+    python: str, model: Path | None, *, timeout: float, ssh: tuple[str, ...], **settings: Any
+) -> ortgpu.Diagnosis:
     """Return what :func:`ortgpu.diagnose` finds in a process of the interpreter ``python``.
 
     Raises:
@@ -61,9 +64,10 @@ def diagnose_in(python: str, model: Path | None, *, timeout: float, **settings: 
             spec = find_spec(name)
             if spec is not None and spec.origin is not None:
                 _lend(Path(spec.origin), Path(folder))
-        asked = json.dumps({"model": model, "timeout": timeout, **settings}, default=os.fspath)
+        asked = json.dumps({"model": model, "timeout": timeout, "ssh": ssh, **settings}, default=os.fspath)
         environ = {name: value for name, value in os.environ.items() if name != "ORTGPU_ENFORCE"}
-        ended = run([python, "-c", _PROGRAM, folder, asked], timeout=timeout + _BESIDE_THE_PROBE, environ=environ)
+        longest = timeout * (_LIMITED + len(ssh)) + _BESIDE
+        ended = run([python, "-c", _PROGRAM, folder, asked], timeout=longest, environ=environ)
         result = Path(folder, "result")
         if not result.exists():
             last = (ended.errors.strip().splitlines() or [f"exit status {ended.returncode}"])[-1]
@@ -77,5 +81,8 @@ def diagnose_in(python: str, model: Path | None, *, timeout: float, **settings: 
 
 def _lend(origin: Path, folder: Path) -> None:
     """Copy a module or a package into a folder. A link to it would be allowed to few users of Windows."""
-    source = origin.parent if origin.name == "__init__.py" else origin
-    (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / source.name)
+    if origin.name == "__init__.py":
+        without = shutil.ignore_patterns("__pycache__")  # where other processes write and rename files meanwhile
+        shutil.copytree(origin.parent, folder / origin.parent.name, ignore=without)
+    else:
+        shutil.copy(origin, folder)

@@ -10,8 +10,12 @@ import sys
 import venv
 from pathlib import Path
 
+import click
 import pytest
 
+from ortgpu.cli import other_python
+from ortgpu.cli.other_python import _lend
+from ortgpu.environment.child import Ended
 from tests.lab.fixtures import Lab
 from tests.support.command_line import DEADLINE, NO_GPU, ortgpu
 
@@ -84,6 +88,33 @@ def test_no_interpreter_is_wrong_usage(given: str) -> None:
 def test_the_guard_of_that_environment_does_not_answer(bare: Path) -> None:
     result = ortgpu("doctor", "--no-probe", "--python", str(bare), env={"ORTGPU_ENFORCE": "1"})
     assert "OnnxRuntimeNotInstalledError" in result.stdout, result
+
+
+def test_files_that_come_and_go_are_not_lent(tmp_path: Path) -> None:
+    """A process that compiled the library meanwhile made the copy end in a traceback."""
+    package, lent = tmp_path / "package", tmp_path / "lent"
+    (package / "__pycache__").mkdir(parents=True)
+    lent.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__pycache__" / "module.cpython-311.pyc.157211920").symlink_to("gone")
+    _lend(package / "__init__.py", lent)
+    assert [path.name for path in lent.rglob("*")] == ["package", "__init__.py"]
+
+
+def test_the_deadline_has_time_for_each_host(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts that do not answer took the time of all else, and then the interpreter was said not to answer."""
+    given: list[float] = []
+
+    def ended(_: object, *, timeout: float, **__: object) -> Ended:
+        given.append(timeout)
+        return Ended(None, "", "", timed_out=True)
+
+    monkeypatch.setattr(other_python, "run", ended)
+    for hosts in ((), ("a", "b")):
+        with pytest.raises(click.ClickException, match="did not answer in time"):
+            other_python.diagnose_in(str(bare), None, timeout=1000, ssh=hosts, profile="training", shared_folder=None)
+    assert given[0] >= 3000
+    assert given[1] == given[0] + 2000
 
 
 def test_relative_model_is_that_of_the_working_directory(bare: Path, tmp_path: Path) -> None:
