@@ -130,7 +130,6 @@ class Participant:
         self._resolved: dict[str, list[str]] = {}  # numeric addresses by host
         self._unresolved: dict[str, tuple[OSError, float]] = {}  # the error, and when to ask again
         self._failure: GPUError | None = None
-        self._child_may_end = False
         self._number = 0
         self._step = verdicts.NOWHERE.step
         self._has_exchanged = False
@@ -337,8 +336,8 @@ class Participant:
         for found in results:
             if not isinstance(found, list) or [type(each) for each in found] != [float] * len(self._calls):
                 raise wire.GarbledError("results that are none")
-        self._child_may_end = True  # it gives its communicator back; it is killed afterwards in any case
         channel = self._ask_child({"end": True})
+        channel.watch(self._selector, channel.receive)  # it gives its communicator back, and nothing else matters
         self._pump(lambda: not channel.is_open, min(self._alone, time.monotonic() + _GIVING_BACK))
         return results
 
@@ -395,7 +394,7 @@ class Participant:
                 self._fail(error)
             else:
                 self._from_child.append(message)
-        if not child.channel.is_open and self._failure is None and not self._child_may_end:
+        if not child.channel.is_open and self._failure is None:
             how = f"the preflight's child of rank {self._rank.rank} {child.how_it_ended()} during: {self._step}"
             self._fail(self._unfinished((self._rank.rank,), how, child.lines()[-8:]))
 

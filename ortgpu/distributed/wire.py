@@ -89,9 +89,9 @@ class Connection:
         self._decoder = Decoder(longest)
         self._unsent = bytearray()
         self._selector: selectors.BaseSelector | None = None
-        self._hear: Callable[[], None] = lambda: None
+        self._hear: Callable[[], object] = lambda: None
 
-    def watch(self, selector: selectors.BaseSelector, hear: Callable[[], None]) -> None:
+    def watch(self, selector: selectors.BaseSelector, hear: Callable[[], object]) -> None:
         """Have ``hear`` called when there is something to receive. A later call replaces it."""
         self._hear = hear
         if self._selector is None:
