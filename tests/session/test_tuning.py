@@ -215,7 +215,7 @@ def test_one_tuner_at_a_time() -> None:
 def test_a_graph_that_sessions_refuse_is_no_candidate(tmp_path: Path, captures: bool) -> None:
     """ONNX Runtime captures it, and a session with the record was then refused, which had not asked for a graph."""
     told = () if captures else ("graph captured: its input 'mask' is read on the CPU, or by no node",)
-    begun = Beginning(None, (), {}, None, None, convolves=False, needs_cudnn=False, captures=captures, left_out=told)
+    begun = Beginning(None, (), {}, "", convolves=False, needs_cudnn=False, captures=captures, left_out=told)
     search = Search(Wanted("model.onnx"), CPU, begun, Child(str(tmp_path)), str(tmp_path), "model.onnx", 0.0)
     assert ("graph" in dict(search.spaces(tuple(SETTINGS)))) is captures
     assert search.left_out == told

@@ -60,7 +60,7 @@ class Beginning:
         gpu: None on the CPU.
         feeds: the inputs of each batch, made up unless they were given.
         dimensions: the sizes of free dimensions by their names, where these tell them for one batch.
-        key: of the record; None where there can be none, because ``no_key``.
+        key: of the record, or why there can be none.
         convolves, needs_cudnn: what nodes there are, as ONNX Runtime placed them.
         captures: True if sessions capture CUDA graphs of the model.
         left_out: what cannot be measured, and why.
@@ -69,8 +69,7 @@ class Beginning:
     gpu: Device | None
     feeds: tuple[Mapping[str, Any], ...]
     dimensions: Mapping[str, int]
-    key: Key | None
-    no_key: str | None
+    key: Key | str
     convolves: bool
     needs_cudnn: bool
     captures: bool

@@ -29,7 +29,7 @@ from ...model.outline import GraphOutline
 from ...provider.devices import Device
 from ...provider.interfaces import Value
 from ...provider.placement import PlacedNode, cudnn_operators, not_recorded
-from ...provider.records import VoidRecordError, key_of
+from ...provider.records import Key, VoidRecordError, key_of
 from ...provider.requests import CPU, CUDA
 from ...provider.runtime import load_lazily_opened, open_provider
 from ...provider.settings import (
@@ -123,11 +123,10 @@ def begin(
         session.run(None, dict(feed))
     if no_graph is not None:
         left_out.append(f"graph captured: {no_graph}")
-    key, no_key = None, None
     try:
-        key = key_of(outline, gpu, by_content=by_content)
+        key: Key | str = key_of(outline, gpu, by_content=by_content)
     except VoidRecordError as error:
-        no_key = str(error)
+        key = str(error)
     if isinstance(session, GPUSession):
         session.close()  # the process goes on
     return Beginning(
@@ -135,7 +134,6 @@ def begin(
         feeds,
         _dimensions(inputs, feeds),
         key,
-        no_key,
         convolves=any("Conv" in operator for operator in operators),
         needs_cudnn=needs_cudnn,
         captures=no_graph is None,

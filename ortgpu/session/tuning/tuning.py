@@ -197,7 +197,7 @@ def tune_at(
             search = (kind or Search)(wanted, place, begun, child, folder, model, since)
             search.run()
             shapes = tuple({name: list(shape_of(value)) for name, value in feed.items()} for feed in begun.feeds)
-            if begun.key is not None and path is not None:  # before the next tuner looks for it
+            if isinstance(begun.key, Key) and path is not None:  # before the next tuner looks for it
                 Record(begun.key, search.automatic, search.named, shapes, begun.dimensions).write(path)
                 logger.info("tuned: %s, written to %s", described(search.automatic.settings), path)
     return Tuning(
@@ -221,8 +221,8 @@ def _path_of_record(wanted: Wanted, record: str | os.PathLike[str] | None, begun
         VoidRecordError: there can be none.
         OSError: none can be written where the caller wants it.
     """
-    if begun.no_key is not None:
-        raise VoidRecordError(begun.no_key)
+    if isinstance(begun.key, str):
+        raise VoidRecordError(begun.key)
     if record is not None:
         _check_writable(Path(record).parent)
         return Path(record)
@@ -243,7 +243,7 @@ def _check_writable(folder: Path) -> None:
         pass
 
 
-def _fits(path: Path, key: Key | None) -> bool:
+def _fits(path: Path, key: Key | str) -> bool:
     try:
         return read_record(path).key == key
     except (FileNotFoundError, VoidRecordError):
@@ -354,7 +354,7 @@ class Search:
         self._seen: dict[_Key, Trial] = {}
         # The last ratio of a value to the time without it; float16 is worth a try before what gains nothing
         self._gains: dict[tuple[str, str], float] = {("precision", "float16"): 0.5}
-        self._not_possible = list(begun.left_out)
+        self._left_out = list(begun.left_out)
         self._late: dict[_Key, str] = {}  # candidates that the time did not suffice for, when they were due
         self.compared_with = ""
         self._work = Work(
@@ -393,7 +393,7 @@ class Search:
     @property
     def left_out(self) -> tuple[str, ...]:
         """What was not tried to the end, and why."""
-        return (*self._not_possible, *(said for key, said in self._late.items() if key not in self._seen))
+        return (*self._left_out, *(said for key, said in self._late.items() if key not in self._seen))
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -406,7 +406,7 @@ class Search:
         try:
             self._child.ask("halve", self._work.model, path, timeout=patience)
         except Exception as error:  # noqa: BLE001 - the converter raises what it likes
-            self._not_possible.append(f"precision float16: {first_line(error)}")
+            self._left_out.append(f"precision float16: {first_line(error)}")
             return None
         return path
 
