@@ -54,7 +54,7 @@ def read_model(model: ModelSource) -> ModelFacts:
         folder = os.getcwd() if isinstance(model, bytes) else os.path.dirname(os.path.abspath(name))
         return ModelFacts(
             name,
-            opsets=tuple(sorted((os.fsdecode(domain), version) for domain, version in outline.opsets)),
+            opsets=tuple(sorted((os.fsdecode(domain), version) for domain, version in outline.content.opsets)),
             operators=_operators_of(outline),
             data_folder=folder,
             data_problems=tuple(_data_problems(outline.graph, folder)),

@@ -195,10 +195,6 @@ class GraphOutline:
     def functions(self) -> list[Function]:
         return self.content.functions
 
-    @property
-    def opsets(self) -> list[tuple[bytes, int]]:
-        return self.content.opsets
-
     def operators(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield the operator and the domain of each node, those of subgraphs and functions included."""
         return ((node.operator, node.domain) for graph in (self.graph, *self.functions) for node in graph.all_nodes())

@@ -75,7 +75,7 @@ def test_it_has_what_onnx_reads(number: int) -> None:
     assert told(outline.graph) == expected(model.graph)
     assert list(map(told, outline.functions)) == list(map(expected, model.functions))
     assert outline.content.ir_version == model.ir_version
-    assert outline.opsets == [(each.domain.encode(), each.version) for each in model.opset_import]
+    assert outline.content.opsets == [(each.domain.encode(), each.version) for each in model.opset_import]
 
 
 def test_attributes_types_and_shapes() -> None:

@@ -216,7 +216,7 @@ def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
 
 
 def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
-    places = list_places(sys.path if search_path is None else search_path)
+    places = list_places(search_path)
     package = _find_onnxruntime(places)
     spec = _spec_of("onnxruntime", search_path)
     if spec is not None and isinstance(spec.loader, zipimport.zipimporter):

@@ -56,8 +56,8 @@ def search_path(entries: Iterable[object] | None = None) -> list[str]:
     return [entry for entry in (sys.path if entries is None else entries) if isinstance(entry, str)]
 
 
-def list_places(entries: Iterable[object]) -> list[Place]:
-    """Return the readable folders of a search path, each once, in order. Never raises, whatever the entries are."""
+def list_places(entries: Iterable[object] | None = None) -> list[Place]:
+    """Return the readable folders of :func:`search_path`, each once, in order. Never raises."""
     places: dict[str, Place] = {}
     for entry in search_path(entries):
         try:
