@@ -175,10 +175,10 @@ class Transfer:
 
     Args:
         pinned: becomes ``host``; it may be ``array``. None: CUDA copies ordinary memory.
-        owner: keeps the memory at ``address``.
+        address: of memory that the caller keeps until the copy is done.
     """
 
-    def __init__(self, array: NDArray[Any], pinned: NDArray[Any] | None, address: int, owner: object) -> None:
+    def __init__(self, array: NDArray[Any], pinned: NDArray[Any] | None, address: int) -> None:
         self.address = address
         self.is_pinned = pinned is not None
         self.size = array.nbytes
@@ -187,7 +187,6 @@ class Transfer:
         self._array = None if pinned is None or pinned is array else array
         self.is_cut = self._array is not None and array.flags.c_contiguous
         self._array_address = address_of(array) if self.is_cut else 0
-        self._owner = owner
 
     def fill(self, start: int, size: int, copies: ParallelCopy) -> None:
         """Copy a piece from the array to the host's memory."""
@@ -223,22 +222,12 @@ class Copier:
         self._events: deque[Event] = deque()
         self._copies = parallel_copy(threads or copy_threads(), runtime.ordinal)
 
-    def to_device(self, transfers: list[Transfer]) -> None:
-        """Copy to the device and return when all is copied. After CudaCallError no copy is under way any more."""
-        with self._stream() as stream:
-            self.send(transfers, stream)
-
     def send(self, transfers: list[Transfer], stream: int) -> None:
         """Begin to copy to the device. Keep the transfers until the stream is synchronised."""
         for each, start, size in self._cut(transfers):
             each.fill(start, size, self._copies)
             copy = self._runtime.copy_pinned if each.is_pinned else self._runtime.copy
             copy(each.address + start, each.host_address + start, size, stream)
-
-    def from_device(self, transfers: list[Transfer]) -> None:
-        """Copy from the device, as :meth:`to_device` does to it."""
-        with self._stream() as stream:
-            self.fetch(transfers, stream)
 
     def fetch(self, transfers: list[Transfer], stream: int) -> None:
         """Copy from the device. All is copied once the stream is synchronised."""
@@ -277,10 +266,10 @@ class Copier:
             return Event(self._runtime)
 
     @contextlib.contextmanager
-    def _stream(self) -> Iterator[int]:
+    def stream(self) -> Iterator[int]:
         """Lend a stream to one run alone, so that no run waits for the copies of another.
 
-        On leaving, all work in the stream is done, since the memory may be reused from then on.
+        On leaving, all work in the stream is done, also after an error, since the memory may be reused from then on.
         """
         try:
             stream = self._streams.pop()

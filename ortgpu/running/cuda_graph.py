@@ -32,6 +32,7 @@ from ..errors import GPUError, ProviderRequestError, manual
 from ..process.background import fork_safe_lock
 from ..process.threads import Executor, Outcome
 from ..provider.lifetime import fresh_copy
+from ..provider.requests import CUDA
 from .copying import Copier, Transfer
 from .cudart import CAPTURE_MODE_GLOBAL, CAPTURE_MODE_RELAXED, CudaCallError, CudaRuntime, Relaxed, Stream
 from .graph_buffers import Constant, Input, Kind, Output, Place, buffers, kind_of, size_of
@@ -61,7 +62,6 @@ MAX_CAPTURES = 64
 # of the time of a plain run on an H200: the graph saves nothing, and its buffers are further copies.
 TRIALS = 8
 
-_PROVIDER = "CUDAExecutionProvider"
 _ID = "gpu_graph_id"
 _NO_WAIT = "disable_synchronize_execution_providers"
 # driver_types.h: cudaErrorStreamCapture..., cudaErrorCapturedEvent, and cudaErrorNotPermitted, which cudaFreeHost gives
@@ -130,7 +130,7 @@ class CapturingSession:
         self._run_in = run_in = {threading.main_thread().ident}
         self._executor = Executor(1, "ortgpu-graph", lambda: run_in.add(threading.get_ident()))
         self._stream = stream.handle
-        self._waits = inner.get_provider_options().get(_PROVIDER, {}).get("has_user_compute_stream") == "0"
+        self._waits = inner.get_provider_options().get(CUDA, {}).get("has_user_compute_stream") == "0"
         # The C++ session uses the stream until its end, which metadata kept by the caller may delay.
         weakref.finalize(inner, lambda _: None, stream).atexit = False
 

@@ -81,7 +81,7 @@ class Input(_Buffer):
             return None
         elif self._in_threads:
             value = np.asarray(value)  # a subclass may copy differently
-            transfers.append(Transfer(value, self._memory.beside(value), self.address, self._buffer))
+            transfers.append(Transfer(value, self._memory.beside(value), self.address))
             return None
         else:
             value = np.asarray(value, order="C")
@@ -109,7 +109,7 @@ class Output(_Buffer):
             return self._pinned
         result = self._memory.ordinary.empty(*self._kind)
         if self._in_threads:
-            transfers.append(Transfer(result, self._memory.try_empty(*self._kind), self.address, self._buffer))
+            transfers.append(Transfer(result, self._memory.try_empty(*self._kind), self.address))
         else:
             self._runtime.copy(address_of(result), self.address, self._buffer.size, self._stream)
         return result

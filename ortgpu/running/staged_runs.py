@@ -103,9 +103,10 @@ class StagedRuns:
             # stream it only returns memory that no run still uses (safe_to_use in bfc_arena.cc).
             value = inner.create_ortvalue_from_shape_and_type(array.shape, array.dtype.type, self._places[True])
             # Copy in a separate stream, also from pinned memory, so that it overlaps with other runs.
-            transfers.append(Transfer(array, memory.beside(array), value.data_ptr(), value))
+            transfers.append(Transfer(array, memory.beside(array), value.data_ptr()))
             values.push_back(value)
-        self._copier.to_device(transfers)
+        with self._copier.stream() as stream:
+            self._copier.send(transfers, stream)
         return values
 
     def _results(self, memory: PinnedMemory, names: list[str], values: Any) -> list[Any]:
@@ -116,7 +117,8 @@ class StagedRuns:
             results.append(result)
             if transfer is not None:
                 transfers.append(transfer)
-        self._copier.from_device(transfers)
+        with self._copier.stream() as stream:
+            self._copier.fetch(transfers, stream)
         return results
 
     def _result(self, memory: PinnedMemory, value: Any) -> tuple[NDArray[Any], Transfer | None]:
@@ -125,10 +127,10 @@ class StagedRuns:
         size = math.prod(shape) * dtype.itemsize
         if size < self._staged_from:
             result = np.empty(shape, dtype)
-            return result, Transfer(result, None, value.data_ptr(), value) if size else None
+            return result, Transfer(result, None, value.data_ptr()) if size else None
         placed = self.place(shape, dtype) if self.place is not None else None
         result = memory.ordinary.empty(shape, dtype) if placed is None else placed
-        return result, Transfer(result, memory.beside(result), value.data_ptr(), value)
+        return result, Transfer(result, memory.beside(result), value.data_ptr())
 
 
 def _on_device(values: Iterable[Any], memories: Iterable[Any], kind: str) -> dict[str, bool]:

@@ -90,10 +90,10 @@ def test_a_run_under_way_when_the_session_is_closed_ends(staged_child: Any) -> N
         session = staged(NEG)
         entered, closed = threading.Event(), threading.Event()
         class Waiting(Copier):
-            def from_device(self, transfers):
+            def fetch(self, *arguments):
                 entered.set()
                 assert closed.wait(20)
-                super().from_device(transfers)
+                super().fetch(*arguments)
         session._gpu_runner._runs._copier = Waiting(runtime, 3, 1000)
         results = []
         worker = threading.Thread(target=lambda: results.append(session.run(None, big(3))[0][-1].item()))
