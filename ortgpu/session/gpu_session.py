@@ -23,13 +23,13 @@ import onnxruntime
 from ..environment.gpu.cuda import initialising
 from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
 from ..provider import lifetime
-from ..provider.devices import Device, DeviceRequest
+from ..provider.devices import Device, DeviceRequest, as_request
 from ..provider.requests import CPUNodes, parse  # CPUNodes for typing.get_type_hints
 from ..provider.settings import CAPTURE
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.plain_runs import PlainRunner
 from . import failures
-from .request import PINNED_MEMORY_LIMIT, Tuned, checked_request, no_fallback
+from .request import PINNED_MEMORY_LIMIT, SessionRequest, Tuned, checked, no_fallback
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..running.pinned import PinnedMemory
     from .placement_details import PlacementDetails
     from .pool.batching import Batched
-    from .request import SessionRequest, Verified
+    from .request import Verified
 
 _HELD = ("_request", *lifetime.HELD_BY_ONNXRUNTIME)  # _request keeps the model's bytes alive
 
@@ -161,19 +161,20 @@ class GPUSession(LastOfOurs):
             Exception: ONNX Runtime's own, if the GPU is not the cause: a missing file, an invalid model.
         """
         self._open_request(
-            checked_request(
-                path_or_bytes,
-                sess_options,
-                providers,
-                provider_options,
-                device=device,
-                cpu_nodes=cpu_nodes,
-                allow_cpu=allow_cpu,
-                cuda_graph=cuda_graph,
-                pinned_memory_limit=pinned_memory_limit,
-                tuned=tuned,
-                is_guarded=self._guards is not None,
-                others=kwargs,
+            checked(
+                SessionRequest(
+                    path_or_bytes,
+                    sess_options,
+                    parse(providers, provider_options),
+                    as_request(device),
+                    cpu_nodes,
+                    allow_cpu,
+                    cuda_graph,
+                    pinned_memory_limit,
+                    tuned,
+                    is_guarded=self._guards is not None,
+                    others=kwargs,
+                )
             )
         )
 

@@ -1,20 +1,21 @@
-"""The request for a session, made once from the arguments of its constructor, and the facts verified after opening."""
+"""The request for a session, checked once, and the facts that are verified after opening."""
 
 from __future__ import annotations
 
 import operator
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import ProviderRequestError, manual
 from ..model.files import ModelSource
-from ..provider.devices import Device, DeviceRequest, as_request, check_form, is_cpu
-from ..provider.requests import NO_PROVIDERS, CPUNodes, ProviderList, parse
+from ..provider.devices import DeviceRequest, check_form, is_cpu
+from ..provider.requests import NO_PROVIDERS, CPUNodes, ProviderList
 
 if TYPE_CHECKING:
+    from ..provider.devices import Device
     from ..provider.placement import Placement
 
 PINNED_MEMORY_LIMIT = 2 << 30
@@ -30,7 +31,7 @@ _CLOSE = 0.7  # difflib's ratio: "device_id" and "enable_cuda_graph" are close, 
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """The arguments of a constructor, checked."""
+    """The arguments of a constructor."""
 
     model: ModelSource
     sess_options: Any = None  # ONNX Runtime ships no types
@@ -52,50 +53,35 @@ class Verified:
     options_chosen: dict[str, tuple[str, str]]
 
 
-def checked_request(
-    model: str | bytes | os.PathLike[str],
-    sess_options: Any,
-    providers: Sequence[Any] | None,
-    provider_options: Sequence[dict[Any, Any]] | None,
-    *,
-    device: Device | DeviceRequest,
-    cpu_nodes: CPUNodes,
-    allow_cpu: bool | None,
-    cuda_graph: bool,
-    pinned_memory_limit: int,
-    tuned: Tuned,
-    is_guarded: bool,
-    others: Mapping[str, Any],
-) -> SessionRequest:
-    """Check the arguments of a GPUSession before anything is opened.
+def checked(request: SessionRequest) -> SessionRequest:
+    """Check the arguments of a GPUSession before anything is opened, and return them in one form each.
 
     Raises TypeError, ValueError, DeviceNotFoundError or ProviderRequestError.
     """
     import onnxruntime
 
+    model, options = request.model, request.sess_options
     if not isinstance(model, (str, bytes, os.PathLike)):
         raise TypeError(f"Unable to load from type '{type(model)}'")  # the words of InferenceSession
     if not isinstance(model, bytes):
         _refuse_undecoded(os.fsdecode(model))
-    if sess_options and not isinstance(sess_options, onnxruntime.SessionOptions):
-        raise TypeError(f"sess_options must be an onnxruntime.SessionOptions, not {type(sess_options).__name__}")
-    requested: DeviceRequest = as_request(device)
-    if not is_cpu(requested):
-        check_form(requested)
-    if cpu_nodes not in ("allow", "warn", "forbid"):
-        raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {cpu_nodes!r}')
-    return SessionRequest(
-        model=model,
-        sess_options=sess_options or None,  # ONNX Runtime takes any falsy value for none
-        device=requested,
-        cpu_nodes=cpu_nodes,
-        allow_cpu=None if allow_cpu is None else _flag("allow_cpu", allow_cpu),
-        cuda_graph=_flag("cuda_graph", cuda_graph),
-        others=_checked_others(others),
-        pinned_memory_limit=_size("pinned_memory_limit", pinned_memory_limit),
-        tuned=_checked_tuned(tuned),
-        is_guarded=is_guarded,
-        providers=parse(providers, provider_options),
+    if options and not isinstance(options, onnxruntime.SessionOptions):
+        raise TypeError(f"sess_options must be an onnxruntime.SessionOptions, not {type(options).__name__}")
+    if not is_cpu(request.device):
+        check_form(request.device)
+    if request.cpu_nodes not in ("allow", "warn", "forbid"):
+        raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {request.cpu_nodes!r}')
+    limit = operator.index(request.pinned_memory_limit)
+    if limit < 0:
+        raise ValueError(f"pinned_memory_limit must be at least 0, not {limit}")
+    return replace(
+        request,
+        sess_options=options or None,  # ONNX Runtime takes any falsy value for none
+        allow_cpu=None if request.allow_cpu is None else _flag("allow_cpu", request.allow_cpu),
+        cuda_graph=_flag("cuda_graph", request.cuda_graph),
+        pinned_memory_limit=limit,
+        tuned=_checked_tuned(request.tuned),
+        others=_checked_others(request.others),
     )
 
 
@@ -112,12 +98,6 @@ def _flag(name: str, value: Any) -> bool:
     if value not in (False, True):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return bool(value)
-
-
-def _size(name: str, value: Any) -> int:
-    if operator.index(value) < 0:
-        raise ValueError(f"{name} must be at least 0, not {value}")
-    return operator.index(value)
 
 
 def _checked_tuned(value: Tuned) -> Tuned:
