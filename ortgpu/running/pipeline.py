@@ -53,16 +53,16 @@ def map_session(
     def convert(feed: Any) -> Any:
         return with_values(session, feed) or as_it_is_now(feed)
 
+    def in_line(feed: Any) -> Any:
+        return session.run(output_names, mapping(feed))
+
     copy = copies_for(session).of if may_be_written_to(feeds, ahead) else None
-    run = functools.partial(session.run if STAGING in chosen else functools.partial(staged_run, session), output_names)
+    run = in_line if STAGING in chosen else functools.partial(staged_run, session, output_names)
 
     def in_threads(feeds: Iterator[Any]) -> Iterator[Any]:
         # Convert arrays of other libraries in this thread, since only the thread that made them knows their stream. Use
         # map, not a generator, which would keep a feed until the next is requested.
         return in_order(run, map(convert, feeds), ahead, threads, copy, session._gpu_runner.submit)
-
-    def in_line(feed: Any) -> Any:
-        return session.run(output_names, mapping(feed))
 
     if ahead == 1:
         return in_threads(source)

@@ -494,6 +494,15 @@ def test_a_record_sets_depth_and_staging(chosen: dict[str, str], most: int, stag
     assert found == [[-number for number in range(24)], most, staged]
 
 
+def test_what_is_no_feed_is_told_without_staging_too() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        session._verified.options_chosen["map_staging"] = "0", ""
+        report(outcome(lambda: list(session.map([feeds(1)[0]["x"]]))))
+    """)
+    assert found == {"type": "TypeError", "text": "a feed is a mapping of input names to arrays, not ndarray"}
+
+
 def test_feeds_are_taken_in_the_thread_that_iterates() -> None:
     seen = []
 
