@@ -245,12 +245,10 @@ def _open_with_choices(
             if record is not None:
                 logger.warning("a session does not open with the record %s", record.path)
             return None
-        dropped = unfit(chosen.chosen, placement)
-        if not outline.is_current:  # the choices were made for another model
-            dropped = chosen.chosen.keys() - plan.chosen.keys()
-        if not dropped:
+        is_current, dropped = outline.is_current, unfit(chosen.chosen, placement)
+        if is_current and not dropped:
             return chosen, placement
-        chosen = chosen.without(dropped)
+        chosen = chosen.without(dropped) if is_current else plan  # else they were chosen for another model
         for name in lifetime.HELD_BY_ONNXRUNTIME:  # free it first: the GPU may not have room for two
             vars(session).pop(name, None)
     return None

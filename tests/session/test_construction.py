@@ -39,7 +39,7 @@ path = sys.argv[1]
 
 def construct(**arguments):
     session = InferenceSession.__new__(InferenceSession)
-    plan = Plan(SessionRequest(path, providers=GIVEN, **arguments), CPU, gpu=None)
+    plan = Plan(SessionRequest(path, providers=GIVEN, **arguments), CPU, gpu=None, chosen=providers.CHOSEN_OPTIONS)
     opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(path), load_runtime())
     return session, opened and opened[0].chosen
 """
@@ -121,7 +121,7 @@ def test_what_is_chosen_for_a_file_is_not_for_the_one_that_replaces_it(tmp_path:
 from pathlib import Path
 from ortgpu.provider.records import Choice, Record, key_of
 new, record = sys.argv[2:]
-best = Choice({{"layout": "channels-last, biases fused"}}, 0.6)
+best = Choice({{"layout": "channels-last, biases fused", "search": "exhaustive"}}, 0.6)
 Record(key_of(GraphOutline(path), None), best, best).write(Path(record))
 def replacing(plan, release, outline, record, plain=opening.for_model):
     chosen = plain(plan, release, outline, record)
