@@ -130,7 +130,7 @@ def save(
     except Exception as error:  # ONNX Runtime raises a bare RuntimeError if it cannot write
         summary = f"the checkpoint of step {step} could not be written to {root}"
         how = "let the files be readable, and the folder writable and with room: older checkpoints may be deleted"
-        raise _error(summary, [_text(error)], manual(how)) from error
+        raise _error(summary, [str(error) or type(error).__name__], manual(how)) from error
     return target
 
 
@@ -159,7 +159,7 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
         raise _error(f"there is {what} in {root}", [there if root.is_dir() else f"{root} is not a folder"], fix)
     try:
         checkpoint, problems = _verify(root / f"step-{wanted}", wanted)
-    except PermissionError as error:
+    except OSError as error:
         raise _unreadable(root / f"step-{wanted}", error) from error
     if checkpoint is None:
         whole = next((one for one in reversed(known) if one != wanted and _is_whole(root / f"step-{one}", one)), None)
@@ -250,12 +250,12 @@ def _write(target: Path, sources: Iterable[Path], state: Any, step: int, world_s
 def _is_whole(folder: Path, step: int) -> bool:
     try:
         return _verify(folder, step)[0] is not None
-    except PermissionError:
+    except OSError:
         return False
 
 
 def _verify(folder: Path, step: int) -> tuple[Checkpoint | None, list[str]]:
-    """Return the checkpoint, or its faults, one line for each file. Raises PermissionError if it cannot be read."""
+    """Return the checkpoint, or its faults, one line for each file. Raises OSError if it cannot be read."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         content: Mapping[str, Any] = manifest["content"]
@@ -270,10 +270,8 @@ def _verify(folder: Path, step: int) -> tuple[Checkpoint | None, list[str]]:
         ]
         names = tuple(name for name in content["files"] if name != _STATE)
         checkpoint = Checkpoint(folder, step, content["world_size"], names, _STATE in content["files"])
-    except PermissionError:
-        raise
-    except OSError as error:
-        return None, [f"{_MANIFEST}: {_text(error)}"]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        return None, [f"{_MANIFEST}: {error}"]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None, [f"{_MANIFEST}: cut off, or no manifest"]
     return (None, problems) if problems else (checkpoint, [])
@@ -285,10 +283,8 @@ def _compare(path: Path, size: int, digest: str) -> str | None:
         if found != size:
             return f"{found} bytes, {size} were written"
         return None if _digest(path) == digest else "altered: its SHA-256 is not the one that was written"
-    except PermissionError:
-        raise
-    except OSError as error:
-        return "missing" if isinstance(error, FileNotFoundError) else _text(error)
+    except FileNotFoundError:
+        return "missing"
 
 
 def _digest(path: Path) -> str:
@@ -318,12 +314,8 @@ def _sync(path: Path) -> None:
 
 
 def _unreadable(folder: Path, error: OSError) -> DistributedError:
-    fix = manual("have its owner let this user read it, and enter the folders above it")
-    return _error(f"{folder} cannot be read", [_text(error)], fix)
-
-
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    fix = manual("let this user read it and enter the folders above it, or mend what the system says; then load again")
+    return _error(f"{folder} cannot be read", [str(error)], fix)
 
 
 def _error(summary: str, evidence: list[str], fix: Fix) -> DistributedError:

@@ -335,6 +335,18 @@ def test_what_this_user_may_not_read_is_neither_absent_nor_damaged(closed: str, 
         assert seen() == ["found steps", "found 2"]
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_a_disk_that_fails_damages_nothing(number: int, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: Path) -> str:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(checkpoint, "_digest", failing)
+    error = problem(lambda: checkpoint.load(job))
+    assert error.summary == f"{job / 'step-2'} cannot be read"
+    assert os.strerror(number) in error.evidence[0]
+    assert "mend what the system says" in error.fixes[0]
+
+
 def test_a_folder_that_cannot_be_listed_is_not_empty() -> None:
     error = problem(lambda: checkpoint.steps("/" + "a" * 300))
     assert "too long" in error.evidence[0]
