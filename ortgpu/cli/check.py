@@ -45,10 +45,11 @@ def check(
     compare: str | None,
     as_json: bool,
 ) -> int:
-    """Open MODEL on the GPU and prove that it runs there. Without MODEL, a built-in one with a single node is used.
+    """Open MODEL on the GPU and prove that it runs there.
 
-    Shows the device, where every node was placed, the options bound, the GPU memory of the process, and the time of a
-    few runs on made-up inputs (free dimensions are 1), or on those of --inputs.
+    Without MODEL, a built-in one with a single node is used. Shows the device, where every node was placed, the options
+    bound, the GPU memory of the process, and the time of a few runs on made-up inputs (free dimensions are 1), or on
+    those of --inputs.
 
     Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu or ORTGPU_ALLOW_CPU=1. 1: it is not, or
     it does not run on the inputs of --inputs, or --compare finds wrong results or none, and the reason is printed. 2:

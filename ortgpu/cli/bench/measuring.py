@@ -20,6 +20,7 @@ from ...errors import GPUError
 from ...process.timing import in_turns, quartiles
 from ...provider.devices import Device
 from ...session.pool.pool import GPUSessionPool
+from ...session.tuning.children import Place, first_line
 
 Feed = Mapping[str, Any]
 
@@ -214,15 +215,10 @@ class Bench:
 
 def _open_plain(model: str, device: Device) -> Any:
     from ...session.guard.guard import uninstall
-    from ...session.tuning.children import Place
     from ...session.tuning.trial import open_session
 
     uninstall()  # else ORTGPU_ENFORCE=1 would make it a GPUSession
     return open_session(model, {}, Place(device.ordinal if device.is_gpu else None), {})
-
-
-def first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def recommend(figures: Sequence[Figure]) -> list[str]:
