@@ -101,6 +101,7 @@ class Record:
         """Write the record so that a reader sees the old one or the new one. Raises OSError."""
         import tempfile
 
+        path = Path(os.path.realpath(path))  # a link stays
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,15 @@ def test_bytes_are_known_by_their_content(record: Path) -> None:
     for other in (b"ORTMORTM", b"none"):
         with pytest.raises(VoidRecordError):
             key_of(GraphOutline(other), None)
+
+
+def test_a_link_to_a_record_stays(record: Path, tmp_path: Path) -> None:
+    link = tmp_path / "latest.json"
+    link.symlink_to(record)
+    made = replace(read_record(record), automatic=Choice({}, 1.0))
+    made.write(link)
+    assert link.is_symlink()
+    assert read_record(record) == made
 
 
 def test_weights_beside_the_model_are_part_of_its_content(tmp_path: Path) -> None:
