@@ -15,26 +15,18 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ..environment.gpu.cuda import count_multiprocessors
+from ..environment.gpu.cuda import CudaDevice, count_multiprocessors
 from ..environment.gpu.driver import read_driver_version
 from ..environment.libraries.loader import loader_of_this_process
 from ..model.files import ModelSource, is_ort_format, stamp_of
 from ..model.outline import UNREADABLE, GraphOutline
+from .devices import Device
 from .runtime import load_runtime, open_provider
 from .settings import AUTOMATIC, SETTINGS, described, options_of
 
 _SCHEMA = 1
-
-
-class NamedGPU(Protocol):
-    """A GPU of this process."""
-
-    @property
-    def ordinal(self) -> int | None: ...
-    @property
-    def name(self) -> str | None: ...
 
 
 class VoidRecordError(ValueError):
@@ -181,7 +173,7 @@ def default_path(model: ModelSource, gpu: str | None) -> Path | None:
 _ENDS = 4096  # bytes
 
 
-def key_of(outline: GraphOutline, gpu: NamedGPU | None, *, by_content: bool = False) -> Key:
+def key_of(outline: GraphOutline, gpu: Device | CudaDevice | None, *, by_content: bool = False) -> Key:
     """Return the key of a model on a GPU, in this process. ``gpu`` None: on the CPU.
 
     Raises:
@@ -253,7 +245,7 @@ class Found:
 
 
 def find_record(
-    outline: GraphOutline, gpu: NamedGPU | None, named: str | os.PathLike[str] | None = None
+    outline: GraphOutline, gpu: Device | CudaDevice | None, named: str | os.PathLike[str] | None = None
 ) -> Found | None:
     """Return the record of a model on a GPU, or None if there is none. ``named`` is a path that the caller named.
 
@@ -276,7 +268,7 @@ def find_record(
 
 
 def describe_record(
-    model: ModelSource, gpu: NamedGPU | None, chosen: Mapping[str, tuple[str, str]] | None = None
+    model: ModelSource, gpu: Device | CudaDevice | None, chosen: Mapping[str, tuple[str, str]] | None = None
 ) -> str:
     """Return what sessions of a model use by themselves, or why they use nothing, for a person.
 

@@ -209,3 +209,25 @@ def test_the_headline_says_whether_anything_runs_there(
     said = result.stdout.splitlines()
     assert headline in said[:2]
     assert said[0].startswith("warning: ") == (name != "all_on_cuda")
+    assert any(line.endswith(f"not tuned: `ortgpu tune {tmp_path / name}.onnx`") for line in said)
+
+
+def test_doctor_says_why_a_record_is_not_used(lab: Lab, provider_library: str, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(MODELS["all_on_cuda"]())
+    machine = lab.machine_that_places(provider_library)
+    machine = machine.but(env={**machine.env, "XDG_CACHE_HOME": str(tmp_path)})
+    code = """
+from ortgpu.environment.gpu.cuda import initialise
+from ortgpu.provider.records import default_path
+report(str(default_path("model.onnx", initialise().devices[0].name)))
+"""
+    record = Path(machine.run(code, cwd=tmp_path).ok().json)
+    record.parent.mkdir(parents=True)
+    unfit = f"not tuned, since a record does not fit, {record}: it is no record"
+    for content, why in ((None, "not tuned: `"), ("{}", unfit)):
+        if content is not None:
+            record.write_text(content, encoding="utf-8")
+        done = machine.run(argv=["-m", "ortgpu", "doctor", "--model", "model.onnx"], cwd=tmp_path)
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith("  settings"))
+        assert line.split(maxsplit=1)[1].startswith(why)
+        assert line.endswith(f"`ortgpu tune {tmp_path / 'model.onnx'}`")

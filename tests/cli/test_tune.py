@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import xml.etree.ElementTree as ET
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ortgpu.provider.settings import SETTINGS
 from ortgpu.session.tuning import tuning
 from ortgpu.session.tuning.children import Place
 from tests.support.children import run_python
-from tests.support.command_line import NO_GPU, is_clean, ortgpu
+from tests.support.command_line import NO_GPU, Terminal, is_clean, ortgpu
 
 
 @pytest.fixture
@@ -50,6 +51,15 @@ def test_a_table_and_a_record(model: Path, tmp_path: Path) -> None:
     assert "Results were compared with the CPU's float32." in lines
     (record,) = (tmp_path / "cache" / "ortgpu" / "tuned").iterdir()
     assert lines[-1] == f"Record: {record}"
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_terminal_gets_a_bar(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (Terminal(), StringIO()):
+        monkeypatch.setattr("sys.stderr", terminal)
+        assert tune.main([str(model), "--budget", "2"], standalone_mode=False) == 0
+        shown = terminal.getvalue()
+        assert ("Opening the model" in shown) is ("graph captured: " in shown) is isinstance(terminal, Terminal)
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -148,6 +148,15 @@ def test_bytes_are_known_by_their_content(record: Path) -> None:
             key_of(GraphOutline(other), None)
 
 
+def test_a_record_is_written_as_a_whole_or_not_at_all(record: Path) -> None:
+    beyond: Any = object()  # JSON
+    before, broken = record.read_bytes(), replace(read_record(record), dimensions={"n": beyond})
+    with pytest.raises(TypeError):
+        broken.write(record)
+    assert record.read_bytes() == before
+    assert list(record.parent.iterdir()) == [record]
+
+
 def test_a_link_to_a_record_stays(record: Path, tmp_path: Path) -> None:
     link = tmp_path / "latest.json"
     link.symlink_to(record)
@@ -315,6 +324,16 @@ class Keep(logging.Handler):
 logging.getLogger("ortgpu").addHandler(Keep(level=logging.WARNING))
 found["void"] = options()
 found["said"] = [each for each in messages if "tune" in each]
+import ortgpu.session.tuning.tuning as tuning
+searched = []
+def search(model, device):
+    searched.append([model, device])
+    record.write(path)
+tuning.tune_unless_tuned = search
+os.remove(path)
+found["now"] = options(tuned="now")
+found["at once"] = options(tuned="now")
+found["searched"] = searched
 report(found)
 """
     found = machine.run(code).ok().json
@@ -327,3 +346,5 @@ report(found)
     assert found["declined"] == found["gone"] == found["void"] == untuned
     assert len(found["said"]) == 1
     assert "what this release does not know" in found["said"][0]
+    assert found["now"] == found["at once"] == found["tuned"]
+    assert found["searched"] == [[str(lab.models.relu), 0]], "there is a record from then on"

@@ -10,16 +10,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# Relative to the largest value of an output. Sums in another order stay below the floors: 4e-3 is four units in the
-# last place of float16.
-_FLOORS = {2: 4e-3}
-_FLOOR = 1e-5
+# Relative to the largest value of an output. Sums in another order stay below them: 4e-3 is four units in the last
+# place of float16.
+_FLOOR, _FLOOR_OF_FLOAT16 = 1e-5, 4e-3
 # For float16 inside, and where the CPU takes too long and plain ONNX Runtime is all there is to compare with. TF32 and
 # float16 keep 10 bits, and the errors of layers add up: thirty layers stayed below this.
 TOLERANCE = 2e-2
 _TIMES_PLAIN = 2
 _AT_ONCE = 2  # runs at a time: one known fault is a race between streams
 _SECONDS_AT_ONCE, _MOST_AT_ONCE = 0.2, 20  # of each thread; and its runs
+_MOST_BYTES = 256 << 20  # of the results of each thread, unless one run has more
 
 
 class Running(Protocol):
@@ -74,11 +74,13 @@ class Comparison:
 def several_runs(session: Running, feed: Mapping[str, Any]) -> list[list[Any]]:
     """Return the results of a run, and of others of which two are at work at the same time."""
     found: list[list[Any]] = [session.run(None, dict(feed))]
-    start, end = threading.Barrier(_AT_ONCE), time.perf_counter() + _SECONDS_AT_ONCE
+    size = sum(getattr(each, "nbytes", 0) for each in found[0])
+    most = min(_MOST_AT_ONCE, 1 + _MOST_BYTES // max(size, 1))
+    start, end = threading.Barrier(_AT_ONCE, timeout=60), time.perf_counter() + _SECONDS_AT_ONCE
 
     def run() -> None:
         start.wait()
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(most):
             found.append(session.run(None, dict(feed)))
             if time.perf_counter() > end:
                 break
@@ -107,7 +109,7 @@ def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) 
     odd = ~usual & ~_same(found, plain) & ~_same(found, right)
     if odd.any() or not np.isfinite(found[usual]).all():
         return None, "has infinities or NaN where that of plain ONNX Runtime has others, or none"
-    floor = max(_FLOORS.get(plain.dtype.itemsize, _FLOOR), tolerance or 0)
+    floor = max(_FLOOR_OF_FLOAT16 if plain.dtype.itemsize == 2 else _FLOOR, tolerance or 0)
     right, plain, found = (each[usual].astype(np.float64) for each in (right, plain, found))
     theirs, ours = _distances(right, plain), _distances(right, found)
     for kind, their, our in zip(("", " typically"), theirs, ours, strict=True):
