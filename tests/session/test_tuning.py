@@ -135,6 +135,14 @@ def test_a_batch_for_a_model_that_has_one_is_told(tmp_path: Path, monkeypatch: p
         assert found.shapes == ({"x": [3, 4]},)
 
 
+def test_shapes_of_several_batches_are_not_fixed(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "Search", NoSearch)
+    found = tune_at(CPU, Wanted(network, batches=(1, 2)), tmp_path / "record.json")
+    assert found.left_out == ("shapes fixed: a session has those of one batch",)
+
+
 def test_inputs_that_are_no_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence has no shape, and the search ended in an AttributeError."""
     monkeypatch.setattr(tuning, "Search", NoSearch)

@@ -121,6 +121,8 @@ def begin(
         feeds = tuple(make_inputs(inputs, size) for size in batches)
     for feed in feeds:
         session.run(None, dict(feed))
+    if len(feeds) > 1:
+        left_out.append("shapes fixed: a session has those of one batch")
     if no_graph is not None:
         left_out.append(f"graph captured: {no_graph}")
     try:
