@@ -124,8 +124,8 @@ for name, make in {**MAKERS, "derived": Derived}.items():
         assert str(session.device).startswith("cuda:0"), session.device
         seen[name].append(sum(record.model == "<bytes>" for record in ortgpu.sessions()))
     if name == "derived":
-        arguments, settings = session.__reduce__()[1][1:3]
-        seen["kept"] = [session.note, settings["cpu_nodes"], settings["pinned_memory_limit"], settings["allow_cpu"]]
+        request = session.__reduce__()[1][1]
+        seen["kept"] = [session.note, request["cpu_nodes"], request["pinned_memory_limit"], request["allow_cpu"]]
     del session
 report(seen)
 """)
