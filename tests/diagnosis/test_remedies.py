@@ -349,8 +349,15 @@ def test_a_whole_package_that_ends_the_process_is_not_installed_again() -> None:
 
 
 @pytest.mark.parametrize("symbol", ["cuTensorMapEncodeTiled", "cuMemCreate"])
-def test_a_function_of_the_driver_is_looked_for_in_the_driver(symbol: str) -> None:
-    text = f"/x/libonnxruntime_providers_cuda.so: undefined symbol: {symbol}"
+@pytest.mark.parametrize(
+    "words",
+    [
+        "/x/libonnxruntime_providers_cuda.so: undefined symbol: {}",
+        "it takes {} from nvcuda.dll, and C:\\nvcuda.dll of this process does not have that (error 127)",
+    ],
+)
+def test_a_function_of_the_driver_is_looked_for_in_the_driver(symbol: str, words: str) -> None:
+    text = words.format(symbol)
     found = first(replace(SEEN_HEALTHY, observed=replace(SEEN_HEALTHY.observed, provider_error=text)))
     assert found.code == "driver-too-old"
     assert symbol in found.summary

@@ -307,22 +307,15 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         wheel = remedies.wheel_of(absent, report.provider.cuda_major) if report and report.provider else None
         missing = MissingLibrary(absent, True, wheel, ())
         return judge_missing(facts, (missing,), "the CUDA provider needs", "fatal")
-    if (lacked := loader_words.lacks_function(text)) is not None:
-        return of_another_version(text, "the CUDA provider", facts) or LibraryVersionError(
-            f"a loaded library lacks {lacked[0]}, which the CUDA provider was built against",
-            evidence=[text],
-            fixes=[manual(f"let no other {lacked[1]} be loaded before ONNX Runtime, and none come earlier on PATH")],
-            needed=(lacked[1],),
-        )
-    if (lacks := loader_words.lacks_symbol(text)) is not None:
-        symbol, library = lacks
+    if (lacked := loader_words.lacks_symbol(text) or loader_words.lacks_function(text)) is not None:
+        symbol, library = lacked
         if re.fullmatch(r"cu[A-Z]\w*", symbol):
             return _driver_lacks(symbol, text, facts)
-        if library is not None and (found := of_another_version(text, "the CUDA provider", facts)):
-            return found
-        return LibraryVersionError(
-            f"the loaded libraries lack {symbol}, which the CUDA provider was built against",
+        own = f"let no other {library} be loaded, or found, before the one that ONNX Runtime needs"
+        return of_another_version(text, "the CUDA provider", facts) or LibraryVersionError(
+            f"a loaded library lacks {symbol}, which the CUDA provider was built against",
             evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in (report.libraries if report else ()))],
+            fixes=[manual(own)] if library is not None else [],
             needed=(library or symbol,),
         )
     provider = facts.environment.provider
