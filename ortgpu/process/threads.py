@@ -125,6 +125,28 @@ class FutureOutcome(Outcome[Result]):
                 Thread(do, "ortgpu-future").start()
 
 
+class Notice:
+    """A notice that there is news. It stays until a thread takes it; giving it twice before that is giving it once.
+
+    Not a SimpleQueue: before Python 3.13 its ``get(timeout=...)`` never returns if a signal reaches the waiting thread
+    when the time is over.
+    """
+
+    def __init__(self) -> None:
+        self._absent = threading.Lock()
+        self._absent.acquire()
+
+    def give(self) -> None:
+        try:
+            self._absent.release()
+        except RuntimeError:  # it is there already
+            pass
+
+    def take(self, timeout: float | None = None) -> bool:
+        """Wait for it, and take it. Return False if it did not come within ``timeout`` seconds."""
+        return self._absent.acquire(timeout=-1 if timeout is None else timeout)
+
+
 class Threads:
     """Threads with a queue of calls, which they make in order of arrival."""
 

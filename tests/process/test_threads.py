@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import threading
 import time
 import weakref
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ortgpu.process.threads import Executor, Outcome
+from ortgpu.process.threads import Executor, Notice, Outcome
+from tests.support.children import run_python
 
 SECONDS = 20  # until something that must come is given up
 
@@ -66,3 +68,40 @@ def test_a_thread_that_waits_keeps_nothing_of_what_it_did(executor: Executor, fa
         assert kept() is None
     finally:
         gc.enable()
+
+
+def test_a_notice_stays_until_it_is_taken_once() -> None:
+    notice = Notice()
+    assert not notice.take(0.01)
+    notice.give()
+    notice.give()
+    assert notice.take()
+    assert not notice.take(0)
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="the system sends no signals to a thread")
+def test_signals_do_not_keep_a_thread_waiting_for_a_notice() -> None:
+    """Before Python 3.13, SimpleQueue waits for ever if one comes when its time is over."""
+    found = run_python(
+        """
+        import signal, sys, threading, time
+        from ortgpu.process.threads import Notice
+        from tests.support.children import report
+        notice, rounds = Notice(), 0
+        def wait():
+            global rounds
+            while True:
+                notice.take(0.0005)
+                rounds += 1
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        for _ in range(2000):
+            signal.pthread_kill(thread.ident, signal.SIGALRM)
+            time.sleep(0.0004)
+        before = rounds
+        time.sleep(1)
+        report("goes on", rounds > before)
+        """
+    )
+    assert found.ok().reports["goes on"]

@@ -862,3 +862,30 @@ def test_made_up_items_differ() -> None:
     assert given["ids"].tolist() == [[1, 2, 3], [4, 5, 6], [1, 2, 3], [4, 5, 6], [1, 2, 3]]
     with pytest.raises(ProviderRequestError, match="first axis"):
         joinable.example(inputs[:1], {"ids": np.zeros((0, 3), np.int64)}, 5)
+
+
+def test_a_signal_in_a_thread_of_the_service_delays_no_request() -> None:
+    found = child("""
+        opened = session()
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        with opened.batched(max_wait=0.0005) as service:
+            for future in [service.submit(None, rows(1)) for _ in range(16)]:
+                future.result()
+            ended = False
+            def disturb():
+                while not ended:
+                    for thread in service._threads.threads:
+                        signal.pthread_kill(thread.ident, signal.SIGALRM)
+                    time.sleep(0.0001)
+            disturbing = threading.Thread(target=disturb)
+            disturbing.start()
+            answered = 0
+            for _ in range(300):  # each of two waits for the time to be over, as the last run had more items
+                asked = [service.submit(None, rows(4, n)) for n in range(4)]
+                answered += sum(value_of(each.result(20)[0]) == n for n, each in enumerate(asked))
+                answered += value_of(service.submit(None, rows(1, 9)).result(20)[0]) == 9
+            ended = True
+            disturbing.join()
+        report("answered", answered)
+    """)
+    assert found["answered"] == 1500

@@ -13,12 +13,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import ExecutionError, GPUError, QueueFullError, manual
 from ...process.background import uninterrupted
-from ...process.threads import FutureOutcome, Outcome, Threads
+from ...process.threads import FutureOutcome, Notice, Outcome, Threads
 from ...provider import lifetime
 from ...running.pipeline import as_it_is_now, for_many_runs
 from . import joinable
@@ -111,8 +110,8 @@ class Batched:
         self._buffers = Buffers(self._max_batch, threads + 1, memories, memory_limit)
         self._sessions = sessions
         self._turn = threading.RLock()  # for waiting; reentrant, as the garbage collector may submit
-        self._room: SimpleQueue[None] = SimpleQueue()  # has an item if there may be a place
-        self._news: SimpleQueue[None] = SimpleQueue()  # has an item if the thread that collects should look
+        self._room = Notice()  # that there may be a place
+        self._news = Notice()  # that the thread that collects should look
         self._lock = threading.RLock()  # guards all below; held only briefly
         self._waiting: deque[Request] = deque()
         self._running = 0  # batches
@@ -230,7 +229,7 @@ class Batched:
             return
         with self._turn:  # one waiter at a time, so an interrupted waiter never keeps a notice from another
             while not self._queue(request, self._max_queue):
-                self._room.get()
+                self._room.take()
 
     def _queue(self, request: Request, limit: int) -> bool:
         """Queue a request. False if ``limit`` requests wait already, and the caller may wait."""
@@ -249,7 +248,7 @@ class Batched:
                     limit=limit,
                 )
             if self._collecting:  # first: a thread woken too early just finds no request
-                _notify(self._news)
+                self._news.give()
             elif self._running < len(self._threads.threads):
                 self._threads.put(self._serve)
             self._waiting.append(request)
@@ -263,7 +262,7 @@ class Batched:
             if request not in self._waiting:
                 return
             self._waiting.remove(request)
-            _notify(self._room)
+            self._room.give()
         if not request.outcome.begin():  # tells those that wait for the future
             request.outcome.drop()
 
@@ -278,7 +277,7 @@ class Batched:
                 with self._lock:
                     self._running -= 1
                     self._last = max(1, batch.items)
-                    _notify(self._news)
+                    self._news.give()
                 del batch
 
     def _collect(self) -> Batch | None:
@@ -308,8 +307,7 @@ class Batched:
             with contextlib.suppress(Exception):  # what is not copied is copied before the run, which raises it
                 batch.copy()
             if not taken:
-                with contextlib.suppress(Empty):
-                    self._news.get(timeout=seconds)
+                self._news.take(seconds)
 
     def _take(self, batch: Batch) -> list[Request]:
         """Take the waiting requests that fit into the batch."""
@@ -326,7 +324,7 @@ class Batched:
             batch.is_full = request.form is None or batch.items == self._max_batch
             if batch.is_full:
                 break
-        _notify(self._room)
+        self._room.give()
         return taken
 
     def _seconds_until_start(self, batch: Batch) -> float | None:
@@ -382,8 +380,8 @@ class Batched:
         with self._lock:
             dropped = list(self._waiting)
             self._waiting.clear()
-            _notify(self._room)
-            _notify(self._news)
+            self._room.give()
+            self._news.give()
         for request in dropped:
             if request.outcome.begin():
                 request.outcome.fail(_closed())
@@ -393,12 +391,6 @@ class Batched:
     def _refuse_all(self) -> None:
         self._closed = True
         uninterrupted(self._refuse_waiting)
-
-
-def _notify(notices: SimpleQueue[None]) -> None:
-    """Let a thread look again. One that looks too early waits for the lock that the caller has."""
-    if notices.empty():
-        notices.put(None)
 
 
 def _closed() -> ExecutionError:

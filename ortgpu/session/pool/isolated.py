@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from queue import Empty, LifoQueue, SimpleQueue
+from queue import Empty, LifoQueue
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from ...environment.packages.plugins import environ_of_child
 from ...errors import ExecutionError, GPUError, ProviderRequestError, WorkerLostError, manual
 from ...model.files import ModelSource
 from ...process.background import Thread, is_of_a_handler
-from ...process.threads import Executor, Outcome
+from ...process.threads import Executor, Notice, Outcome
 from ...provider import living
 from ...provider.devices import Device, DeviceRequest, as_request
 from ...provider.interfaces import Value
@@ -353,7 +353,7 @@ class ProcessWorker(Worker):
         self._deadline = deadline
         self._tell = tell  # that it is ready, or is not any more
         self._current: WorkerProcess | None = None
-        self._ending: SimpleQueue[None] = SimpleQueue()
+        self._ending = Notice()
         self._is_ending = False
         self._keeper = Thread(self._keep, f"ortgpu-keep-{number}")
 
@@ -440,7 +440,7 @@ class ProcessWorker(Worker):
     def wait(self) -> None:
         super().wait()
         self._is_ending = True
-        self._ending.put(None)
+        self._ending.give()
         if self._current is not None:
             self._current.lose()
 
@@ -475,8 +475,7 @@ class ProcessWorker(Worker):
                 return
             del process, error  # not to be kept for as long as the next one lives
             if fruitless:
-                with suppress(Empty):
-                    self._ending.get(timeout=min(_BACK_OFF[0] * 2 ** (fruitless - 1), _BACK_OFF[1]))
+                self._ending.take(min(_BACK_OFF[0] * 2 ** (fruitless - 1), _BACK_OFF[1]))
             self.restarts += 1
 
     def _live(self) -> tuple[WorkerProcess | None, BaseException | None]:

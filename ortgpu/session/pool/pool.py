@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,7 +29,7 @@ from ...errors import (
 )
 from ...model.files import ModelSource
 from ...process.background import Task, is_of_a_handler, uninterrupted
-from ...process.threads import FutureOutcome, Outcome
+from ...process.threads import FutureOutcome, Notice, Outcome
 from ...provider import lifetime, living
 from ...provider.devices import Device, DeviceRequest
 from ..lazily import gpu_session_class
@@ -168,7 +167,7 @@ class GPUSessionPool:
     ) -> None:
         self._pid = os.getpid()
         self._turn = threading.RLock()  # for waiting; reentrant, as the garbage collector may submit
-        self._room: SimpleQueue[None] = SimpleQueue()  # has an item if there may be a place
+        self._room = Notice()  # that there may be a place
         self._lock = threading.RLock()  # guards all below; held only briefly
         self._waiting: deque[_Request] = deque()
         self._serving: tuple[Worker, ...] = ()
@@ -264,7 +263,7 @@ class GPUSessionPool:
         self._refuse_after_fork()
         until = math.inf if timeout is None else time.monotonic() + timeout
         self._is_draining = True
-        self._make_room()  # for whoever waits for a place, and is refused
+        self._room.give()  # for whoever waits for a place, and is refused
         while True:
             with self._lock:
                 running, waiting = self._in_hand, self.queued
@@ -461,7 +460,7 @@ class GPUSessionPool:
             return
         with self._turn:  # one waiter at a time, so an interrupted waiter never keeps a notice from another
             while not self._append(request, self._limit):
-                self._room.get()
+                self._room.take()
 
     def _append(self, request: _Request, limit: int) -> bool:
         """Assign the request to the least busy session, or queue it. False if ``limit`` requests wait already."""
@@ -503,12 +502,8 @@ class GPUSessionPool:
                 return None
             worker.busy += 1
             self._in_hand += 1
-            self._make_room()
+            self._room.give()
             return found.popleft()
-
-    def _make_room(self) -> None:
-        if self._room.empty():
-            self._room.put(None)
 
     def _answer(self, worker: Worker, request: _Request) -> None:
         outcome = request.outcome
@@ -663,7 +658,7 @@ class GPUSessionPool:
         with self._lock:
             dropped = list(self._waiting)
             self._waiting.clear()
-            self._make_room()
+            self._room.give()
         _refuse(dropped, self._why_over)
 
     def _refuse_all(self) -> None:
