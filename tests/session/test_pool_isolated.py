@@ -763,6 +763,43 @@ def test_a_feed_larger_than_most_leaves_no_memory_behind() -> None:
     assert found["kept"] <= 1 << 20
 
 
+def test_large_arrays_are_copied_in_threads_and_the_program_may_fork() -> None:
+    found = child("""
+        import threading
+        from ortgpu.running import copying
+        copying.copy_threads = lambda: 3
+        same = model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")
+        for module in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
+            del sys.modules[module]  # which the prelude imports
+        arrays = [np.random.default_rng(n).random((4 << 20) + n, np.float32) for n in range(3)]
+        def refilled():
+            array = np.empty_like(arrays[0])
+            for n in range(12):
+                array[:] = n
+                yield {"x": array}
+        with isolated_pool(2, same) as made:
+            before = set(os.listdir("/proc/self/task"))
+            report("right", [bool((made.run(None, {"x": array})[0] == array).all()) for array in arrays])
+            report("gaps", bool((made.run(None, {"x": arrays[0][::2]})[0] == arrays[0][::2]).all()))
+            report("threads", len(set(os.listdir("/proc/self/task")) - before))
+            futures = [made.submit(None, {"x": array}) for array in arrays * 4]
+            report("futures", [bool((each.result()[0] == arrays[n % 3]).all()) for n, each in enumerate(futures)])
+            report("refilled", [sorted(set(outputs[0].tolist())) for outputs in made.map(refilled())])
+            pid = os.fork()
+            if not pid:
+                sys.exit(3)
+            report("forked", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            report("after", bool((made.run(None, {"x": arrays[0]})[0] == arrays[0]).all()))
+    """)
+    assert found["right"] == [True] * 3
+    assert found["gaps"] is True
+    assert found["threads"] == 2  # beside the calling one
+    assert found["futures"] == [True] * 12
+    assert found["refilled"] == [[n] for n in range(12)]
+    assert found["forked"] == 3
+    assert found["after"] is True
+
+
 # Requests that wait, interrupts, drain
 
 

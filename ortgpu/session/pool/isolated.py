@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import mmap
 import os
@@ -15,25 +16,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from queue import Empty, LifoQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...environment.child import kill_group, python_command, signal_name
+from ...environment.packages.installed import locate_packages
 from ...environment.packages.plugins import environ_of_child
 from ...errors import ExecutionError, GPUError, ProviderRequestError, WorkerLostError, manual
 from ...model.files import ModelSource
 from ...process.background import Thread, is_of_a_handler
-from ...process.threads import Executor, Notice, Outcome
+from ...process.threads import Notice, Outcome
 from ...provider import living
 from ...provider.devices import Device, DeviceRequest, as_request
 from ...provider.interfaces import Value
 from ...provider.options import Carried, carries_providers
+from ...provider.runtime import load_runtime
+from ...running.cudart import address_of
 from ...running.pinned import OrdinaryMemory
 from ...running.pipeline import mapping
 from .shared_memory import Channel, Exchange, memory_file
 from .workers import NotBegunError, Worker, check, named, options_of_others, wait_for_all
+
+if TYPE_CHECKING:
+    from ...running.copying import ParallelCopy
 
 logger = logging.getLogger("ortgpu.pool")
 
@@ -52,9 +59,8 @@ _GIVEN_UP = 30.0  # from a death on, in which no further process opens a session
 _THREADS_PER_DEVICE = 4
 
 _HOST = 1, 3  # DLDeviceType: kDLCPU, kDLCUDAHost
-_LARGE = 1 << 20  # bytes of a copy whose memory is used again
-_PIECE = 4 << 20  # bytes that a thread copies at least: waking it takes as long as a tenth of it
-_COPY_THREADS = 16  # at work together: on 16 cores they took 0.89 of the time of 12, as Python threads wake late
+_LARGE = 2 << 20  # bytes from which on threads copy an array, into memory that is used again
+_NO_DEVICE = -1  # whose copying threads these are
 
 _PROGRAM = f"from {__package__}.worker_process import main; main()"
 
@@ -129,8 +135,6 @@ class HostCopies:
 
     def __init__(self, limit: int) -> None:
         self._memory = OrdinaryMemory(limit)
-        self._helpers = min(_COPY_THREADS, len(os.sched_getaffinity(0))) - 1
-        self._threads = Executor(self._helpers, "ortgpu-copy")
 
     def of(self, feed: Any, waits: object = ()) -> tuple[Any, bool]:
         """Return a copy of a feed of arrays, and True, as FeedCopies does."""
@@ -145,34 +149,26 @@ class HostCopies:
 
     def fill(self, to: NDArray[Any], array: NDArray[Any]) -> None:
         """Copy ``array`` to ``to``, which is contiguous and of the same shape and type."""
-        count = array.nbytes // _PIECE
-        helpers = min(self._helpers, count - 1)
-        if helpers < 1 or not array.flags.c_contiguous:
+        if array.nbytes < _LARGE or not array.flags.c_contiguous or self._threads is None:
             np.copyto(to, array)
-            return
-        pieces = iter(list(zip(_pieces(to, count), _pieces(array, count), strict=True)))
+        else:
+            self._threads.copy(address_of(to), address_of(array), array.nbytes)
 
-        def copy() -> None:
-            for pair in pieces:  # a step of it is one of C: no two threads get the same pieces
-                np.copyto(*pair)  # releases the interpreter lock
-
-        outcomes: list[Outcome[None]] = []
-        with suppress(RuntimeError):  # the program ends, and the threads have
-            for _ in range(helpers):
-                outcomes.append(Outcome())
-                self._threads.submit(outcomes[-1], copy)
-        copy()
-        for outcome in outcomes:
-            if not outcome.cancel():  # one that wakes too late has nothing to do
-                outcome.result()
+    @functools.cached_property
+    def _threads(self) -> ParallelCopy | None:
+        arrival = locate_packages().onnxruntime.arrival
+        if arrival is not None and arrival.way == "bundled plugin":
+            return None  # its import opens the plugin, which may use CUDA, and the program must be able to fork
+        if load_runtime().module is None:
+            return None
+        try:
+            from ...running.copying import copy_threads, parallel_copy  # not above: it imports ONNX Runtime
+        except (ImportError, OSError):  # too many files are open
+            return None
+        return parallel_copy(copy_threads(), _NO_DEVICE)
 
     def close(self) -> None:
         self._memory.close()
-        self._threads.close()
-
-
-def _pieces(array: NDArray[Any], count: int) -> list[NDArray[Any]]:
-    return np.array_split(array.reshape(-1).view(np.uint8), count)
 
 
 class Launch:
