@@ -186,7 +186,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def pool_isolated(sessions_per_device: int) -> None:
-    """Report on worker processes, in a program that leaves CUDA and ONNX Runtime alone."""
+    """Report on worker processes, in a program that leaves CUDA to them."""
     import numpy as np
 
     import ortgpu
@@ -203,7 +203,6 @@ def pool_isolated(sessions_per_device: int) -> None:
         attempt("map, staged", lambda: answers(pool, 60, size=4 << 20))
         # From the second time on a channel's results are written into shared memory
         attempt("64 MB", lambda: [bool((pool.run(None, {"x": large})[0] == -large).all()) for _ in range(20)])
-        report("imported", "onnxruntime" in sys.modules)
         report("driver", [cuda.initialised_in(), [path for path in mapped_files() if "libcuda.so" in path]])
         attempt("wrong", lambda: pool.run(None, {"x": large.astype(np.float64)}))
         pids = [each.pid for each in pool.health()]

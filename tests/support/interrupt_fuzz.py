@@ -105,7 +105,7 @@ for step in steps:
         takes[step] = min(time.perf_counter() - before, takes.get(step, 60))
 signal.signal(signal.SIGALRM, handler)
 raised, held, odd, begun = collections.Counter(), 0, [], time.monotonic()
-while raised.total() < count:
+while raised.total() < count or len(raised) < len(steps):
     faulthandler.dump_traceback_later(60, exit=True)
     (step,) = random.choices(list(steps), list(steps.values()))
     kind = random.choice((KeyboardInterrupt, TimeLimit))
