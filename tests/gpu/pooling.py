@@ -162,7 +162,6 @@ def batched(kind: str, model: str) -> None:
         for _ in range(5):
             asyncio.run(ask())
         report("free", [free, free_memory(session.device.uuid)])
-        report("imported", "onnxruntime" in sys.modules)
         attempt("wrong", lambda: service.run(None, {taken.name: np.zeros((1, 1), np.float32)}))
     report("threads", [thread.name for thread in threading.enumerate() if "batched" in thread.name])
     attempt("dependent", lambda: ortgpu.GPUSession(_normalised_over_items()).batched())
