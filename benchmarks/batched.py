@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import random
@@ -98,6 +99,8 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
         rates[name].append(way())
     medians = {name: statistics.median(taken) for name, taken in rates.items()}
     batch = statistics.median(timed(lambda: session.run(None, full)) for _ in range(15))
+    gc.collect()
+    gc.freeze()  # as services do: else garbage is looked for in all that the program imported, while all threads stop
     latencies = [at_random(service, feeds, SHARE * medians["futures"], 2 * one) for _ in range(2)]
     worst = max(latencies, key=lambda each: each[-1])
     alone = {

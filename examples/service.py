@@ -9,6 +9,7 @@ If no GPU can be used, the process logs the cause and ends with exit code 3, and
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -43,6 +44,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.pool, app.state.registry = pool, CollectorRegistry()
         app.state.registry.register(Health(pool))
         app.state.seconds = Histogram("predict_seconds", "Seconds of a prediction", registry=app.state.registry)
+        gc.collect()
+        gc.freeze()  # else garbage is looked for in all that was imported, and requests wait for that
         log.info("ready: %s", ", ".join(str(each.device) for each in pool.health()))
         yield
         try:
