@@ -32,6 +32,7 @@ def record_of(tmp_path: Path, benchmark: str, *options: str) -> tuple[dict[str, 
     return record, child
 
 
+@pytest.mark.slow
 def test_throughput_takes_every_figure(tmp_path: Path) -> None:
     record, child = record_of(tmp_path, "throughput")
     assert record["failed"] == record["left out"] == {}
@@ -53,6 +54,7 @@ def test_concurrency_names_the_best_number_of_threads(tmp_path: Path) -> None:
         assert rates[figure["notes"]["best"]] == max(rates[f"{count} threads"] for count in (1, 2, 3, 4, 6, 8))
 
 
+@pytest.mark.slow
 def test_joined_requests_are_measured_beside_the_best_number_of_threads(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     command = [sys.executable, "-m", "benchmarks.batched", "--cpu", "--seconds", "4", "--out", str(results)]
@@ -78,6 +80,7 @@ def test_options_are_compared_with_none(tmp_path: Path) -> None:
         assert float(figure["notes"][f"{name} / plain"]) > 0
 
 
+@pytest.mark.slow
 def test_thresholds_of_staging_are_looked_for(tmp_path: Path) -> None:
     record, child = record_of(tmp_path, "thresholds", "--only", "4mib", "--only", "64mib", "--budget", "1.5")
     figures = record["figures"]
@@ -120,6 +123,7 @@ def test_without_a_gpu_it_takes_none_and_says_why(tmp_path: Path) -> None:
     assert "left out: graph-small: needs an NVIDIA GPU, or --cpu: " in child.stdout
 
 
+@pytest.mark.slow
 def test_what_a_budget_cuts_short_is_kept_and_the_rest_left_out(tmp_path: Path) -> None:
     """A worker that reports three rounds and hangs, one that reports two and hangs, and one that comes too late."""
     code = """
@@ -158,6 +162,7 @@ sys.exit(figures.take_figures("made up", "", found, lambda *_: None, sys.argv[1:
     assert record["failed"] == {}
 
 
+@pytest.mark.slow
 def test_pool_takes_every_figure(tmp_path: Path) -> None:
     record, _ = record_of(tmp_path, "pool")
     assert record["failed"] == record["left out"] == {}
@@ -413,6 +418,7 @@ def test_the_worst_of_the_zoo_is_named_first() -> None:
     assert list(found["all"]) == ["two", "three", "one"]
 
 
+@pytest.mark.slow
 def test_a_kind_of_the_zoo_is_tuned_and_the_rest_named_when_the_time_is_up(tmp_path: Path) -> None:
     results, models = tmp_path / "results.json", tmp_path / "models"
     options = ["--device", "cpu", "--parts", "tuned", "--kinds", "dense", "perceptron", "--seconds", "0.001"]
@@ -476,6 +482,7 @@ def test_networks_of_pytorch_compute_what_those_of_the_zoo_do(tmp_path: Path) ->
     assert max(reports.values()) < 1e-5, reports
 
 
+@pytest.mark.slow
 def test_every_kind_of_the_zoo_runs_with_any_batch(tmp_path: Path) -> None:
     code = """
         import sys
@@ -514,6 +521,7 @@ def test_what_tune_chose_is_compared_with_the_best_of_the_full_grid(tmp_path: Pa
     assert f"of the best of {count} of {count} settings" in child.stdout
 
 
+@pytest.mark.slow
 def test_planted_faults_are_rejected_in_random_networks(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     options = ["--faults", "--networks", "1", "--cpu", "--budget", "60", "--json", str(results)]

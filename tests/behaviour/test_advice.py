@@ -57,6 +57,7 @@ def test_one_command_installs_all_that_is_needed(lab: Lab) -> None:
     assert "LibraryNotFoundError" not in outcome.error.other_types
 
 
+@pytest.mark.slow
 def test_a_package_that_requires_onnxruntime_does_not_bring_it_back(lab: Lab, tmp_path: Path) -> None:
     """Once both packages were mended: by pip's own judgement, and by the next installation."""
     case = next(case for case in CASES if case.name == "cpu-package-over-gpu-package")

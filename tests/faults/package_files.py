@@ -195,7 +195,6 @@ CASES = in_group(
             cpu=False,
             plain="raised",
             after=MENDED,
-            slow_fix=False,
         ),
         Case(
             "numpy-for-newer-processors",
@@ -207,7 +206,6 @@ CASES = in_group(
             plain="raised",
             after=MENDED,
             needs=("host",),
-            slow_fix=False,
             since=(1, 24),  # Python 3.10, which is left with an older one, has no NumPy 2.4
         ),
         Case(

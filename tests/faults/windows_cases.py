@@ -407,7 +407,6 @@ PACKAGES = [
         silent_about=("pip", "Also found"),
         plain="logged",
         needs=("root",),
-        shown=True,
     ),
     WindowsCase(
         "visual-c-missing",
@@ -1032,7 +1031,6 @@ LIBRARIES = [
         a_library_of_cuda_12,
         rows=("A07",),
         after=MENDED,
-        shown=True,
         plain="printed logged",
     ),
     WindowsCase(
@@ -1296,7 +1294,7 @@ DRIVERS = [
     cuinit(803, "the parts of the driver differ in version", "restart Windows", rows=("C08",)),
     cuinit(804, "the driver refuses to work", "restart Windows"),
     cuinit(123, "the driver refuses to work", "restart Windows"),
-    cuinit(999, "the driver failed without a reason", "restart Windows", rows=("C10",), shown=True),
+    cuinit(999, "the driver failed without a reason", "restart Windows", rows=("C10",)),
     WindowsCase(
         "mismatch-seen-by-nvml-too",
         "DriverUnusableError",

@@ -9,6 +9,8 @@ import textwrap
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from ortgpu.provider import placement
 from tests.lab.fixtures import Lab
 from tests.support.shape_operators import NOT_TRIED, misjudged, models, models_beside_shapes
@@ -45,6 +47,7 @@ def test_all_operators_of_shapes_have_kernels(lab: Lab, provider_library: str, t
     assert {name.partition(" ")[0] for name in on_gpu} == placement._SHAPE_OPERATORS - NOT_TRIED
 
 
+@pytest.mark.slow
 def test_every_type_of_every_operator_beside_shapes(lab: Lab, provider_library: str, tmp_path: Path) -> None:
     """ONNX Runtime's own log says for which nodes CUDA has no kernel and which it prefers on the CPU."""
     path = tmp_path / "models.zip"

@@ -102,6 +102,7 @@ def test_the_folders_that_are_searched(answers: Any) -> None:
     assert {"C:\\windows", "C:\\on path"} <= {*along_path}.difference(without_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", [STRANGE, LONG, "beside"], ids=["strange", "long", "slashes of Python"])
 def test_paths_of_any_kind(folder: str, answers: Any) -> None:
     written = f"C:/{folder}/two {folder[:4]}.dll" if folder == "beside" else f"C:\\{folder}\\two {folder[:4]}.dll"
@@ -319,6 +320,7 @@ def test_wheels_in_a_folder_of_more_than_260_letters(machine: Windows) -> None:
     assert folders_of(found) == {f"C:\\{LONG}\\nvidia\\cu13\\bin\\x86_64"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a folder that cannot be written to, which takes root")
 def test_packages_that_cannot_be_written_to(machine: Windows) -> None:
     machine.install_cuda()

@@ -229,6 +229,7 @@ def test_training_is_for_linux(module_windows: Windows) -> None:
     assert [each["type"] for each in json.loads(found.stdout)["problems"]] == ["UnsupportedPlatformError"]
 
 
+@pytest.mark.slow
 def test_doctor_of_another_python(ordinary: Windows) -> None:
     """It is a portable one, in which neither ortgpu nor a working directory is on the path."""
     other = ordinary.path("C:\\Other")
