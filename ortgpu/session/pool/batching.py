@@ -106,7 +106,7 @@ class Batched:
 
             joinable.check(run_all, feed, [each.name for each in outputs], made_up=inputs is None)
             self._sizes = joinable.sizes_of(run_all, feed, threads)
-        self._is_isolated = memories is None  # sessions in other processes: this one does not import ONNX Runtime
+        self._is_isolated = memories is None  # sessions in other processes: this one may have no ONNX Runtime
         self._buffers = Buffers(self._max_batch, threads + 1, memories, memory_limit)
         self._sessions = sessions
         self._turn = threading.RLock()  # for waiting; reentrant, as the garbage collector may submit

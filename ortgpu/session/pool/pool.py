@@ -144,10 +144,10 @@ class GPUSessionPool:
     and a run that hangs. A worker process that dies, or takes longer than ``deadline``, is replaced, and :meth:`health`
     says so. A request that it was running runs once more on another one. If that one dies too, the request raises
     WorkerLostError. A worker whose session cannot be opened again in half a minute is given up, and its GPU is lost
-    when none is left on it. The calling process then does not use CUDA, and does not import ONNX Runtime. Feeds hold
-    NumPy arrays of numbers, or arrays of other libraries on the CPU. Beside the copies of :meth:`submit` and of
-    :meth:`map`, they are copied once, and so are results, through memory that both processes share. A worker that
-    replaces another one opens the file of the model again.
+    when none is left on it. The calling process then does not use CUDA, and imports ONNX Runtime for its threads only,
+    once they copy an array of 2 MiB or more. Feeds hold NumPy arrays of numbers, or arrays of other libraries on the
+    CPU. Beside the copies of :meth:`submit` and of :meth:`map`, they are copied once, and so are results, through
+    memory that both processes share. A worker that replaces another one opens the file of the model again.
 
     Not promised: without ``isolate``, a pool does not survive a sticky CUDA error. CUDA requires a restart of the
     process, whichever GPU caused the error. From then on every session and the pool raise PoisonedContextError. With
