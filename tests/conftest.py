@@ -7,6 +7,9 @@ import pytest
 
 from tests.support.this_machine import GPUs, find_gpus
 
+# Thousands of children import NumPy, and half of the time of that goes to threads that would multiply matrices.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # One variable for these tests, with ortgpu's plugin and without it: see tests/gpu/conftest.py.
 if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":
     os.environ.setdefault("ORTGPU_GPU", "require")

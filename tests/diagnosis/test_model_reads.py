@@ -199,7 +199,14 @@ report(found)
 """
 
 
-@pytest.mark.parametrize("broken", ["no driver", "a driver that refuses", "no library"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "no driver",
+        pytest.param("a driver that refuses", marks=pytest.mark.slow),
+        pytest.param("no library", marks=pytest.mark.slow),
+    ],
+)
 def test_a_broken_model_is_refused_as_plain_onnxruntime_refuses_it(lab: Lab, tmp_path: Path, broken: str) -> None:
     machine = lab.machine(cuda=Cuda(init=999) if broken == "a driver that refuses" else None)
     if broken == "no library":

@@ -37,10 +37,10 @@ LAST = "waiting for the other ranks"
         pytest.param("never_joins", "CollectiveTimeoutError", COMMUNICATOR, marks=pytest.mark.slow),
         pytest.param("asleep", "CollectiveTimeoutError", COMMUNICATOR, marks=pytest.mark.slow),
         ("deaf", "CollectiveTimeoutError", COMMUNICATOR),
-        ("noisy", "CollectiveTimeoutError", COMMUNICATOR),
+        pytest.param("noisy", "CollectiveTimeoutError", COMMUNICATOR, marks=pytest.mark.slow),
         ("killed", "CollectiveTimeoutError", COMMUNICATOR),
         ("killed_in_operation", "CollectiveTimeoutError", FIRST),
-        ("idle", "CollectiveTimeoutError", FIRST),
+        pytest.param("idle", "CollectiveTimeoutError", FIRST, marks=pytest.mark.slow),
         pytest.param("asleep_with_results", "CollectiveTimeoutError", LAST, marks=pytest.mark.slow),
     ],
 )

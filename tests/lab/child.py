@@ -127,6 +127,7 @@ class Machine:
                 "LANG": "C.UTF-8",
                 "VIRTUAL_ENV": str(self.overlay.root),
                 "PYTHONDONTWRITEBYTECODE": "1",  # the overlay's folders may be those of the real environment
+                "OPENBLAS_NUM_THREADS": "1",  # as tests/conftest.py says
                 "LD_LIBRARY_PATH": os.pathsep.join(str(library.parent) for library in libraries) or None,
                 "LD_AUDIT": str(self.stubs.hide_from_loader),
                 "LD_PRELOAD": str(self.stubs.hide_from_search),

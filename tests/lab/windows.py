@@ -396,6 +396,7 @@ def _variables(prefix: Path) -> dict[str, str]:
         "LC_ALL": "C.UTF-8",  # of names of files
         "WINEPREFIX": str(prefix),
         "WINEDEBUG": "-all",
+        "OPENBLAS_NUM_THREADS": "1",  # as tests/conftest.py says
         "WINEDLLOVERRIDES": "mscoree,mshtml=d;winedbg.exe=d",
     }
 

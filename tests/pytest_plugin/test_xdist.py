@@ -41,7 +41,9 @@ def spread(pytester: pytest.Pytester, gpus: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("gpus", "expected"), [(2, {"gw0-0", "gw1-1"}), (1, {"gw0-0", "gw1-0"})])
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [(2, {"gw0-0", "gw1-1"}), pytest.param(1, {"gw0-0", "gw1-0"}, marks=pytest.mark.slow)]
+)
 def test_workers_are_spread_over_the_gpus(
     pytester: pytest.Pytester, run_child: Run, gpus: int, expected: set[str]
 ) -> None:

@@ -184,9 +184,7 @@ def test_weights_beside_the_model_are_part_of_its_content(tmp_path: Path) -> Non
         key_of(GraphOutline(path), None, by_content=True)
 
 
-def test_without_a_record_a_session_pays_one_look(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_record_a_session_pays_one_look(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path, outline = default_path(model, "NVIDIA H200"), GraphOutline(model)
     looks: list[Any] = []

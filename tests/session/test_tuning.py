@@ -165,6 +165,7 @@ def test_what_map_does_is_measured_for_throughput(
     assert {"search": "heuristic", "staging": "none"} in tried
 
 
+@pytest.mark.slow
 def test_providers_of_the_caller_are_measured_as_given(
     network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +180,7 @@ def test_providers_of_the_caller_are_measured_as_given(
         assert "providers" not in read_record(tmp_path / "record.json").named.settings
 
 
+@pytest.mark.slow
 def test_what_is_much_slower_alone_is_not_combined(
     network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

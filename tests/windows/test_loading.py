@@ -173,8 +173,8 @@ def added_by_the_program(machine: Windows) -> None:
     [
         (in_wheels, {CUDA_OF_WHEELS}),
         pytest.param(in_torch, {f"C:\\{TORCH}"}, marks=pytest.mark.slow),
-        (in_the_toolkit, {f"C:\\{TOOLKIT}"}),
-        (along_path, {"C:\\Program Files\\CUDA, in pieces"}),
+        pytest.param(in_the_toolkit, {f"C:\\{TOOLKIT}"}, marks=pytest.mark.slow),
+        pytest.param(along_path, {"C:\\Program Files\\CUDA, in pieces"}, marks=pytest.mark.slow),
         pytest.param(in_system32, {"C:\\windows\\System32"}, marks=pytest.mark.slow),
         pytest.param(added_by_the_program, {"C:\\added"}, marks=pytest.mark.slow),
     ],
@@ -214,7 +214,7 @@ def test_the_order_of_the_places(machine: Windows) -> None:
     ("first", "folder"),
     [
         ("import onnxruntime", CUDA_OF_WHEELS),
-        ("import onnxruntime; onnxruntime.preload_dlls()", CUDA_OF_WHEELS),
+        pytest.param("import onnxruntime; onnxruntime.preload_dlls()", CUDA_OF_WHEELS, marks=pytest.mark.slow),
         (f"import ctypes; [ctypes.CDLL('C:/other/' + name) for name in {REQUIRED}]", "C:\\other"),
     ],
     ids=["onnxruntime imported", "its preload_dlls called", "by a path of the program's own"],

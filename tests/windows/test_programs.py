@@ -178,7 +178,12 @@ print(json.dumps([one, many, later]))
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("allow_cpu", "[[0. 0. 1. 2.]]"), ("pool", "[[0. 0. 1. 2.]]"), ("throughput", "mean: 2.0")]
+    ("name", "said"),
+    [
+        ("allow_cpu", "[[0. 0. 1. 2.]]"),
+        pytest.param("pool", "[[0. 0. 1. 2.]]", marks=pytest.mark.slow),
+        pytest.param("throughput", "mean: 2.0", marks=pytest.mark.slow),
+    ],
 )
 def test_an_example(name: str, said: str, module_windows: Windows) -> None:
     program = f"R:\\examples\\{name}.py"
