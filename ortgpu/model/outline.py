@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
+from ..process.background import cached_property
 from .files import FileContent, ModelSource, open_model, stamp_of
 from .protobuf import Bytes, Extent, Reader, TooManyFieldsError
 

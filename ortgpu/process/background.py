@@ -31,6 +31,14 @@ def fork_safe_lock() -> AbstractContextManager[bool]:
     return lock
 
 
+class cached_property(functools.cached_property[Result]):  # noqa: N801 - it takes the place of that one
+    """One with a lock that a forked child finds free. Since Python 3.12 it has none."""
+
+    def __init__(self, function: Callable[[Any], Result]) -> None:
+        super().__init__(function)
+        self.lock = fork_safe_lock()
+
+
 def uninterrupted(function: Callable[[], object]) -> None:
     """Call ``function`` in a thread that no interrupt reaches, wait for its end, and raise what it raised.
 

@@ -11,7 +11,6 @@ waiting for the stream (pull request 28686; before that it waits all the same).
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import re
@@ -29,7 +28,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..diagnosis.messages import runtime_words as messages
 from ..errors import GPUError, ProviderRequestError, manual
-from ..process.background import fork_safe_lock
+from ..process.background import cached_property, fork_safe_lock
 from ..process.threads import Executor, Outcome
 from ..provider.lifetime import fresh_copy
 from ..provider.requests import CUDA
@@ -306,7 +305,7 @@ class CapturingSession:
                 raise
         return [output.result(array) for output, array in begun]
 
-    @functools.cached_property
+    @cached_property
     def _copier(self) -> Copier:
         """The threads that copy large arrays."""
         return Copier(self._runtime)

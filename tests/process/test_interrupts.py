@@ -106,3 +106,32 @@ def test_a_lock_is_free_in_a_forked_child_whoever_held_it() -> None:
         report([status, type(lock).__module__])
     """)
     assert found == [7, "_thread"]
+
+
+def test_a_forked_child_computes_what_a_thread_of_its_parent_was_computing() -> None:
+    found = child("""
+        from ortgpu.process.background import cached_property
+        class Answers:
+            def __init__(self, wait):
+                self._wait = wait
+            @cached_property
+            def answer(self):
+                self._wait()
+                return 42
+        computing, over = threading.Event(), threading.Event()
+        def wait():
+            computing.set()
+            over.wait(30)
+        slow = Answers(wait)
+        thread = threading.Thread(target=lambda: slow.answer)
+        thread.start()
+        computing.wait(30)
+        if not (pid := os.fork()):
+            signal.alarm(20)
+            os._exit(Answers(lambda: None).answer)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        over.set()
+        thread.join()
+        report([status, slow.answer])
+    """)
+    assert found == [42, 42]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import mmap
 import os
@@ -26,7 +25,7 @@ from ...environment.packages.installed import locate_packages
 from ...environment.packages.plugins import environ_of_child
 from ...errors import ExecutionError, GPUError, ProviderRequestError, WorkerLostError, manual
 from ...model.files import ModelSource
-from ...process.background import Thread, is_of_a_handler
+from ...process.background import Thread, cached_property, is_of_a_handler
 from ...process.threads import Notice, Outcome
 from ...provider import living
 from ...provider.devices import Device, DeviceRequest, as_request
@@ -154,7 +153,7 @@ class HostCopies:
         else:
             self._threads.copy(address_of(to), address_of(array), array.nbytes)
 
-    @functools.cached_property
+    @cached_property
     def _threads(self) -> ParallelCopy | None:
         arrival = locate_packages().onnxruntime.arrival
         if arrival is not None and arrival.way == "bundled plugin":
