@@ -184,6 +184,7 @@ def test_pool_without_so_many_gpus_says_so(tmp_path: Path) -> None:
     assert child.stdout.count("left out: pool-reused-resnet50-b256-x") == 4
 
 
+@pytest.mark.slow
 def test_soak_compares_every_result_and_watches_memory(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     command = [sys.executable, "-m", "benchmarks.soak", "--cpu", "--minutes", "0.1", "--json", str(results)]

@@ -291,7 +291,6 @@ CASES = in_group(
             env={"PYTHONPATH": "{overlay}/mine"},
             plain="printed logged",
             after=MENDED,
-            slow_fix=False,
         ),
         Case(
             "empty-libraries-on-the-loader-path",

@@ -285,7 +285,6 @@ CASES = in_group(
             half_upgraded,
             plain="printed logged",
             after=MENDED,
-            slow_fix=False,
         ),
         Case(
             "library-without-what-it-had",
@@ -295,7 +294,6 @@ CASES = in_group(
             cuda=Cuda(),
             plain="printed logged",
             after="NoDeviceError",
-            slow_fix=False,
         ),
         Case(
             "cudnn-without-code-for-the-gpu",

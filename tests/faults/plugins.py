@@ -87,7 +87,6 @@ CASES = in_group(
             plain="aborted",
             plain_arguments=OF_THE_PROGRAM,
             after=OPENS,
-            slow_fix=False,
             since=OPENS_CUDNN_AT_NEED,
         ),
         Case(

@@ -569,6 +569,7 @@ def test_an_error_of_a_run_or_an_opening_is_no_death() -> None:
         assert (found[name]["type"], found[name]["text"]) == (name, "the disk is gone")
 
 
+@pytest.mark.slow
 def test_deaths_before_a_first_result_are_delayed_and_others_are_not() -> None:
     found = child("""
         isolated._BACK_OFF = (1.5, 3.0)
