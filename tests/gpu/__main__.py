@@ -7,7 +7,8 @@ Tests that measure free memory must have a GPU to themselves, and others need se
     alone     one after the other, with all GPUs: what measures and takes several, and what lanes skipped
 
 FOLDER keeps a log and a JUnit file of each run. The end counts all that is in it: steps can be taken one by one, with
-packages installed in between. A test has passed if it passed in one of them and failed in none.
+packages installed in between. A test has passed if it passed in one of them and failed in none. Examples import ortgpu
+too: install it, or put this repository on PYTHONPATH.
 
 The exit status is 0 when nothing failed and something passed.
 """

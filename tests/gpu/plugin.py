@@ -3,8 +3,8 @@
 CPU_WHEEL is that of onnxruntime, of the release of the installed onnxruntime-gpu, whose provider becomes the package
 onnxruntime-ep-cuda12 or -cuda13. Two ways, each with all CUDA libraries that this Python has beside it:
 
-    PYTHONPATH=FOLDER python -m tests.gpu RESULTS                        # a package
-    PYTHONPATH=FOLDER/registered:FOLDER python -m tests.gpu RESULTS      # every program registers it, before all else
+    PYTHONPATH=FOLDER:$PWD python -m tests.gpu RESULTS                        # a package
+    PYTHONPATH=FOLDER/registered:FOLDER:$PWD python -m tests.gpu RESULTS      # every program registers it first
 """
 
 from __future__ import annotations
