@@ -310,9 +310,9 @@ def test_plain():
 @pytest.mark.parametrize("name", ["test_session_pickling", "test_pool", "test_pool_map", "test_tuning"])
 def test_tests_that_need_no_gpu_pass_there(name: str, windows: Windows) -> None:
     windows.install("pytest", "pluggy", "iniconfig", "pytest-timeout")
-    windows.write("C:\\pytest.ini", b"[pytest]\naddopts = --import-mode=importlib\n")
+    windows.write("C:\\pytest.ini", b"[pytest]\naddopts = --import-mode=importlib\nmarkers = slow\n")
     # No process of Windows sends itself an interrupt.
-    chosen = ["-m", "not lab and not ortgpu", "-k", "not interrupt", f"R:\\tests\\session\\{name}.py"]
+    chosen = ["-m", "not lab and not ortgpu and not slow", "-k", "not interrupt", f"R:\\tests\\session\\{name}.py"]
     options = ["-c", "C:\\pytest.ini", "--rootdir=R:\\", "-p", "no:cacheprovider", "-q"]
     found = windows.python("-m", "pytest", *options, *chosen, deadline=1000)
     assert re.search(r"^\d+ passed[^,]*(, \d+ deselected)?[^,]*$", found.ok().stdout, re.MULTILINE), found.output
