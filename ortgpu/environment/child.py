@@ -48,7 +48,7 @@ def run(
     writing.
     """
     try:
-        with _file() as output, _file() as errors:
+        with output_file() as output, output_file() as errors:
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -58,13 +58,13 @@ def run(
                 start_new_session=True,
             )
             timed_out = not _ends(child, timeout, grace)
-            text, said = (_content(file) for file in (output, errors))
+            text, said = (read_output(file) for file in (output, errors))
     except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
         return Ended(None, "", str(error))
     return Ended(None if timed_out else child.returncode, text, said, timed_out)
 
 
-def _file() -> IO[bytes]:
+def output_file() -> IO[bytes]:
     """Return an empty file for output. A pipe would be held open, and so its reader, by any process that is left."""
     try:
         return open(os.memfd_create("output"), "w+b")
@@ -74,9 +74,10 @@ def _file() -> IO[bytes]:
         return tempfile.TemporaryFile()
 
 
-def _content(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode("utf-8", "replace")
+def read_output(file: IO[bytes], start: int = 0, end: int | None = None) -> str:
+    """Return the output between two offsets. A process that still writes shares the position of the file."""
+    file.seek(start)
+    return file.read(-1 if end is None else end - start).decode("utf-8", "replace")
 
 
 def _ends(child: subprocess.Popen[bytes], timeout: float, grace: float) -> bool:
@@ -119,6 +120,7 @@ def run_python(
     return run(command, timeout=timeout, environ=environ, together=together)
 
 
+_SET_PATH = "import sys; n = int(sys.argv[1]) + 2; sys.path[:] = sys.argv[2:n]; del sys.argv[1:n]"
 # A child that hangs in a driver must not outlive the process that waits for it, however that ends.
 _END_WITH_PARENT = """
 try:
@@ -135,11 +137,11 @@ def python_command(code: str, *arguments: str) -> list[str]:
     ``sys.path`` travels along, and the options of the interpreter that decide what else is imported: the child has to
     see the environment that this process sees. On Linux it is killed when the thread that starts it ends.
     """
-    set_path = f"import sys; sys.path[:] = {search_path()!r}"
+    path = search_path()  # an argument for each entry: Linux allows 128 KiB for one, and 2 MiB for all
     isolation = [option for flag, option in _ISOLATION.items() if getattr(sys.flags, flag, False)]
     if "-I" in isolation and "-s" not in isolation:  # by a ._pth file of Windows, which isolates the child as well
         isolation.remove("-I")
-    return [interpreter(), *isolation, "-c", f"{set_path}{_END_WITH_PARENT}{code}", *arguments]
+    return [interpreter(), *isolation, "-c", f"{_SET_PATH}{_END_WITH_PARENT}{code}", str(len(path)), *path, *arguments]
 
 
 # The options by which an interpreter leaves out variables, the user's packages or ``site``

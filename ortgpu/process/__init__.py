@@ -1,1 +1,1 @@
-"""Threads, locks, signals and the language of this process: what everything else stands on."""
+"""Threads, locks, signals, channels and the language of this process: everything else stands on it."""

@@ -146,7 +146,8 @@ def test_results_are_written_into_shared_memory_where_there_is_some(staged_child
     """As in a worker process of a pool: its feed lies in shared memory, and its results are to."""
     found = staged_child(f"""
         import socket
-        from ortgpu.session.pool.shared_memory import Channel, Exchange
+        from ortgpu.process.channel import Channel
+        from ortgpu.session.pool.shared_memory import Exchange
         from ortgpu.session.pool.worker_process import _pin
         if not {can_be_pinned}:
             os.environ["STUB_CUDART_FAIL"] = "cudaHostRegister=2"

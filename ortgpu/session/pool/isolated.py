@@ -26,6 +26,7 @@ from ...environment.packages.plugins import environ_of_child
 from ...errors import ExecutionError, GPUError, ProviderRequestError, WorkerLostError, manual
 from ...model.files import ModelSource
 from ...process.background import Thread, cached_property, is_of_a_handler
+from ...process.channel import Channel, PickledError, log_record
 from ...process.threads import Notice, Outcome
 from ...provider import living
 from ...provider.devices import Device, DeviceRequest, as_request
@@ -35,7 +36,7 @@ from ...provider.runtime import load_runtime
 from ...running.cudart import address_of
 from ...running.pinned import OrdinaryMemory
 from ...running.pipeline import mapping
-from .shared_memory import Channel, Exchange, memory_file
+from .shared_memory import Exchange, memory_file
 from .workers import NotBegunError, Worker, check, named, options_of_others, wait_for_all
 
 if TYPE_CHECKING:
@@ -98,32 +99,6 @@ class Opened:
     declared: tuple[Sequence[Value], Sequence[Value]]  # inputs and outputs
     chosen: list[DeviceRequest]
     warnings: Sequence[Warning]
-
-
-@dataclass(frozen=True, slots=True)
-class PickledError:
-    """An exception on its way to another process."""
-
-    data: bytes | None
-    text: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> PickledError:
-        text = f"{type(error).__name__}: {error}"
-        try:
-            data = pickle.dumps(error)
-            pickle.loads(data)  # noqa: S301 - our own: many exceptions pickle, and raise here
-        except Exception:  # noqa: BLE001 - anything that its class may raise
-            data = None
-        return cls(data, text)
-
-    def error(self) -> BaseException:
-        with suppress(Exception):  # its module may be one that cannot be imported here
-            if self.data is not None:
-                error = pickle.loads(self.data)  # noqa: S301 - of a worker process
-                if isinstance(error, BaseException):
-                    return error
-        return RuntimeError(self.text)
 
 
 class HostCopies:
@@ -318,11 +293,8 @@ class WorkerProcess:
 
 
 def _log(said: object) -> None:
-    """Log what a worker process logged, by the handlers of this one."""
     if isinstance(said, logging.LogRecord):
-        target = logging.getLogger(said.name)
-        if target.isEnabledFor(said.levelno):
-            target.handle(said)
+        log_record(said)
 
 
 class ProcessWorker(Worker):

@@ -11,26 +11,19 @@ import errno
 import math
 import mmap
 import os
-import pickle
-import select
-import socket
-import struct
-import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ExecutionError, manual
+from ...process.channel import Channel
 
 # Bytes that one end keeps for its next arrays. More, of a request that was larger than most, is freed after it.
 KEPT = 256 << 20
 
 _ALIGNMENT = 256  # bytes, as CUDA aligns memory
-_LENGTH = struct.Struct("<Q")
 _MFD_CLOEXEC = 1  # in linux/memfd.h
 
 _Place = tuple[np.dtype[Any], tuple[int, ...], int]  # an array's type, shape, and offset in bytes
@@ -40,73 +33,6 @@ Pin = Callable[[int, int], Callable[[], None]]  # pins bytes from an address on,
 
 def _nothing() -> None:
     pass
-
-
-class Channel:
-    """One end of a socket for messages, each with at most one descriptor. One thread at a time receives them."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._sending = threading.Lock()
-
-    def send(self, message: object, descriptor: int | None = None) -> None:
-        """Send a message. Raises OSError if the other end is gone."""
-        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        data = memoryview(_LENGTH.pack(len(body)) + body)
-        with self._sending:
-            self._end.settimeout(None)
-            if descriptor is not None:
-                data = data[socket.send_fds(self._end, [data], [descriptor]) :]
-            self._end.sendall(data)
-
-    def has_message(self, timeout: float) -> bool:
-        """Wait for a message, or the end of the channel, for up to ``timeout`` seconds. False: nothing came."""
-        waiting = select.poll()
-        waiting.register(self._end, select.POLLIN)
-        return bool(waiting.poll(timeout * 1000))
-
-    def receive(self, timeout: float | None = None) -> tuple[Any, int | None]:
-        """Return a message, and the descriptor that came with it, which the caller closes.
-
-        Raises:
-            EOFError: the other end is gone.
-            TimeoutError: nothing came for ``timeout`` seconds. The channel is of no use after that.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        self._end.settimeout(timeout)
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._end, _LENGTH.size, 1, socket.MSG_CMSG_CLOEXEC)
-            descriptor = descriptors[0] if descriptors else None
-            try:
-                if len(data) < _LENGTH.size:
-                    data += self._exactly(_LENGTH.size - len(data), until, is_begun=bool(data))
-                return pickle.loads(self._exactly(_LENGTH.unpack(data)[0], until)), descriptor  # noqa: S301 - of our own
-            except BaseException:
-                if descriptor is not None:
-                    os.close(descriptor)
-                raise
-        except ConnectionError:
-            raise EOFError from None
-
-    def _exactly(self, size: int, until: float | None, *, is_begun: bool = True) -> bytearray:
-        data = bytearray(size)
-        rest = memoryview(data)
-        while rest and is_begun:
-            if until is not None:
-                self._end.settimeout(max(until - time.monotonic(), 0.001))
-            count = self._end.recv_into(rest)
-            is_begun, rest = bool(count), rest[count:]
-        if rest:
-            raise EOFError
-        return data
-
-    def shut(self) -> None:
-        """End the channel for both sides, also if a forked child has a copy of this end."""
-        with suppress(OSError):  # the other side did
-            self._end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._end.close()
 
 
 class SharedArrays:

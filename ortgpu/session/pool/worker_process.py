@@ -25,11 +25,12 @@ import numpy as np
 
 from ...errors import ProviderRequestError, manual
 from ...process.background import Thread
+from ...process.channel import Channel, PickledError
 from ...provider import lifetime
 from ...running.cudart import CudaCallError, CudaRuntime, runtime_of
 from ..lazily import gpu_session_class
-from .isolated import Declared, Opened, Opening, PickledError
-from .shared_memory import Channel, Exchange
+from .isolated import Declared, Opened, Opening
+from .shared_memory import Exchange
 from .workers import choose_devices, is_lost
 
 if TYPE_CHECKING:

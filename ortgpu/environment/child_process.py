@@ -1,0 +1,212 @@
+"""Child processes that answer one request after another: started, spoken to, ended and killed."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import IO, Any
+
+from ..errors import ExecutionError, Fix, manual
+from ..process import parent
+from ..process.channel import Channel, PickledError, log_record
+from .child import cause_of_death, kill_group, output_file, python_command, read_output
+from .packages.plugins import environ_of_child
+
+_PROGRAM = f"from {parent.__name__} import main; main()"
+_DEATH = 5.0  # seconds for a process to be gone that has closed its channel; one that is stuck in the driver is left
+_LOOK = 0.01  # between two looks at such a process
+_PATIENCE = 1.0  # between two looks at a process that works, and for the rest of a message
+
+
+class ChildFailedError(Exception):
+    """A child did not do its work, for the reason in the text. ``timed_out``: it was killed at its deadline."""
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        super().__init__(text)
+        self.timed_out = timed_out
+
+
+class ChildProcess:
+    """A process of this interpreter that calls functions of modules, as :mod:`ortgpu.process.parent` describes.
+
+    It leads a process group, has no standard input, and sees the search path of this process. It ends when this process
+    ends or closes the channel. Leaving a ``with`` block kills it and all that it started in its group.
+
+    Args:
+        environ: its variables; without them those of :func:`environ_of_child`.
+        descriptors: what it inherits, apart from its channel; not on Windows.
+        keeps_output: whether its output is kept for :meth:`output`. Otherwise it goes where that of this process goes.
+
+    Attributes:
+        channel: to the process. What :meth:`ask` does not expect may be received from it directly.
+        process: the process itself.
+
+    Raises:
+        ExecutionError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+        keeps_output: bool = False,
+    ) -> None:
+        self._output: IO[bytes] | None = None
+        self._reason: str | None = None
+        self._is_status_lost = False
+        try:
+            with ExitStack() as failed, ExitStack() as theirs:
+                ours, their = socket.socketpair()
+                failed.callback(ours.close)
+                theirs.callback(their.close)
+                if keeps_output:
+                    self._output = failed.enter_context(output_file())
+                level = logging.getLogger("ortgpu").getEffectiveLevel()
+                numbers = [their.fileno(), *descriptors]
+                self.process = subprocess.Popen(
+                    python_command(_PROGRAM, str(numbers[0]), str(level), *map(str, descriptors)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    env=environ_of_child() if environ is None else environ,
+                    start_new_session=True,
+                    **_inheritance(their, numbers),
+                )
+                failed.pop_all()
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+            raise _not_started(error) from None
+        self.channel = Channel(ours)
+
+    def __enter__(self) -> ChildProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(
+        self,
+        function: str,
+        *arguments: Any,
+        timeout: float | None = None,
+        on_note: Callable[[Any], object] = lambda _: None,
+    ) -> Any:
+        """Call a function, "module:function", in the child, and return its result.
+
+        Log records of the child go to the loggers of this process, and notes of the function to ``on_note``.
+
+        Raises:
+            ChildFailedError: the process ended, or was killed because it did not answer within ``timeout`` seconds.
+            Exception: whatever the function raises, or an argument that does not pickle.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            self.channel.send(parent.Request(function, arguments), timeout=timeout)
+            while True:
+                said = self._receive(until)
+                if isinstance(said, logging.LogRecord):
+                    log_record(said)
+                elif isinstance(said, parent.Note):
+                    on_note(said.content)
+                else:
+                    break
+        except TimeoutError:
+            self.kill("it did not end in time")
+            raise ChildFailedError("it did not end in time", timed_out=True) from None
+        except (EOFError, ConnectionError):
+            raise ChildFailedError(f"the process ended: {self.cause()}") from None
+        if isinstance(said, PickledError):
+            raise said.error()
+        assert isinstance(said, parent.Answer)
+        return said.result
+
+    def _receive(self, until: float | None) -> Any:
+        """Return a message. Raises as :meth:`Channel.receive`, also if a forked process holds the other end open."""
+        while not self.channel.has_message(_PATIENCE if until is None else min(_PATIENCE, until - time.monotonic())):
+            if self._has_ended() and not self.channel.has_message(0):
+                raise EOFError
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError
+        said, descriptor = self.channel.receive(None if until is None else max(until - time.monotonic(), _PATIENCE))
+        if descriptor is not None:
+            os.close(descriptor)
+        return said
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._has_ended()
+
+    def kill(self, reason: str | None = None) -> None:
+        """Kill it and its group, for a reason that :meth:`cause` returns, unless it ended by itself before."""
+        if not self._has_ended():
+            self._reason = self._reason or reason or "it was killed"
+        kill_group(self.process)
+        self.channel.shut()
+
+    def cause(self) -> str:
+        """Wait for its end, at most 5 s, and return the cause. Kill what does not end, and its group."""
+        until = time.monotonic() + _DEATH
+        while not self._has_ended() and time.monotonic() < until:
+            time.sleep(_LOOK)
+        if not self._has_ended():
+            self.kill("it does not answer")
+        kill_group(self.process)
+        code = self.process.returncode
+        if self._reason is not None or code is None:
+            return self._reason or "it does not answer"
+        if self._is_status_lost:
+            return "its exit status is not known, since this program ignores SIGCHLD or waits for all of its children"
+        return cause_of_death(code) or f"exit status {code}"
+
+    def _has_ended(self) -> bool:
+        if self.process.returncode is None and hasattr(os, "waitid"):
+            try:
+                os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:  # Popen takes this for exit status 0
+                self._is_status_lost = self.process.returncode is None
+        return self.process.poll() is not None
+
+    def output(self, start: int = 0, end: int | None = None) -> str:
+        """Return what it wrote to standard output and error, between two offsets. Call this after its end."""
+        assert self._output is not None, "its output is not kept"
+        return read_output(self._output, start, end)
+
+    def close(self) -> None:
+        """Kill it, and free what this process holds of it. Call this once no thread uses the channel."""
+        self.kill()
+        self.channel.close()
+        if self._output is not None:
+            self._output.close()
+
+
+def _inheritance(their: socket.socket, numbers: Sequence[int]) -> dict[str, Any]:
+    if sys.platform == "win32":
+        their.set_inheritable(True)
+        return {"startupinfo": subprocess.STARTUPINFO(lpAttributeList={"handle_list": list(numbers)})}
+    return {"pass_fds": numbers}
+
+
+def _not_started(error: Exception) -> ExecutionError:
+    number = getattr(error, "errno", None)
+    remedy: str | Fix = _REMEDIES.get(number or 0, "let this process start other processes")
+    if isinstance(error, FileNotFoundError):
+        remedy = "run this in a program of the Python interpreter, which is not frozen"
+    return ExecutionError(
+        "a child process cannot be started", evidence=[f"{type(error).__name__}: {error}"], fixes=[manual(remedy)]
+    )
+
+
+_REMEDIES = {
+    errno.EMFILE: "allow this process more open files (ulimit -n)",
+    errno.ENFILE: "let the system have more open files (sysctl fs.file-max)",
+    errno.EAGAIN: "allow this user or container more processes (ulimit -u, pids.max)",
+    errno.ENOMEM: "give this process and its container more memory",
+    errno.E2BIG: "shorten sys.path or the environment variables",
+}

@@ -1,0 +1,199 @@
+"""Messages between a process and its children, over sockets that the children inherit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+_LENGTH = struct.Struct("<Q")
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may leave SIGPIPE at its default, which ends the process
+_SO_NOSIGPIPE = 0x1022  # sys/socket.h of macOS, which has no MSG_NOSIGNAL
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class Channel:
+    """One end of a socket for pickled messages, each with at most one descriptor.
+
+    One thread at a time receives. Any thread may send, also a signal handler or a finalizer that interrupts another
+    send of its thread: the interrupted call then sends both messages. Programs that this process starts do not inherit
+    the socket.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        end.set_inheritable(False)
+        if sys.platform == "darwin":
+            end.setsockopt(socket.SOL_SOCKET, _SO_NOSIGPIPE, 1)
+        self._end = end
+        self._sending = threading.RLock()
+        self._is_sending = False
+        self._postponed: list[memoryview] = []
+
+    def send(self, message: object, descriptor: int | None = None, timeout: float | None = None) -> None:
+        """Send a message. A failure amid the message ends the channel for both sides.
+
+        Raises:
+            OSError: the other end is gone.
+            TimeoutError: the other end did not take the message within ``timeout`` seconds.
+            Exception: whatever a message raises that does not pickle.
+        """
+        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        data = memoryview(_LENGTH.pack(len(body)) + body)
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._sending:
+            if self._is_sending:
+                if descriptor is not None:
+                    raise BlockingIOError("a message with a descriptor cannot be sent amid another message")
+                self._postponed.append(data)
+                return
+            self._is_sending = True
+            try:
+                self._send(data, descriptor, until)
+                while self._postponed:
+                    self._send(self._postponed.pop(0), None, until)
+            finally:
+                self._is_sending = False
+
+    def _send(self, data: memoryview, descriptor: int | None, until: float | None) -> None:
+        rest = data
+        try:
+            while rest:
+                try:
+                    if descriptor is None or sys.platform == "win32":
+                        rest = rest[self._end.send(rest, _NO_SIGNAL) :]
+                    else:
+                        rest = rest[socket.send_fds(self._end, [rest], [descriptor], _NO_SIGNAL) :]
+                        descriptor = None
+                except BlockingIOError:
+                    self._wait_until(until, to_send=True)
+        except BaseException:
+            if len(rest) < len(data):
+                self.shut()
+            raise
+
+    def has_message(self, timeout: float) -> bool:
+        """Wait for a message, or the end of the channel, for up to ``timeout`` seconds. False: nothing came."""
+        return self._is_ready(max(timeout, 0))
+
+    def receive(self, timeout: float | None = None) -> tuple[Any, int | None]:
+        """Return a message, and the descriptor that came with it. The caller closes the descriptor.
+
+        Raises:
+            EOFError: the other end is gone.
+            TimeoutError: no whole message came within ``timeout`` seconds. The channel is of no use after that.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        descriptor = None
+        try:
+            self._wait_until(until)
+            head, descriptor = self._head()
+            head += self._exactly(_LENGTH.size - len(head), until)
+            body = self._exactly(_LENGTH.unpack(head)[0], until)
+            return pickle.loads(body), descriptor  # noqa: S301 - parent and child trust each other
+        except BaseException as error:
+            if descriptor is not None:
+                os.close(descriptor)
+            if isinstance(error, ConnectionError):
+                raise EOFError from None
+            raise
+
+    def _head(self) -> tuple[bytes, int | None]:
+        """Return the first bytes of a message, and its descriptor."""
+        if sys.platform == "win32":
+            head, descriptors = self._end.recv(_LENGTH.size), []
+        else:
+            head, descriptors, _, _ = socket.recv_fds(self._end, _LENGTH.size, 1, _CLOSE_ON_EXEC)
+        if not head:
+            raise EOFError
+        if not descriptors:
+            return head, None
+        os.set_inheritable(descriptors[0], False)  # not every system has the flag, or honours it
+        return head, descriptors[0]
+
+    def _exactly(self, size: int, until: float | None) -> bytearray:
+        data = bytearray(size)
+        rest = memoryview(data)
+        while rest:
+            try:
+                count = self._end.recv_into(rest)
+            except BlockingIOError:
+                self._wait_until(until)
+                continue
+            if not count:
+                raise EOFError
+            rest = rest[count:]
+        return data
+
+    def _wait_until(self, until: float | None, *, to_send: bool = False) -> None:
+        if not self._is_ready(None if until is None else max(until - time.monotonic(), 0), to_send=to_send):
+            raise TimeoutError("the other process did not answer in time")
+
+    def _is_ready(self, timeout: float | None, *, to_send: bool = False) -> bool:
+        if self._end.fileno() < 0:
+            raise EOFError
+        if sys.platform == "win32":
+            ends = [self._end]
+            return any(
+                select.select(
+                    [] if to_send else ends, ends if to_send else [], [], None if timeout is None else max(timeout, 0)
+                )
+            )
+        waiting = select.poll()
+        waiting.register(self._end, select.POLLOUT if to_send else select.POLLIN)
+        return bool(waiting.poll(None if timeout is None else timeout * 1000))
+
+    def shut(self) -> None:
+        """End the channel for both sides, also if a forked child has a copy of this end."""
+        with suppress(OSError):  # the other side did
+            self._end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._end.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PickledError:
+    """An exception on its way to another process."""
+
+    data: bytes | None
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> PickledError:
+        text = f"{type(error).__name__}: {error}"
+        try:
+            data = pickle.dumps(error)
+            pickle.loads(data)  # noqa: S301 - made above: many exceptions pickle, and raise here
+        except Exception:  # noqa: BLE001 - anything that its class may raise
+            data = None
+        return cls(data, text)
+
+    def error(self) -> BaseException:
+        """Return the exception; a RuntimeError with its text if this process cannot make it."""
+        with suppress(Exception):  # its module may be one that cannot be imported here
+            if self.data is not None:
+                error = pickle.loads(self.data)  # noqa: S301 - of a child
+                if isinstance(error, BaseException):
+                    return error
+        return RuntimeError(self.text)
+
+
+def log_record(record: logging.LogRecord) -> None:
+    """Log what a child logged, by the handlers of this process. Exceptions of filters and handlers end nothing."""
+    try:
+        target = logging.getLogger(record.name)
+        if target.isEnabledFor(record.levelno):
+            target.handle(record)
+    except BaseException as error:
+        if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+            raise  # Ctrl-C

@@ -1,0 +1,120 @@
+"""The child's side of a child process: it calls the functions that its parent names, one after another.
+
+``main`` is all of the program. The process ends at once when its parent ends or closes the channel.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+from .background import Thread
+from .channel import Channel, PickledError
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A function, as "module:function", to be called in the child."""
+
+    function: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of a request. An exception comes as a PickledError instead."""
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a function tells before it returns."""
+
+    content: Any
+
+
+#: The descriptors of the parent's ChildProcess, in their order. Programs that this process starts do not inherit them.
+descriptors: list[int] = []
+
+_control: Channel | None = None
+
+
+def main() -> NoReturn:
+    """Serve the parent, whose socket, log level and further descriptors are the arguments of the program."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and a container send them to all processes
+        signal.signal(number, signal.SIG_IGN)
+    global _control
+    end, level, *descriptors[:] = map(int, sys.argv[1:])
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    control = _control = Channel(socket.socket(fileno=end))
+    records = logging.getLogger("ortgpu")
+    records.addHandler(_Records(control))
+    records.setLevel(level)
+    records.propagate = False
+    requests: SimpleQueue[Request] = SimpleQueue()
+    Thread(lambda: _watch(control, requests), "ortgpu-parent").start()
+    while True:
+        _answer(control, requests.get())
+
+
+def tell(content: object) -> None:
+    """Send the parent a note during a request."""
+    assert _control is not None, "this process is no child"
+    _control.send(Note(content))
+
+
+def end(error: BaseException) -> NoReturn:
+    """End this process, and tell the parent that ``error`` is the cause."""
+    with suppress(Exception):
+        if _control is not None:
+            _control.send(PickledError.of(error))
+    os._exit(1)
+
+
+class _Records(QueueHandler):
+    """Sends log records to the parent, whose program has chosen the handlers."""
+
+    def __init__(self, control: Channel) -> None:
+        super().__init__(SimpleQueue())
+        self._control = control
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # the parent has ended, and this process will
+            self._control.send(record)
+
+
+def _watch(control: Channel, requests: SimpleQueue[Request]) -> None:
+    """Pass on the parent's requests. End the process when the parent closes the channel or has ended."""
+    with suppress(BaseException):
+        while True:
+            requests.put(control.receive()[0])
+    os._exit(0)
+
+
+def _answer(control: Channel, request: Request) -> None:
+    answer: object
+    try:
+        module, _, name = request.function.partition(":")
+        answer = Answer(getattr(importlib.import_module(module), name)(*request.arguments))
+    except BaseException as error:  # noqa: BLE001 - the parent raises it
+        answer = PickledError.of(error)
+    try:
+        try:
+            control.send(answer)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the result does not pickle
+            control.send(PickledError.of(error))
+    except OSError:  # the parent has ended
+        os._exit(0)
