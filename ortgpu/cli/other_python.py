@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import tempfile
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,17 @@ def find_python(_ctx: click.Context, _parameter: click.Parameter, given: str | N
 
 
 def diagnose_in(
-    python: str, model: Path | None, *, timeout: float, ssh: tuple[str, ...], **settings: Any
+    python: str,
+    model: Path | None,
+    *,
+    timeout: float,
+    ssh: tuple[str, ...] = (),
+    environ: Mapping[str, str] | None = None,
+    **settings: Any,
 ) -> ortgpu.Diagnosis:
     """Return what :func:`ortgpu.diagnose` finds in a process of the interpreter ``python``.
+
+    ``environ``: the variables of that process; None means those of this one.
 
     Raises:
         GPUError: as it does.
@@ -65,7 +74,8 @@ def diagnose_in(
             if spec is not None and spec.origin is not None:
                 _lend(Path(spec.origin), Path(folder))
         asked = json.dumps({"model": model, "timeout": timeout, "ssh": ssh, **settings}, default=os.fspath)
-        environ = {name: value for name, value in os.environ.items() if name != "ORTGPU_ENFORCE"}
+        variables = os.environ if environ is None else environ
+        environ = {name: value for name, value in variables.items() if name != "ORTGPU_ENFORCE"}
         longest = timeout * (_LIMITED + len(ssh)) + _BESIDE
         ended = run([python, "-c", _PROGRAM, folder, asked], timeout=longest, environ=environ)
         result = Path(folder, "result")

@@ -37,7 +37,7 @@ def test_environment_without_any_package(bare: Path) -> None:
         assert found["environment"]["host"]["executable"] == str(bare / "bin" / "python")
         assert found["environment"]["packages"]["others"] == [], "what this environment has is not that one's"
         fix = found["problems"][0]["fixes"][0]["text"]
-        assert shlex.split(fix)[0] == str(bare / "bin" / "python"), "where it is missing, it is to be installed"
+        assert str(bare / "bin" / "python") in shlex.split(fix), "where it is missing, it is to be installed"
     assert list(bare.rglob("*ortgpu*")) == []
 
 

@@ -9,6 +9,7 @@ in them.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.lab.fixtures import Lab
 KEPT = (
     *("onnxruntime", "nvidia", "numpy", "onnx", "google", "protobuf", "flatbuffers", "packaging", "ml_dtypes"),
     *("typing_extensions", "pynvml", "pip"),
+    *("ortgpu-", "click", "rich", "pygments", "markdown_it", "mdurl"),  # what `ortgpu fix` is made of
 )
 #: Not pip's to change: it is linked as it is.
 LIBRARY_UNDER_TEST = "ortgpu"
@@ -82,10 +84,40 @@ def follow_advice(case: Case, lab: Lab) -> Iterator[tuple[str, Outcome]]:
         fixes = executable_fixes(case, broken.error)
         if number >= len(fixes):
             return
-        yield str(fixes[number]["text"]), case.open_after(lab, machine, fixes[number])
+        text, applied = str(fixes[number]["text"]), fixes[number]
+        if number == 0 and goes_through_fix(case, fixes[0]):
+            applied = {"kind": "shell", "text": with_ortgpu_fix(case, lab, machine, text)}
+        yield text, case.open_after(lab, machine, applied)
         number += 1
         if number >= len(fixes):
             return
+
+
+def goes_through_fix(case: Case, fix: Mapping[str, Any]) -> bool:
+    """Whether `ortgpu fix` meets the fault of a case: what a program itself does first, or asks for, it cannot see."""
+    return fix["kind"] == "shell" and not case.prelude and not case.arguments and case.ask in ("session", "probe")
+
+
+#: Fails unless the command ran with success, and prints the commands that `ortgpu fix` leaves to the user's shell.
+CHECK = """
+import json, sys
+document = json.load(sys.stdin)
+ran = [each["command"] for each in document["commands"] if each["exit_status"] == 0]
+if sys.argv[1] not in ran:
+    sys.exit(f"not run with success: {json.dumps(document)}")
+print("\\n".join(document["your_shell"]))
+"""
+
+
+def with_ortgpu_fix(case: Case, lab: Lab, machine: Machine, text: str) -> str:
+    """The commands of a user who runs `ortgpu fix`, and then what that leaves to the user's own shell.
+
+    Their exit status is not 0 unless `ortgpu fix` ran the fix ``text`` with success.
+    """
+    python = shlex.quote(str(machine.overlay.python))
+    model = f" --model {shlex.quote(str(getattr(lab.models, case.model)))}" if case.ask == "session" else ""
+    fix = f"{python} -m ortgpu fix --yes --warnings --json{model}"
+    return f'lines=$({fix} | {python} -c {shlex.quote(CHECK)} {shlex.quote(text)}) && eval "$lines"'
 
 
 def why_not_mended(case: Case, outcome: Outcome) -> str | None:

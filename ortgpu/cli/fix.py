@@ -1,0 +1,287 @@
+"""``ortgpu fix``: run the commands that the diagnosis prints, and look again after each."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+import ortgpu
+from ortgpu.cli import output, signals
+from ortgpu.cli.other_python import diagnose_in, find_python
+from ortgpu.environment.child import interpreter
+from ortgpu.errors import Fix, GPUError
+
+Variables = Mapping[str, str]
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Do not ask before each command.")
+@click.option("--dry-run", is_flag=True, help="Show the commands and run none.")
+@click.option("--warnings", is_flag=True, help="Run the commands of warnings as well.")
+@click.option(
+    "--model",
+    metavar="M",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Fix what this model needs as well.",
+)
+@click.option(
+    "--python",
+    metavar="PYTHON",
+    callback=find_python,
+    help="Fix the environment of this interpreter, or the virtual environment in this folder.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document; all else goes to the standard error.")
+@click.option(
+    "--timeout", type=click.IntRange(1, 3600), default=30, show_default=True, help="Seconds that a probe may take."
+)
+def fix(
+    yes: bool, dry_run: bool, warnings: bool, model: Path | None, python: str | None, as_json: bool, timeout: int
+) -> int:
+    """Run the commands that `ortgpu doctor` prints, and look again after each.
+
+    Asks before each command. After each, the environment is judged in a fresh process, as the doctor does it; the next
+    command is that of the first error that is left. A command runs once at most.
+
+    What needs root, a restart, another machine or a change of your program is printed and never run. A command that
+    changes a variable (export, unset) changes it for the next look; repeat it in your own shell: it is shown at the
+    end.
+
+    Exit code 0: fixed, or nothing was wrong. 1: an error is left, which is shown at the end. 2: wrong usage.
+
+    \b
+    The JSON document has "schema" (1), "ortgpu", "ok", "model",
+      "commands"   in the order of running: command, code (of the error),
+                   status ("ran", "declined", "not run"), exit_status, seconds
+      "your_shell" the commands to repeat in your own shell
+      "problems"   what is left, as in the document of `ortgpu doctor`
+    or "error".
+    """
+    python = python or interpreter()
+    console = output.stderr() if as_json else output.stdout()
+
+    def judge(environ: Variables) -> ortgpu.Diagnosis:
+        with output.progress("Looking at this machine"), signals.as_exceptions():
+            return diagnose_in(
+                python, model, timeout=timeout, ssh=(), environ=environ, probe=True, profile="inference"
+            )  # fmt: skip
+
+    repair = Repair(console, judge, with_warnings=warnings)
+    try:
+        if dry_run:
+            repair.plan()
+        else:
+            repair.run(lambda: yes or click.confirm("Run it?", err=as_json))
+    except click.Abort:
+        output.line(console)
+        output.line(console, "Stopped: no answer. --yes runs the commands without asking.", style="bold yellow")
+        return 130
+    except click.ClickException as error:
+        if not as_json:
+            raise
+        return output.show_problem(error, as_json)
+    if as_json:
+        output.write_json(output.document(ok=repair.ok, model=str(model) if model else None, **repair.as_dict()))
+    else:
+        repair.show_verdict()
+    return 0 if repair.ok else 1
+
+
+@dataclass(slots=True)
+class Step:
+    """A command of a fix. ``exit_status`` and ``seconds`` are None unless it ran."""
+
+    command: Fix
+    code: str  # of the error that it is a fix of
+    exit_status: int | None = None
+    seconds: float | None = None
+    declined: bool = False
+
+    def as_dict(self) -> dict[str, object]:
+        status = "declined" if self.declined else "ran" if self.exit_status is not None else "not run"
+        return {
+            "command": str(self.command),
+            "code": self.code,
+            "status": status,
+            "exit_status": self.exit_status,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(slots=True)
+class Repair:
+    """The commands of a diagnosis and what they led to. ``judge`` looks at the environment in a fresh process."""
+
+    console: Console
+    judge: Callable[[Variables], ortgpu.Diagnosis]
+    with_warnings: bool = False
+    steps: list[Step] = field(default_factory=list)
+    diagnosis: ortgpu.Diagnosis | None = None
+    variables: dict[str, str | None] = field(default_factory=dict)  # that commands have changed; None: removed
+
+    @property
+    def problems(self) -> tuple[GPUError, ...]:
+        """The problems of the last look that are to be fixed. A consequence goes with its cause."""
+        found = self.diagnosis.problems if self.diagnosis is not None else ()
+        causes = [problem for problem in found if problem.consequence_of is None]
+        return tuple(problem for problem in causes if problem.severity == "fatal" or self.with_warnings)
+
+    @property
+    def failure(self) -> str | None:
+        """What failed in the probe though no check finds a fault; None if nothing did."""
+        from ortgpu.cli.findings import Report  # not at the top: `ortgpu --help` imports this module
+
+        if self.diagnosis is None or not self.diagnosis.ok:
+            return None
+        return Report(None, self.diagnosis, ()).failure
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and self.diagnosis is not None and self.diagnosis.ok and self.failure is None
+
+    def plan(self) -> None:
+        """Look once, and list the commands without running them."""
+        self.diagnosis = self.judge(os.environ)
+        self.steps = list(_commands(self.problems))
+
+    def run(self, confirm: Callable[[], bool]) -> None:
+        """Run command after command, until no problem has another one.
+
+        Raises:
+            click.Abort: ``confirm`` got no answer.
+        """
+        while True:
+            self.diagnosis = self.judge(self.environ)
+            known = {step.command for step in self.steps}
+            step = next((step for step in _commands(self.problems) if step.command not in known), None)
+            if step is None:
+                return
+            problem = next(problem for problem in self.problems if step.command in problem.fixes)
+            output.line(self.console, f"{type(problem).__name__}: {problem.summary}", style="bold red")
+            output.command(self.console, f"  $ {step.command}", style="green")
+            self.steps.append(step)
+            if not confirm():
+                step.declined = True
+                continue
+            self._execute(step)
+            if step.exit_status:
+                output.line(self.console, f"The command ended with {step.exit_status}.", style="yellow")
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables of this process with the changes that commands have made."""
+        changed = {**os.environ, **self.variables}
+        return {name: value for name, value in changed.items() if value is not None}
+
+    def _execute(self, step: Step) -> None:
+        self.console.file.flush()
+        begin, before = time.monotonic(), self.environ
+        step.exit_status, after = run_in_shell(step.command, before)
+        step.seconds = round(time.monotonic() - begin, 1)
+        for name in before.keys() | after.keys():
+            if before.get(name) != after.get(name):
+                self.variables[name] = after.get(name)
+
+    @property
+    def your_shell(self) -> list[str]:
+        """The commands that bring the changes of variables about in the user's own shell."""
+        return [
+            f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
+            for name, value in sorted(self.variables.items())
+        ]
+
+    def as_dict(self) -> dict[str, object]:
+        problems = self.diagnosis.problems if self.diagnosis is not None else ()
+        return {
+            "commands": [step.as_dict() for step in self.steps],
+            "your_shell": self.your_shell,
+            "problems": [problem.as_dict() for problem in problems],
+        }
+
+    def show_verdict(self) -> None:
+        """Show the first error that is left, and what to do in one's own shell; the verdict is the last line."""
+        console, ran = self.console, [step for step in self.steps if step.exit_status is not None]
+        planned = [step.command for step in self.steps if step.exit_status is None and not step.declined]
+        for number, problem in enumerate(self.problems):
+            if number and planned:
+                output.line(console)
+            if number == 0 or planned:
+                output.show_error(console, problem, most_facts=6, with_others=False)
+        if self.your_shell:
+            output.heading(console, "In your own shell, run:")
+            for command in self.your_shell:
+                output.command(console, f"    {command}", style="green")
+        if self.ok:
+            shell = " once your own shell has run the above" if self.your_shell else ""
+            text = (
+                f"fixed{shell}: a session opens on the GPU" if ran else "OK: nothing to fix, a session opens on the GPU"
+            )
+            output.line(console, text, style="bold green")
+            return
+        left = self.problems[0].code if self.problems else ""
+        text = f"not fixed: {left}"
+        if not left:
+            text = f"not fixed: no check finds a fault, and the probe failed: {self.failure}"
+        elif planned:
+            text = f"{_counted(len(planned), 'command')} would run (--dry-run)"
+        elif ran:
+            text = f"not fixed: {left} is left; {_counted(len(ran), 'command')} ran"
+        elif not self.steps:
+            text = f"not fixed: {left} has no command that can run here; its fix is above"
+        output.line(console, text, style="bold red")
+
+
+def _commands(problems: Iterable[GPUError]) -> Iterator[Step]:
+    """Yield the commands that this user can run here, in the order of the problems."""
+    for problem in problems:
+        yield from (Step(text, problem.code) for text in problem.fixes if text.executable and text.kind == "shell")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+_WRITE_VARIABLES = (
+    "import os, sys; open(sys.argv[1], 'wb').write(b'\\0'.join(b'='.join(v) for v in os.environb.items()))"
+)
+_OF_THE_SHELL = ("_", "PWD", "OLDPWD", "SHLVL")
+
+
+def run_in_shell(text: str, environ: Variables) -> tuple[int, dict[str, str]]:
+    """Run a command of a fix, and return its exit status and the variables that a program would see after it.
+
+    What the command writes goes where this process writes errors. It reads nothing. It stays in this process's group,
+    so that an interrupt from the keyboard reaches pip, which then cleans up; this function waits for that.
+    """
+    if os.name == "nt":  # a fix for Windows has a command on each line, and changes no variable
+        for line in text.splitlines():
+            if status := _wait_for(subprocess.Popen(line, shell=True, env=environ, stdin=subprocess.DEVNULL)):  # noqa: S602 - a printed command is for a shell
+                return status, dict(environ)
+        return 0, dict(environ)
+    with tempfile.NamedTemporaryFile(prefix="ortgpu-fix-") as file:
+        script = f'{text}\nstatus=$?\n"$0" -ISc "$1" "$2"\nexit $status'
+        command = ["/bin/sh", "-c", script, interpreter(), _WRITE_VARIABLES, file.name]
+        child = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
+        status = _wait_for(child)
+        content = file.read()
+    pairs = (os.fsdecode(pair).partition("=") for pair in content.split(b"\0") if pair)
+    after = {name: value for name, _, value in pairs if name not in _OF_THE_SHELL}
+    kept = {name: environ[name] for name in _OF_THE_SHELL if name in environ}
+    return status, {**after, **kept} if content else dict(environ)
+
+
+def _wait_for(child: subprocess.Popen[bytes]) -> int:
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        child.wait()
+        raise
