@@ -8,15 +8,15 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from ortgpu.cli import output
 from ortgpu.environment import child
+from ortgpu.session.guard.inheritance import prepare
 
-_STARTUP = str(Path(__file__).resolve().parent.parent / "session" / "guard" / "startup")
 _PYTHON = re.compile(r"(python|pypy)w?[\d.]*t?(\.exe)?", re.IGNORECASE)
 _IS_REACHED = "import sys; print('_ortgpu_hook' in sys.modules)"
 # Options with which Python does not read PYTHONPATH, or runs no sitecustomize
@@ -69,15 +69,6 @@ def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which may take its time to end
     code = subprocess.call([program, *command[1:]], env=environment)
     return code - 2**32 if code >= 2**31 else code  # as sys.exit takes it: 0xC0000005, say, of a crash
-
-
-def prepare(environment: MutableMapping[str, str]) -> None:
-    """Set the variables that put the guard in force in a new process."""
-    environment["ORTGPU_ENFORCE"] = "1"
-    given = environment.get("PYTHONPATH", "")
-    # Keep empty entries, which mean the working directory: PYTHONPATH=$PYTHONPATH:lib may contain one.
-    others = [entry for entry in given.split(os.pathsep) if entry != _STARTUP] if given else []
-    environment["PYTHONPATH"] = os.pathsep.join([_STARTUP, *others])
 
 
 def reject_portable_python(program: str, environment: Mapping[str, str]) -> None:

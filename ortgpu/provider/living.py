@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -154,17 +155,31 @@ def _creator_of(session: object) -> str | None:
     return f"{code.co_filename}:{frame.f_lineno} {getattr(code, 'co_qualname', code.co_name)}"
 
 
+def list_makers(session: object) -> list[str]:
+    """Return the modules outside onnxruntime and ortgpu that make a session: of its constructors and their caller."""
+    return [str(frame.f_globals.get("__name__", "")) for _, frame in _foreign_frames(session, sys._getframe(1))]
+
+
 def _creator(session: object, start: FrameType) -> tuple[int, FrameType | None]:
     """Return distance and frame of the nearest caller outside onnxruntime, ortgpu and the constructors."""
+    level, frame = 2, None
+    for level, frame in _foreign_frames(session, start):  # noqa: B007 - the last one counts
+        pass
+    return (level, frame) if frame is not None and not _constructs(frame, session) else (2, None)
+
+
+def _foreign_frames(session: object, start: FrameType) -> Iterator[tuple[int, FrameType]]:
+    """Yield the frames outside onnxruntime and ortgpu with their distance, up to the first that is no constructor."""
     frame: FrameType | None = start
     level = 1
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("ortgpu", "onnxruntime") and not _constructs(frame, session):
-            return level, frame
+        if package not in ("ortgpu", "onnxruntime"):
+            yield level, frame
+            if not _constructs(frame, session):
+                return
         frame = frame.f_back
         level += 1
-    return 2, None
 
 
 def _constructs(frame: FrameType, session: object) -> bool:

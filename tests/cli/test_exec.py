@@ -13,7 +13,8 @@ from pathlib import Path
 import click
 import pytest
 
-from ortgpu.cli.exec import prepare, reject_isolated_python
+from ortgpu.cli.exec import reject_isolated_python
+from ortgpu.session.guard.inheritance import prepare
 from tests.lab import Machine
 from tests.lab.fixtures import Lab
 from tests.lab.models import Models

@@ -12,6 +12,7 @@ from ...running.onnxruntimes import InferenceSession
 from ..gpu_session import GPUSession
 from ..reopening import has_own_state, reduced, set_class, unchanged_on_error
 from ..request import OWN, cpu_is_allowed_by_variable, misspelt
+from .exemptions import is_exempt
 from .policy import attainable, judge
 
 _lock = fork_safe_lock()
@@ -30,7 +31,7 @@ class GuardedSession(GPUSession):
         provider_options: Any = None,
         **kwargs: Any,
     ) -> None:
-        if judge(providers, provider_options, sess_options) == "guarded":
+        if judge(providers, provider_options, sess_options) == "guarded" and not is_exempt(self, path_or_bytes):
             open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             return
         with unchanged_on_error(self):

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ...process.background import fork_safe_lock
+from . import exemptions, inheritance
 from .startup._ortgpu_hook import ImportHook, take_out
 
 if TYPE_CHECKING:
@@ -41,25 +43,40 @@ _warned: set[tuple[str, int]] = set()  # file and line of each `with` that has w
 _changed: list[tuple[Any, dict[str, tuple[Any, Any]]]] = []  # class, {name: (value before, value now)}
 
 
-def install() -> None:
+def install(*, except_: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ()) -> None:
     """Put the guard in force until :func:`uninstall` or the end of the process. Calling it twice is fine.
 
     From then on every ``onnxruntime.InferenceSession`` of this process that asks for CUDA, or for nothing, is a
     GPUSession, or its constructor raises what GPUSession raises. Providers beside CUDA that cannot be used here are
-    left out. A session that asks only for the CPU or for other providers opens unchanged, and so does one that is on
-    the GPU by another provider that the program has registered; :func:`ortgpu.sessions` lists it. ``set_providers``
-    follows the same rules. Call this at the start of a program that uses libraries which make their own sessions.
+    left out. A session that asks only for the CPU or for other providers opens unchanged, and so does a session that
+    is on the GPU by another provider that the program has registered; :func:`ortgpu.sessions` lists it.
+    ``set_providers`` follows the same rules. Call this at the start of a program that uses libraries which make their
+    own sessions.
 
-    Not promised: the guard does not reach sessions made before, other processes, or sessions that are not made with the
-    constructor of that class (``onnxruntime.capi``'s native class, onnxruntime-genai, the model packages of 1.32).
+    The guard is also in force in Python processes that this process starts from then on: workers of multiprocessing,
+    joblib, concurrent.futures and a local Ray cluster, and other programs. They inherit the variable ORTGPU_ENFORCE,
+    and PYTHONPATH where the environment does not load the guard at the start of Python.
+
+    Args:
+        except_: sessions that open unchanged whatever they ask for, without a guard: those that a module creates
+            ("nudenet", with its submodules), and those of a model ("vad.onnx", "models/*.onnx", a path). The variable
+            ORTGPU_ENFORCE_EXCEPT names more of them, separated by commas. Exceptions of several calls add up.
+
+    Raises:
+        TypeError, ValueError: ``except_``, or the variable, names neither modules nor models.
+
+    Not promised: the guard does not reach sessions made before, processes started before or with an environment of
+    their own, or sessions that are not made with the constructor of that class (``onnxruntime.capi``'s native class,
+    onnxruntime-genai, the model packages of 1.32).
     """
+    exemptions.declare(except_)
     _set(installed=True)
 
 
 def uninstall() -> None:
     """Undo :func:`install`, however often it was called. Open ``with enforce()`` blocks stay in force.
 
-    Verified sessions stay GPUSessions.
+    Verified sessions stay GPUSessions. Processes that started meanwhile stay guarded.
     """
     _set(installed=False)
 
@@ -166,8 +183,15 @@ def enforce(function: Any = None) -> Any:
 
 def _set(*, installed: bool | None = None, entered: int = 0) -> None:
     global _installed, _entered, _noting
+    # Read the variable also for a block: a mistake in it is to show here, not in the constructor of a session.
+    exempt = exemptions.list_all() if installed or entered > 0 else frozenset()
     with _lock:
         _installed = _installed if installed is None else installed
+        if installed:
+            inheritance.hand_on(exempt)
+        elif installed is False:
+            exemptions.forget()
+            inheritance.take_back()
         _entered = max(0, _entered + entered)
         if installed is not None or entered > 0:
             _noting = installed is not False
@@ -256,7 +280,7 @@ def _guarded_init(original: Any) -> Any:
         if guarded:
             with _lock:  # the increment is not atomic
                 _requests += 1
-        if not guarded or _is_gpu_session(self):
+        if not guarded or _is_gpu_session(self) or exemptions.is_exempt(self, path_or_bytes):
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             _note(self, providers, provider_options, sess_options)
             return
@@ -292,7 +316,7 @@ def _guarded_set_providers(original: Any) -> Any:
     def set_providers(self: Any, providers: Any = None, provider_options: Any = None) -> None:
         from .policy import judge
 
-        if not is_enforced() or _is_gpu_session(self):
+        if not is_enforced() or _is_gpu_session(self) or exemptions.is_exempt(self, self._model_path):
             original(self, providers, provider_options)
             _note(self, providers, provider_options)
             return

@@ -1,0 +1,101 @@
+"""The sessions that the guard leaves alone, by the module that makes them or by their model."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import PurePath
+
+VARIABLE = "ORTGPU_ENFORCE_EXCEPT"
+
+_SEPARATOR = ","
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MODEL_SUFFIXES = (".onnx", ".ort")
+_MAKERS_OF_ALL = ("onnxruntime", "ortgpu")
+
+_declared: frozenset[str] = frozenset()  # by the program, without the exemptions by the variable
+
+
+def declare(names: object) -> None:
+    """Add exemptions of the program. Raises what :func:`parse` raises."""
+    global _declared
+    _declared |= parse(names)
+
+
+def forget() -> None:
+    """Drop the exemptions of the program."""
+    global _declared
+    _declared = frozenset()
+
+
+def list_all() -> frozenset[str]:
+    """Return the exemptions of the program and of the variable. Raises ValueError for a variable with a mistake."""
+    return _declared | read_variable()
+
+
+def is_exempt(session: object, model: object) -> bool:
+    """Return True if the program or the variable names the model of a session, or a module that creates it."""
+    exempt = list_all()
+    if not exempt:
+        return False
+    from ...provider.living import list_makers  # only where there are exemptions: it loads what reads libraries
+
+    return is_covered(exempt, model, list_makers(session))
+
+
+def parse(names: object) -> frozenset[str]:
+    """Return exemptions in one form: the name of a module, or a pattern of paths with a slash in it.
+
+    Raises:
+        TypeError: ``names`` is neither a text, a path, nor an iterable of these.
+        ValueError: a text is neither the name of a module nor the path of a model.
+    """
+    if isinstance(names, (str, os.PathLike)):
+        names = (names,)
+    if not isinstance(names, Iterable):
+        raise TypeError(f"except_ must be names of modules and paths of models, not {names!r}")
+    return frozenset(map(_parse_one, names))
+
+
+def _parse_one(name: object) -> str:
+    if not isinstance(name, (str, os.PathLike)):
+        raise TypeError(f"except_ must have names of modules and paths of models, not {name!r}")
+    text = os.fsdecode(name)
+    if _SEPARATOR in text:  # the variable could not hand it to child processes
+        raise ValueError(f"an exception to the guard has no comma: write {text.replace(_SEPARATOR, '?')!r}")
+    has_folder = os.sep in text or "/" in text
+    if not isinstance(name, str) or has_folder or text.lower().endswith(_MODEL_SUFFIXES):
+        pattern = PurePath(text).as_posix()
+        return pattern if "/" in pattern else f"./{pattern}"
+    if not _MODULE.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is no exception to the guard: an exception is the name of a module, as 'nudenet', or the path "
+            "of a model, as 'vad.onnx', 'models/*.onnx' or './weights.bin'"
+        )
+    if text.partition(".")[0] in _MAKERS_OF_ALL:
+        raise ValueError(f"{text!r} is no exception to the guard: name the module that calls it")
+    return text
+
+
+def read_variable() -> frozenset[str]:
+    """Return the exemptions that the variable names. Raises ValueError as :func:`parse` does."""
+    names = os.environ.get(VARIABLE, "").split(_SEPARATOR)
+    try:
+        return parse(name.strip() for name in names if name.strip())
+    except ValueError as error:
+        raise ValueError(f"{VARIABLE}: {error}") from None
+
+
+def as_variable(exemptions: Iterable[str]) -> str:
+    return _SEPARATOR.join(sorted(exemptions))
+
+
+def is_covered(exemptions: Iterable[str], model: object, modules: Iterable[str]) -> bool:
+    """Return True if one of the exemptions names the path of a model, or one of the modules or a parent of it."""
+    makers = {module[: match.start()] for module in modules for match in re.finditer(r"\.|$", module)}
+    path = PurePath(os.path.abspath(os.fsdecode(model))) if isinstance(model, (str, os.PathLike)) else None
+    return any(
+        path is not None and path.match(exemption) if "/" in exemption else exemption in makers
+        for exemption in exemptions
+    )
