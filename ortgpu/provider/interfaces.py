@@ -87,3 +87,5 @@ class VerifiedSession(Session, Protocol):
     _verified: VerifiedFacts
     _request: Any
     _pinned_memory_limit: int
+    _holdings: Any  # running.memory.Holdings, once they are asked for
+    _model_stamp: tuple[int, ...] | None  # of the model's file when the session opened

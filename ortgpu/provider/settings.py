@@ -16,6 +16,7 @@ DEPTH = "map_depth"  # runs that map has at work at a time
 STAGING = "map_staging"  # "0": map runs with the arrays of the caller, not with copies in pinned memory
 OF_THE_SESSION = (THREADS, DIMENSIONS, FLOAT16, DEPTH, STAGING)
 CAPTURE = "enable_cuda_graph"  # the option of the provider
+LIMIT = "gpu_mem_limit"  # the option of the provider: bytes that the arena may hold
 
 FEW_THREADS = 4  # three concurrent runs of run_async, which keep a GPU busy
 

@@ -89,6 +89,10 @@ class _Graph:
         self.binding: Any = native.SessionIOBinding(inner)
         self.inner = inner  # the binding refers to it and may not keep it alive
 
+    def bytes_held(self) -> int:
+        outputs = [each for each in self.outputs.values() if isinstance(each, Output)]
+        return sum(each.size for each in (*self.inputs, *outputs))
+
     def drop_buffers(self) -> None:
         """Free the memory of a graph that is not replayed any more."""
         self.binding, self.inputs, self.outputs = None, [], {}
@@ -149,6 +153,21 @@ class CapturingSession:
         if name.startswith("run_"):
             raise _unsupported(name)
         return getattr(self._inner, name)
+
+    @property
+    def captures(self) -> int:
+        """The number of graphs that were captured. ONNX Runtime keeps them and the memory that they use."""
+        return self._captures
+
+    def bytes_held(self) -> int:
+        """Return the bytes of the buffers on the device."""
+        return sum(graph.bytes_held() for graph in list(self._graphs.values()))
+
+    def give_back(self) -> None:
+        """Free the buffers of all shapes but the one that ran last. The next run of another shape captures it again."""
+        with self._lock:
+            while len(self._graphs) > 1:
+                self._graphs.popitem(last=False)
 
     def close(self, error: GPUError) -> None:
         """Wait for the running run and free the buffers. Later runs raise ``error``."""

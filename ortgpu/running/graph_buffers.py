@@ -56,7 +56,7 @@ class _Buffer:
         self._pinned = pinned
         self._in_threads = IN_THREADS_FROM <= size_of(kind) <= place.memory.limit
         self._buffer = DeviceBuffer(place.runtime, size_of(kind))
-        self.address = self._buffer.address
+        self.address, self.size = self._buffer.address, self._buffer.size
 
 
 class Input(_Buffer):

@@ -18,6 +18,7 @@ from ..provider.lifetime import device_of
 from ..provider.requests import CUDA
 from .cuda_graph import LEAVE_OUT, CapturedRunner, CapturingSession
 from .cudart import CudaCallError, Stream, runtime_of, runtime_on
+from .memory import holdings_of
 from .pinned import memory_of
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def captured(session: RunningSession) -> CapturedRunner:
     graphs = CapturingSession(session._sess, runtime, device_of(session), stream, memory_of(session))
     session._stream = None  # the C++ session keeps it alive from now on
     session._sess = graphs
+    holdings_of(session).add("graphs", graphs)
     return CapturedRunner(session, graphs)
 
 

@@ -121,6 +121,14 @@ class RecycledMemory:
                         weakref.finalize(memory, self._release, block).atexit = False
                         del memory
 
+    def give_back(self) -> None:
+        """Free the memory that no array uses. Later arrays get new memory."""
+        if os.getpid() == self._pid:  # in a forked child the lock may be held forever
+            with self._lock:
+                for block in self._there():
+                    if not block.is_in_use():
+                        self._release(block)
+
     def abandon(self) -> None:
         """Never free or hand out memory again, because it was lost and its addresses may be reused."""
         self._closed, self._pid = True, -1  # no process has this id
@@ -233,6 +241,10 @@ class PinnedMemory(RecycledMemory):
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], most: int | None = None) -> NDArray[Any] | None:
         return None if self._runtime is None else super().try_empty(shape, dtype, most)
+
+    def give_back(self) -> None:
+        super().give_back()
+        self.ordinary.give_back()
 
     def close(self) -> None:
         super().close()

@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ..provider.runtime import load_runtime
 
@@ -22,6 +22,7 @@ import onnxruntime
 
 from ..environment.gpu.cuda import initialising
 from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
+from ..model.files import stamp_of
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest, as_request
 from ..provider.requests import CPUNodes, parse  # CPUNodes for typing.get_type_hints
@@ -36,12 +37,30 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
 
     from ..provider.placement import Placement
+    from ..running.memory import Holdings, SessionMemory
     from ..running.pinned import PinnedMemory
     from .placement_details import PlacementDetails
     from .pool.batching import Batched
     from .request import Verified
 
+Measured = TypeVar("Measured")
+
 _HELD = ("_request", *lifetime.HELD_BY_ONNXRUNTIME)  # _request keeps the model's bytes alive
+
+
+class measured(Generic[Measured]):  # noqa: N801 - it takes the place of property
+    """A property that an attribute of the same name hides, as a subclass may have one."""
+
+    def __init__(self, function: Callable[[Any], Measured]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, session: None, owner: type[Any]) -> Self: ...
+    @overload
+    def __get__(self, session: object, owner: type[Any]) -> Measured: ...
+    def __get__(self, session: object | None, owner: type[Any]) -> Self | Measured:
+        return self if session is None else self._function(session)
 
 
 class GPUSession(LastOfOurs):
@@ -99,10 +118,12 @@ class GPUSession(LastOfOurs):
         _request: SessionRequest
         _verified: Verified  # a subclass may use the names of its fields for other things
         _pinned: PinnedMemory | None
+        _holdings: Holdings | None
+        _model_stamp: tuple[int, ...] | None
     _sess: Any
     _guards: type[Any] | None = None  # the class that was requested, if the guard opened the session
     _stream: Any = None  # set while a session with cuda_graph opens
-    _pinned = None
+    _pinned = _holdings = None
     _gpu_runner = PlainRunner()
     _gpu_explained = failures.explained  # for what fails before a run
     _pinned_memory_limit = PINNED_MEMORY_LIMIT
@@ -208,7 +229,7 @@ class GPUSession(LastOfOurs):
         from ..provider.living import register  # not imported above if the GPU was already lost
 
         register(self)
-        self._own_names = frozenset((*vars(self), "_own_names", "_pinned")) - others
+        self._own_names = frozenset((*vars(self), "_own_names", "_pinned", "_holdings")) - others
 
     @classmethod
     def for_rank(
@@ -382,6 +403,32 @@ class GPUSession(LastOfOurs):
 
         return memory_of(self).empty(shape, dtype)
 
+    @measured
+    def memory(self) -> SessionMemory:
+        """What the session holds now, measured when it is asked for, in a tenth of a millisecond and a look at NVML.
+
+        Raises:
+            ExecutionError: the session is closed, or lost the GPU.
+        """
+        from ..running.memory import read_memory
+
+        return read_memory(self)
+
+    def trim(self) -> None:
+        """Give back the memory that no run needs: plans for further shapes, free regions of the arena, host memory.
+
+        Afterwards the session holds about what it had after its first small run. Other threads may run meanwhile and
+        keep what they use. The next run of a large input takes the memory again, and that of a further shape plans
+        again. A session with cuda_graph keeps the shape that ran last. Its arena does not shrink, because captured
+        graphs use its addresses.
+
+        Raises:
+            ExecutionError: the session is closed, or lost the GPU.
+        """
+        from ..running.memory import trim
+
+        trim(self)
+
     def io_binding(self) -> onnxruntime.IOBinding:
         """Return an IOBinding, whose methods raise the same errors as those of the session."""
         lifetime.refuse_if_unusable(self)
@@ -435,6 +482,7 @@ class GPUSession(LastOfOurs):
             self._model_bytes = None
             self._gpu_runner.close(error)
             self._gpu_runner = PlainRunner()
+            self._holdings = None
             if self._pinned is not None:
                 self._pinned.close()
 
@@ -506,11 +554,12 @@ class GPUSession(LastOfOurs):
         # Drop what an earlier construction of this object left.
         if self._pinned is not None:
             self._pinned.close()  # a finalizer of the session would keep it alive
-        for name in ("_pinned", "_gpu_runner"):
+        for name in ("_pinned", "_holdings", "_gpu_runner"):
             held.pop(name, None)
         if not isinstance(request.model, bytes):  # it may be opened again in another working directory
             request = dataclasses.replace(request, model=os.path.abspath(os.fsdecode(request.model)))
         self._request = request
+        self._model_stamp = stamp_of(request.model)
         self._pinned_memory_limit = request.pinned_memory_limit
 
     def _refuse_if_lost(self) -> None:
@@ -519,7 +568,7 @@ class GPUSession(LastOfOurs):
 
     def _let_go(self, error: BaseException) -> None:
         """Drop all that was made, so that the failed C++ session frees its GPU memory."""
-        for name in (*_HELD, "_model_bytes", "_stream", "_gpu_runner"):
+        for name in (*_HELD, "_model_bytes", "_stream", "_gpu_runner", "_holdings"):
             self.__dict__.pop(name, None)
         lifetime.let_go_of_variables(error)
 

@@ -16,21 +16,51 @@ static int allocate(void **address, size_t size) {
     return *address ? 0 : 2;
 }
 
+/* Memory of the device is counted, each block by a size in front of it. $STUB_CUDA_MEMORY is how many bytes there are. */
+static size_t device_bytes;
+
+static size_t device_total(void) {
+    const char *total = getenv("STUB_CUDA_MEMORY");
+    return total ? strtoull(total, NULL, 10) : (size_t)64 << 30;
+}
+
+size_t stub_device_bytes(void) { return __atomic_load_n(&device_bytes, __ATOMIC_SEQ_CST); }
+
+static int allocate_on_device(void **address, size_t size) {
+    void *block;
+    if (__atomic_add_fetch(&device_bytes, size, __ATOMIC_SEQ_CST) > device_total()
+        || allocate(&block, size + SYNCHRONOUS_MEMORY)) {
+        __atomic_sub_fetch(&device_bytes, size, __ATOMIC_SEQ_CST);
+        return 2;
+    }
+    *(size_t *)block = size;
+    return *address = (char *)block + SYNCHRONOUS_MEMORY, 0;
+}
+
+static int free_on_device(void *address) {
+    void *block = (char *)address - SYNCHRONOUS_MEMORY;
+    if (address) __atomic_sub_fetch(&device_bytes, *(size_t *)block, __ATOMIC_SEQ_CST), free(block);
+    return 0;
+}
+
 static int make(void **handle) {
     *handle = malloc(1);
     return 0;
 }
 
-int cudaMalloc(void **address, size_t size) { return allocate(address, size); }
+int cudaMalloc(void **address, size_t size) { return allocate_on_device(address, size); }
 int cudaMallocHost(void **address, size_t size) { return allocate(address, size); }
 int cudaHostAlloc(void **address, size_t size, unsigned flags) { return (void)flags, allocate(address, size); }
-int cudaFree(void *address) { return free(address), 0; }
+int cudaFree(void *address) { return free_on_device(address); }
 int cudaFreeHost(void *address) { return free(address), 0; }
 int cudaMemcpy(void *to, const void *from, size_t size) { return memcpy(to, from, size), 0; }
 int cudaMemcpyAsync(void *to, const void *from, size_t size) { return memcpy(to, from, size), 0; }
 int cudaMemset(void *to, int value, size_t size) { return memset(to, value, size), 0; }
 int cudaMemsetAsync(void *to, int value, size_t size) { return memset(to, value, size), 0; }
-int cudaMemGetInfo(size_t *available, size_t *total) { return *available = *total = (size_t)64 << 30, 0; }
+int cudaMemGetInfo(size_t *available, size_t *total) {
+    *total = device_total();
+    return *available = *total - stub_device_bytes(), 0;
+}
 
 int cudaStreamCreate(void **stream) { return make(stream); }
 int cudaStreamCreateWithFlags(void **stream) { return make(stream); }

@@ -1,0 +1,183 @@
+"""What one session holds of its GPU, and the order in which it gives back what no run needs.
+
+A part of a session that holds memory beside the arena is a :class:`Holder`. It is added to the :class:`Holdings` of the
+session, which measure it and ask it to give back.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from ..environment.gpu.driver import processes_on
+from ..model.weights import bytes_of_weights
+from ..provider.lifetime import device_of, refuse_if_unusable
+from . import arena
+
+if TYPE_CHECKING:
+    from .pinned import PinnedMemory, PinningSession
+
+
+Part = Literal["plans", "graphs"]
+_ORDER: tuple[Part, ...] = ("plans", "graphs")  # plans first, as any run can do without them
+
+_MIB = 1 << 20
+
+
+class Holder(Protocol):
+    """A part of a session that holds GPU memory outside of the session's arena.
+
+    It must not refer to the session, whose GPU memory it would keep. Any thread may call it at any time.
+    """
+
+    def bytes_held(self) -> int | None:
+        """Return the bytes of GPU memory that it holds; None if they are unknown."""
+
+    def give_back(self) -> None:
+        """Free what no run uses at this moment. Runs at work keep what they use."""
+
+
+class Holdings:
+    """The holders of one session, and its budget.
+
+    Attributes:
+        budget: the bytes of the GPU that the session may take; None: unlimited.
+    """
+
+    def __init__(self, budget: int | None = None) -> None:
+        self.budget = budget
+        self._holders: tuple[tuple[Part, Holder], ...] = ()
+        self._weights: list[int | None] = []  # once they were read
+
+    def add(self, part: Part, holder: Holder) -> None:
+        """Count a holder from now on, and ask it when memory is to be given back."""
+        self._holders = (*self._holders, (part, holder))
+
+    def remove(self, holder: Holder) -> None:
+        self._holders = tuple(pair for pair in self._holders if pair[1] is not holder)
+
+    @property
+    def room(self) -> int | None:
+        """Return the bytes that holders may take together; None: as much as the GPU has.
+
+        The arena may grow to the whole of a budget by itself, and no budget could be kept if others grew beside it.
+        """
+        return None if self.budget is None else 0
+
+    def weights_of(self, session: PinningSession) -> int | None:
+        """Return the bytes of the model's initialisers; None if the model cannot be read any more."""
+        if not self._weights:
+            self._weights.append(bytes_of_weights(session._request.model, session._model_stamp))
+        return self._weights[0]
+
+    def bytes_of(self, part: Part) -> int | None:
+        """Return the bytes that the holders of a part hold; None if one of them does not know."""
+        sizes = [holder.bytes_held() for name, holder in self._holders if name == part]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
+    def give_back(self) -> None:
+        """Have the holders free what no run uses, plans before graphs."""
+        for part in _ORDER:
+            for name, holder in self._holders:
+                if name == part:
+                    holder.give_back()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMemory:
+    """What a session holds, in bytes, as measured when it was asked for. None: unknown, or no such limit.
+
+    ``str()`` has a line for each part.
+
+    Attributes:
+        budget: the most that the session may take of the GPU (``memory=``).
+        weights: the initialisers as the model's file has them. They lie in the arena.
+        arena: GPU memory that ONNX Runtime's arena holds for the session.
+        arena_in_use: the part of it that is in use. ONNX Runtime up to 1.31 does not tell.
+        plans: GPU memory of plans for further shapes.
+        graphs: GPU memory of the buffers of captured CUDA graphs.
+        pinned: page-locked host memory.
+        process: GPU memory of this whole process, its CUDA context and kernels included, as NVML has it. It is unknown
+            in most containers.
+    """
+
+    budget: int | None
+    weights: int | None
+    arena: int | None
+    arena_in_use: int | None
+    plans: int | None
+    graphs: int | None
+    pinned: int
+    process: int | None
+
+    def __str__(self) -> str:
+        rows = [(each.name, getattr(self, each.name)) for each in fields(self)]
+        return "\n".join(
+            f"{_LABELS[name]:<26}{_mebibytes(size)}" for name, size in rows if name != "budget" or size is not None
+        )
+
+
+_LABELS = {
+    "budget": "budget",
+    "weights": "weights",
+    "arena": "arena, with the weights",
+    "arena_in_use": "arena, in use",
+    "plans": "plans for further shapes",
+    "graphs": "buffers of CUDA graphs",
+    "pinned": "pinned host memory",
+    "process": "this process on the GPU",
+}
+
+
+def _mebibytes(size: int | None) -> str:
+    return f"{'unknown':>10}" if size is None else f"{size / _MIB:>10,.1f} MiB"
+
+
+def holdings_of(session: PinningSession) -> Holdings:
+    """Return the holdings of a session, made at the first use."""
+    holdings: Holdings | None = session._holdings
+    if holdings is None:  # setdefault is one step of C, so threads agree on one
+        holdings = vars(session).setdefault("_holdings", Holdings())
+    return holdings
+
+
+def read_memory(session: PinningSession) -> SessionMemory:
+    """Measure what a session holds.
+
+    Raises:
+        ExecutionError: the session is closed, or lost the GPU.
+    """
+    refuse_if_unusable(session)
+    holdings, device = holdings_of(session), device_of(session)
+    used = processes_on(device.uuid) if device.uuid is not None else {}
+    return SessionMemory(
+        budget=holdings.budget,
+        weights=holdings.weights_of(session),
+        arena=arena.reserved_bytes(session),
+        arena_in_use=None,
+        plans=holdings.bytes_of("plans"),
+        graphs=holdings.bytes_of("graphs"),
+        pinned=session._pinned.bytes_held if session._pinned is not None else 0,
+        process=used.get(os.getpid()),
+    )
+
+
+def give_back(session: PinningSession) -> None:
+    """Give back the GPU memory that no run of a session uses: plans, then graphs, then the arena's free regions."""
+    holdings_of(session).give_back()
+    arena.shrink(session)
+
+
+def trim(session: PinningSession) -> None:
+    """Give back the GPU memory and the host memory that no run of a session uses.
+
+    Raises:
+        ExecutionError: the session is closed, or lost the GPU.
+    """
+    refuse_if_unusable(session)
+    give_back(session)
+    pinned: PinnedMemory | None = session._pinned
+    if pinned is not None:
+        pinned.give_back()
