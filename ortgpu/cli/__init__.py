@@ -20,10 +20,10 @@ from ortgpu.cli import output
 from ortgpu.errors import GPUError
 
 if TYPE_CHECKING:  # for PyInstaller too, which does not find modules that are imported by a computed name
-    from ortgpu.cli import bench, check, demo, doctor, exec, explain, fix, preflight, tune  # noqa: A004, F401 - named as commands are
+    from ortgpu.cli import bench, check, demo, doctor, exec, explain, fix, hold, preflight, tune  # noqa: A004, F401 - named as commands are
 
 # Each is a module of this package that holds a click command of the same name; in the order of use
-COMMANDS = ("demo", "check", "doctor", "fix", "explain", "tune", "bench", "exec", "preflight")
+COMMANDS = ("demo", "check", "doctor", "fix", "hold", "explain", "tune", "bench", "exec", "preflight")
 
 
 class _Commands(click.Group):

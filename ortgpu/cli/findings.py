@@ -156,6 +156,8 @@ def _onnxruntime(environment: Environment, probe: ProbeResult | None) -> Iterato
     if len(installed.owners) > 1 or installed.folder is None:
         for owner in installed.owners:
             yield f"on record: {_with_version(owner)}"
+    for held in environment.packages.held:
+        yield f"held: libraries that require onnxruntime find {held.version}, and install no other (ortgpu hold)"
     for other in installed.elsewhere:
         yield f"another one, not used: {_with_version(other)} in {other.location}"
 

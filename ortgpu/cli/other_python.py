@@ -16,6 +16,7 @@ import click
 
 import ortgpu
 from ortgpu.environment.child import run
+from ortgpu.environment.packages.interpreter import this_interpreter
 from ortgpu.errors import GPUError
 
 _BESIDE = 90.0  # seconds for all that the child does without a limit of its own: it reads files, and asks the driver
@@ -27,9 +28,11 @@ import sys
 if sys.version_info < (3, 10):
     sys.exit("it is Python %d.%d, and ortgpu needs 3.10 or newer" % sys.version_info[:2])
 import json, pickle
-folder, settings = sys.argv[1:]
+folder, settings, lender = sys.argv[1:]
 sys.path[:] = [folder, *filter(None, sys.path)]
 from ortgpu import diagnose
+from ortgpu.environment.packages import interpreter
+interpreter.lender = lender or None
 from ortgpu.errors import GPUError
 try:
     found = diagnose(**json.loads(settings))
@@ -76,8 +79,9 @@ def diagnose_in(
         asked = json.dumps({"model": model, "timeout": timeout, "ssh": ssh, **settings}, default=os.fspath)
         variables = os.environ if environ is None else environ
         environ = {name: value for name, value in variables.items() if name != "ORTGPU_ENFORCE"}
+        lender = "" if python == this_interpreter() else this_interpreter()
         longest = timeout * (_LIMITED + len(ssh)) + _BESIDE
-        ended = run([python, "-c", _PROGRAM, folder, asked], timeout=longest, environ=environ)
+        ended = run([python, "-c", _PROGRAM, folder, asked, lender], timeout=longest, environ=environ)
         result = Path(folder, "result")
         if not result.exists():
             last = (ended.errors.strip().splitlines() or [f"exit status {ended.returncode}"])[-1]

@@ -39,6 +39,7 @@ class SessionReport:
     latency: Mapping[str, float] | None  # see ``latency_of``
     latency_error: str | None
     tuned: str | None = None  # what a record of tune does for the session, or why it does nothing; None on the CPU
+    held: str | None = None  # the version of onnxruntime that `ortgpu hold` stands for; None: nothing is held
 
     @property
     def is_idle(self) -> bool:
@@ -62,6 +63,7 @@ class SessionReport:
             "latency_ms": self.latency,
             "latency_error": self.latency_error,
             "tuned": self.tuned,
+            "held": self.held,
         }
 
     def show(self, console: Console) -> None:
@@ -92,6 +94,8 @@ class SessionReport:
             found["time"] = text.format_map(self.latency)
         if self.tuned:
             found["settings"] = self.tuned
+        if self.held:
+            found["held"] = f"libraries that require onnxruntime find {self.held} (ortgpu hold)"
         if self.latency_error:
             found["time"] = f"not measured: {self.latency_error}"
         return found
@@ -134,6 +138,7 @@ def read(
                 raise
             times, reason = [], f"{refused}: {error}"
     from ortgpu.environment.gpu import driver
+    from ortgpu.environment.packages.installed import read_held
     from ortgpu.provider.records import describe_record
 
     uuid = session.device.uuid
@@ -150,6 +155,7 @@ def read(
             if session.device.is_gpu
             else None
         ),
+        held=next((one.version for one in read_held()), None),
     )
 
 

@@ -54,6 +54,7 @@ CHECKS: tuple[Check, ...] = (
     packages.shadowed,
     packages.broken_files,
     packages.conflicting,
+    packages.held_at_another_version,
     packages.plugin_incomplete,
     packages.cpu_only,
     packages.plugins_unknown,

@@ -171,7 +171,7 @@ def test_document_has_no_colours() -> None:
 
 
 def test_commands_are_listed_in_the_order_of_use() -> None:
-    assert list(COMMANDS) == ["demo", "check", "doctor", "fix", "explain", "tune", "bench", "exec", "preflight"]
+    assert list(COMMANDS) == ["demo", "check", "doctor", "fix", "hold", "explain", "tune", "bench", "exec", "preflight"]
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("chek", "check"), ("docter", "doctor"), ("explian", "explain"),

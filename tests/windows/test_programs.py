@@ -323,20 +323,22 @@ def test_tests_that_need_no_gpu_pass_there(name: str, windows: Windows) -> None:
 
 @pytest.mark.slow
 def test_a_package_that_requires_onnxruntime_does_not_bring_it_back(windows: Windows, models: Models) -> None:
-    """An empty package stands in for it, which is built and installed as it is printed."""
+    """`ortgpu hold` ends the printed fix. The middle would fetch the GPU package, whose metadata is enough here."""
     windows.write(MODEL, models.relu.read_bytes())
     windows.install("pip")
-    windows.install("setuptools", site=install("windows-setuptools", [SETUPTOOLS]))
     windows.install_cpu_package()
     said = b"Metadata-Version: 2.1\nName: library\nVersion: 1\nRequires-Dist: onnxruntime>=1.18\n"
     windows.write(f"{SITE_PACKAGES}\\library-1.dist-info\\METADATA", said)
     found = json.loads(windows.python("-m", "ortgpu", "doctor", "--json").stdout)
-    now, later = (fix["text"] for fix in found["problems"][0]["fixes"])
-    assert "keep library from installing onnxruntime again" in later
-    commands = [now.splitlines()[0], *later.partition("place: ")[2].split(", then ")]
+    removal, *_, hold = found["problems"][0]["fixes"][0]["text"].splitlines()
+    assert hold.endswith("-m ortgpu hold")
+    said = b"Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.31.1\n"
+    gpu = f"{SITE_PACKAGES}\\onnxruntime_gpu-1.31.1.dist-info"
+    windows.write(f"{gpu}\\METADATA", said)
+    windows.write(f"{gpu}\\RECORD", b"onnxruntime/capi/later.py,,\nonnxruntime_gpu-1.31.1.dist-info/METADATA,,\n")
+    commands = [removal, hold]
     code = f"import subprocess\nfor line in {commands!r}: subprocess.run(line, shell=True, check=True)"
-    alone = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
-    windows.python("-c", code, variables=alone, deadline=400).ok()
+    windows.python("-c", code, variables={"PIP_NO_INDEX": "1"}, deadline=400).ok()
     again = windows.python("-m", "pip", "install", "--no-index", "onnxruntime>=1.18", deadline=200).ok()
     assert "Requirement already satisfied: onnxruntime>=1.18" in again.stdout
     assert "library 1 requires" not in windows.python("-m", "pip", "check", deadline=200).stdout

@@ -23,6 +23,7 @@ from ...errors import (
     UnsupportedPlatformError,
     manual,
     python,
+    shell,
 )
 from ...provider.requests import CUDA
 from ..facts import Facts
@@ -65,6 +66,10 @@ def not_installed(facts: Facts) -> GPUError | None:
     if installed.folder is not None:
         evidence = [f"{installed.folder} is no package: it has no file __init__.py, and is nobody's on record"]
     evidence += [f"on record without its files: {owner.name} {owner.version} in {owner.location}" for owner in ghosts]
+    evidence += [
+        f"onnxruntime {one.version} in {one.location} is only held (ortgpu hold), and has no files"
+        for one in facts.environment.packages.held
+    ]
     fixes = _first_install(facts)
     if ghosts and fixes[0].executable:
         names = " ".join(dict.fromkeys(owner.name for owner in ghosts))
@@ -203,6 +208,22 @@ def conflicting(facts: Facts) -> GPUError | None:
     )
 
 
+def held_at_another_version(facts: Facts) -> GPUError | None:
+    """Check that what `ortgpu hold` has written has the version of the GPU build, which may be newer by now."""
+    packages = facts.environment.packages
+    gpu = next((owner for owner in packages.onnxruntime.owners if owner.name == "onnxruntime-gpu"), None)
+    other = next((one for one in packages.held if gpu is not None and one.version != gpu.version), None)
+    if gpu is None or other is None or remedies.why_not_held(facts.environment) is not None:
+        return None
+    return ConflictingPackagesError(
+        f"onnxruntime-gpu {gpu.version} is held as onnxruntime {other.version}",
+        evidence=["a library that requires another onnxruntime than the held one brings the build without CUDA"],
+        fixes=[shell(facts.environment.installer.hold)],
+        severity="warning",
+        packages=("onnxruntime", "onnxruntime-gpu"),
+    )
+
+
 def _owner_line(owner: Distribution) -> str:
     damaged = len(owner.missing_files) + len(owner.altered_files)
     state = f"{damaged} of its files missing or overwritten" if damaged else "its files are intact"
@@ -271,10 +292,13 @@ def provider_missing(facts: Facts) -> GPUError | None:
 
 
 def _keep_away(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
-    """Return ``fixes``, and advice if a lock file or another package would bring back what they remove."""
+    """Return ``fixes`` that also keep away what they remove.
+
+    A lock file brings it back, and so does the next library that requires ``onnxruntime``: the GPU build is held then.
+    """
     environment = facts.environment
     installer, requirers = environment.installer, environment.packages.requirers
-    owners = {owner.name: owner.version for owner in environment.packages.onnxruntime.owners}
+    owners = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
     others = [name for name in owners if name != "onnxruntime-gpu"]
     if (manager := installer.manager) is not None and others:
         advice = f"and take {' and '.join(others)} out of the project, or else {manager.lock} brings it back"
@@ -285,15 +309,12 @@ def _keep_away(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
                 "pyproject.toml, and run the command above again"
             )
         return [*fixes, manual(advice)]
-    removed = any(installer.uninstall in fix for fix in fixes)
-    version = owners.get("onnxruntime")
-    if manager is not None or not removed or version is None or not requirers:
+    records = [one.folder for one in environment.packages.onnxruntime.owners if one.name == "onnxruntime"]
+    is_removed = any(words in fix for fix in fixes for words in (installer.uninstall, *filter(None, records)))
+    comes_back = bool(records) and is_removed and (requirers or len(owners) > 1)
+    if not comes_back or remedies.why_not_held_in(environment, environment.packages.onnxruntime.home) is not None:
         return [*fixes]
-    advice = (
-        f"and keep {' and '.join(requirers)} from installing onnxruntime again: put an empty package in its place: "
-        + remedies.install_an_empty_package(environment, "onnxruntime", version)
-    )
-    return [*fixes, manual(advice)]
+    return [remedies.in_order(environment, fixes[0], installer.hold), *fixes[1:]]
 
 
 def _first_install(facts: Facts) -> list[Fix]:

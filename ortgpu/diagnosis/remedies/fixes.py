@@ -393,13 +393,31 @@ def wheel_of(soname: str, cuda_major: int | None) -> str | None:
     return spec.wheels.get(cuda_major) if spec is not None and cuda_major is not None else None
 
 
-def install_an_empty_package(environment: Environment, name: str, version: str) -> str:
-    """Return the commands. pip cannot override what a package requires; this satisfies it, and `pip check`."""
-    windows = environment.host.is_windows
-    lines = rf"project.name='{name}'\nproject.version='{version}'\ntool.setuptools.py-modules=[]"
-    written = f"import io, os; os.mkdir('empty'); io.FileIO('empty/pyproject.toml','w').write(b'''{lines}''')"
-    made = f'{as_command(environment.host.executable or "python", windows=windows)} -c "{written}"'
-    return f"{made}{', then ' if windows else ' && '}{environment.installer.install} ./empty"
+def why_not_held(environment: Environment) -> str | None:
+    """Return why `ortgpu hold` cannot hold the GPU build of this environment, or need not; None if it can."""
+    installed, installer = environment.packages.onnxruntime, environment.installer
+    gpu = next((owner for owner in installed.owners if owner.name == "onnxruntime-gpu"), None)
+    if environment.host.frozen:
+        return "this program is frozen: nothing is installed into it"
+    if installer.for_one_run:
+        return "this environment is gone when its program has ended"
+    if installed.cuda_is_plugin:
+        return "CUDA comes as a plugin of the package onnxruntime, which is what libraries ask for"
+    if gpu is None and any(owner.name == "onnxruntime" for owner in installed.owners) and installed.provider_library:
+        return "the installed build with CUDA is itself named onnxruntime, which is what libraries ask for"
+    if gpu is None:
+        return "onnxruntime-gpu is not installed in this environment"
+    return why_not_held_in(environment, gpu.location)
+
+
+def why_not_held_in(environment: Environment, location: str) -> str | None:
+    """Return why nothing can be held in a folder of packages; None if it can."""
+    installer = environment.installer
+    if (manager := installer.manager) is not None:
+        return f"{manager.name} keeps this environment as {manager.lock} says, and would remove what is not in it"
+    if not installer.owns(location):
+        return f"onnxruntime-gpu is in {location}, where {installer.name} of this environment does not look"
+    return None
 
 
 # Outside the Python environment

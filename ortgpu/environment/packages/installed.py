@@ -142,6 +142,8 @@ class Packages:
     numpy_file: str | None = None  # what `import numpy` would run, which need not be the installed one; None: unknown
     # Names of those that require "onnxruntime" itself; read only where a distribution of that name is installed.
     requirers: tuple[str, ...] = ()
+    # Distributions named onnxruntime without any file but their metadata, as `ortgpu hold` writes them.
+    held: tuple[Distribution, ...] = ()
     hiding_standard: tuple[str, ...] = ()  # files of the search path that are imported as modules of Python itself
 
     def other(self, name: str) -> Distribution | None:
@@ -179,8 +181,22 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_contents:
         ),
         refused=read_refused(strings_of(search_path), package.folder),
         numpy_file=_file_of_module("numpy", search_path),
+        held=tuple(_held(found)),
         hiding_standard=tuple(_hiding_standard(places)),
     )
+
+
+def read_held() -> tuple[Distribution, ...]:
+    """Read what :attr:`Packages.held` has of this process, and nothing else."""
+    return tuple(_held(one for place in list_places() for one in list_distributions(place)))
+
+
+def _held(found: Iterable[MetadataFolder]) -> Iterator[Distribution]:
+    for one in found:
+        entries = parse_record(one.read("RECORD") or b"") if one.name == "onnxruntime" else None
+        # An editable install has files elsewhere, and lists the one that leads there.
+        if entries and all(entry.path.startswith(f"{one.folder}/") for entry in entries):
+            yield Distribution(one.name, one.read_version(), one.location, folder=one.folder)
 
 
 def _hiding_standard(places: Iterable[Place]) -> Iterator[str]:

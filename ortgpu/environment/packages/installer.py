@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 
 from ...process.background import fork_safe_lock
+from . import interpreter
 from .interpreter import this_interpreter
 from .metadata import absolute, read_text, search_path
 
@@ -55,6 +56,7 @@ class Installer:
     obstacle: str | None = None  # what keeps this user from running these words here, and how to get past it
     for_one_run: bool = False  # this environment is gone when its program has ended
     manager: Manager | None = None  # what takes these words back: it has a lock file that this environment agrees with
+    hold: str = "ortgpu hold"  # shell words that hold the GPU build of this environment
 
     def owns(self, folder: str) -> bool:
         return _is_below(os.path.realpath(folder), self.own)
@@ -91,7 +93,15 @@ def read_installer() -> Installer:
         obstacle=_why_not_written(found.folder) or found.obstacle,
         for_one_run=_is_for_one_run(),
         manager=_read_manager(),
+        hold=_words_to_hold(python),
     )
+
+
+def _words_to_hold(python: str) -> str:
+    windows, lender = os.name == "nt", interpreter.lender
+    if lender is None:
+        return f"{as_command(python, windows=windows)} -m ortgpu hold"
+    return f"{as_command(lender, windows=windows)} -m ortgpu hold --python {quoted(python, windows=windows)}"
 
 
 def _is_for_one_run() -> bool:

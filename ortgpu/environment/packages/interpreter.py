@@ -9,6 +9,9 @@ from typing import Final
 #: In the place of what an import would have raised, had it returned.
 IN_SUB_INTERPRETER: Final = "ImportError: not tried: this is a sub-interpreter of Python"
 
+#: The interpreter that has ortgpu, where another one lends it a copy to look at its environment; else None.
+lender: str | None = None
+
 
 def this_interpreter() -> str:
     """Return the path of the interpreter; empty if it is not known.
