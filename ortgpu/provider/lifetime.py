@@ -10,12 +10,14 @@ import ctypes
 import os
 import weakref
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 from ..environment.gpu.cuda import RESULT_NAMES, context_error, context_id, initialised_in
 from ..errors import Fix, ForkedSessionError, GPUError, PoisonedContextError, ProviderFailureError, manual, python
 from .devices import Device
 from .interfaces import Opened
+
+E = TypeVar("E", bound=Exception)
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY: for a new stream, in a context that works
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: cuInit in a process forked from one that had called it
@@ -35,7 +37,7 @@ HELD_BY_ONNXRUNTIME = (
 class UnusableSession:
     """A stand-in for the C++ session of an unusable session: any use of it raises a fresh copy of ``error``."""
 
-    def __init__(self, error: GPUError) -> None:
+    def __init__(self, error: Exception) -> None:
         self.error = error
 
     def _refuse(self, *_: object) -> NoReturn:
@@ -44,14 +46,14 @@ class UnusableSession:
     __getattr__ = __getitem__ = __iter__ = __len__ = _refuse
 
 
-def fresh_copy(error: GPUError) -> GPUError:
-    rebuild, arguments = error.__reduce__()[:2]
-    copy: GPUError = rebuild(*arguments)
+def fresh_copy(error: E) -> E:
+    rebuild, arguments = cast("tuple[Any, tuple[Any, ...]]", error.__reduce__()[:2])
+    copy: E = rebuild(*arguments)
     return copy
 
 
-def error_of(session: Opened) -> GPUError | None:
-    """Return the error that every use of a session raises, once it was closed or lost the GPU."""
+def error_of(session: Opened) -> Exception | None:
+    """Return the error that every use of a session raises, once it was closed or lost the GPU, or did not open."""
     inner = vars(session).get("_sess")
     return inner.error if isinstance(inner, UnusableSession) else None
 
@@ -244,6 +246,11 @@ def refuse(session: Opened, error: GPUError) -> None:
         _never_destroy(inner)  # the destructor would call a CUDA that is not there any more, and abort
         # A copy: the traceback of the original holds all that was at work when it came.
         session._sess = UnusableSession(fresh_copy(error))
+
+
+def refuse_from_the_start(session: Opened, error: Exception) -> None:
+    """Make every use of a session raise ``error``, because of which it did not open."""
+    vars(session).update(dict.fromkeys(HELD_BY_ONNXRUNTIME, UnusableSession(error.with_traceback(None))))
 
 
 def _never_destroy(inner: object) -> None:

@@ -122,7 +122,7 @@ def _is_open(session: Opened) -> bool:
     """Return True if there is a session of ONNX Runtime in it: after the constructor and before close()."""
     error, held = lifetime.error_of(session), vars(session)
     if error is not None:
-        return isinstance(error, (ForkedSessionError, PoisonedContextError))
+        return isinstance(error, (ForkedSessionError, PoisonedContextError)) and id(session) in lifetime.table
     if id(session) not in lifetime.table and hasattr(type(session), "_guards"):
         return False  # a GPUSession that is not verified yet
     # _providers comes after all of which a record is made

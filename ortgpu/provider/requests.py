@@ -109,7 +109,7 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
     """Raise ProviderRequestError for providers that ONNX Runtime would drop with a warning."""
     for name in requested.names:
         if name not in known and name not in (*available, *TENSORRT):
-            meant = _meant(name, {*available, CUDA})
+            meant = suggest(name, {*available, CUDA})
             raise ProviderRequestError(
                 f"there is no execution provider {name!r}" + (f"; did you mean {meant!r}?" if meant else ""),
                 evidence=[f"providers in this build: {', '.join(available)}"],
@@ -125,7 +125,8 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
             )
 
 
-def _meant(name: str, candidates: Iterable[str]) -> str | None:
+def suggest(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate that a misspelt name of a provider may mean, or None."""
     word = _word(name)
     if word in ("gpu", "nvidia"):
         return CUDA

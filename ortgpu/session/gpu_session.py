@@ -25,7 +25,7 @@ from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
 from ..model.files import stamp_of
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest, as_request
-from ..provider.requests import CPUNodes, parse  # CPUNodes for typing.get_type_hints
+from ..provider.requests import CPUNodes, check_names, parse  # CPUNodes for typing.get_type_hints
 from ..provider.settings import CAPTURE
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.plain_runs import PlainRunner
@@ -105,9 +105,12 @@ class GPUSession(LastOfOurs):
     model, the arguments, and attributes that a subclass or user added, but not those in slots. Unpickling opens and
     verifies the session again. It does not call the constructor of a subclass, unless the subclass has its own
     ``__getstate__`` and ``__setstate__``. It registers the CUDA plugin that the pickling program had registered, if
-    that file is there and CUDA does not arrive in another way. Of ``sess_options`` it keeps the properties and the
-    configuration entries that the installed release knows. Registered libraries of operators, initialisers and
-    overrides of free dimensions are lost, since they cannot be read back; copying a session keeps them.
+    that file is there and CUDA does not arrive in another way. A session that does not open while ``multiprocessing``
+    receives it raises the error at each use instead, because ``Pool`` would wait for ever for a lost worker.
+
+    Of ``sess_options`` a pickle keeps the properties and the configuration entries that the installed release knows.
+    Registered libraries of operators, initialisers and overrides of free dimensions are lost, since they cannot be read
+    back; copying a session keeps them.
 
     Not promised: bitwise equal results, either of two runs or with plain ONNX Runtime.
     """
@@ -133,16 +136,19 @@ class GPUSession(LastOfOurs):
     @functools.cached_property
     def device(self) -> Device:
         """The GPU that the session runs on; ``kind`` is "cpu" if ``allow_cpu`` let it run on the CPU."""
+        lifetime.refuse_if_closed(self)  # It never opened, in a worker of multiprocessing.
         return self._verified.device
 
     @functools.cached_property
     def placement(self) -> Placement:
         """The nodes by provider; ``known`` is False if ONNX Runtime did not record them."""
+        lifetime.refuse_if_closed(self)  # It never opened, in a worker of multiprocessing.
         return self._verified.placement
 
     @functools.cached_property
     def options_chosen(self) -> Mapping[str, tuple[str, str]]:
         """The options that the session set because the caller did not, each with its value and reason."""
+        lifetime.refuse_if_closed(self)  # It never opened, in a worker of multiprocessing.
         return self._verified.options_chosen
 
     def __init__(
@@ -447,7 +453,7 @@ class GPUSession(LastOfOurs):
         error = lifetime.error_of(self)
         return (
             f"<{type(self).__name__} of {os.fsdecode(model) if model else '<bytes>'} on {lifetime.device_of(self)} "
-            f"[{', '.join(held['_providers'])}]{f', {error.summary}' if error is not None else ''}>"
+            f"[{', '.join(held['_providers'])}]{f', {error.summary}' if isinstance(error, GPUError) else ''}>"
         )
 
     def explain_placement(self) -> PlacementDetails:
@@ -458,13 +464,14 @@ class GPUSession(LastOfOurs):
         temporary folder that no other user can read, which is removed afterwards.
 
         Raises:
-            GPUError: the child could not open the model on this session's GPU.
+            GPUError: the child could not open the model on this session's device.
             TimeoutError: it took more than five minutes.
         """
         from .placement_details import explain_placement
 
         lifetime.refuse_if_closed(self)
-        return explain_placement(self._request.model, device=lifetime.device_of(self).ordinal)
+        device = lifetime.device_of(self)
+        return explain_placement(self._request.model, device=device.ordinal if device.is_gpu else device.kind)
 
     def close(self) -> None:
         """Close the session and free its GPU memory. Any later use raises ExecutionError. Closing twice is fine.
@@ -515,8 +522,10 @@ class GPUSession(LastOfOurs):
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """Open the model again with these providers and the other arguments of the constructor, and verify it.
 
-        The GPU must have room for both sessions for a moment. After an error the session is as it was. It never moves
-        to the CPU, whatever ``allow_cpu`` says. A session made with ``device="auto"`` stays on its GPU.
+        The GPU must have room for both sessions for a moment. After an error the session is as it was. A session on
+        the GPU never moves to the CPU, whatever ``allow_cpu`` says. A session that is on the CPU already, because that
+        was allowed, stays there if the providers name the CPU alone, or if there is still no GPU. A session made with
+        ``device="auto"`` stays on its GPU.
 
         Raises:
             ProviderRequestError: the providers are malformed or do not include CUDA.
@@ -526,17 +535,22 @@ class GPUSession(LastOfOurs):
         from .reopening import unchanged_on_error
 
         lifetime.refuse_if_unusable(self)
-        if judge(providers, provider_options) != "guarded":
+        request, device = self._request, lifetime.device_of(self)
+        requested, verdict = parse(providers, provider_options), judge(providers, provider_options)
+        if verdict == "cpu" and not device.is_gpu:
+            return
+        if verdict != "guarded":
+            check_names(requested, onnxruntime.get_all_providers(), onnxruntime.get_available_providers())
             raise ProviderRequestError(
-                "a GPUSession stays on the GPU",
+                "a GPUSession stays on the GPU" if device.is_gpu else "a GPUSession is for CUDA, or for an allowed CPU",
                 evidence=[f"set_providers({providers!r}) asks for providers without CUDA"],
                 fixes=[manual("name CUDAExecutionProvider too, or open an onnxruntime.InferenceSession with these")],
                 requested=providers,
             )
-        request, device = self._request, lifetime.device_of(self)
-        changed = dataclasses.replace(request, providers=parse(providers, provider_options), allow_cpu=False)
-        if request.device == "auto" and device.is_gpu:
-            changed = dataclasses.replace(changed, device=device.ordinal)
+        changed = dataclasses.replace(request, providers=requested)
+        if device.is_gpu:
+            ordinal = device.ordinal if request.device == "auto" else request.device
+            changed = dataclasses.replace(changed, device=ordinal, allow_cpu=False)
         with unchanged_on_error(self):
             self._open_request(changed)
         self._request = dataclasses.replace(self._request, allow_cpu=request.allow_cpu)
@@ -548,6 +562,8 @@ class GPUSession(LastOfOurs):
         """
         held, before = self.__dict__, self.__dict__.get("_verified")
         for name in verified.__dataclass_fields__:
+            if next(cls for cls in type(self).__mro__ if name in vars(cls)) is not GPUSession:
+                continue  # A subclass defines this name, and an entry here would hide its value.
             if name not in held or (before is not None and held[name] is getattr(before, name)):
                 held[name] = getattr(verified, name)
         held["_verified"] = verified

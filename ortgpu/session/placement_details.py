@@ -95,7 +95,7 @@ class PlacementDetails:
 def explain_placement(
     model: ModelSource, *, device: int | str | None = None, timeout: float = 300.0
 ) -> PlacementDetails:
-    """Open ``model`` on the GPU in a child process and read why its nodes are where they are.
+    """Open ``model`` on a GPU, or on the device "cpu", in a child process and read why its nodes are where they are.
 
     This takes as much time and GPU memory as a session. It needs ONNX Runtime 1.24 or newer, which records every node.
     The optimised model, and a model passed as bytes, are written to a temporary folder that no other user can read,

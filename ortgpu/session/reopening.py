@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from types import FrameType
 from typing import Any, Protocol
 
 from ..environment.packages.plugins import tell
+from ..provider.lifetime import refuse_from_the_start
 from ..provider.options import Carried, carries_providers
 from ..provider.runtime import load_runtime
 from .request import SessionRequest, Verified
 
+_RECEIVERS = ("multiprocessing", "multiprocess")  # The second pickles by dill.
+_PICKLERS = ("pickle", "dill", "cloudpickle")
 _FACTS = frozenset(each.name for each in fields(Verified))
 
 
@@ -62,8 +67,30 @@ def _empty(cls: type[Any], plugin: str | None) -> Any:
 
 def _opened_again(cls: type[Any], request: dict[str, Any], options: Carried, plugin: str | None) -> Any:
     session = _empty(cls, plugin)
-    session._open_request(SessionRequest(**request, sess_options=options.options))
+    wanted = SessionRequest(**request, sess_options=options.options)
+    try:
+        session._open_request(wanted)
+    except Exception as error:
+        if not _is_received(sys._getframe(1)):
+            raise
+        session._request = wanted  # It pickles again, for a process in which it may open.
+        refuse_from_the_start(session, error)
+        session._own_names = frozenset((*vars(session), "_own_names"))
     return session
+
+
+def _is_received(reader: FrameType | None) -> bool:
+    """Return True if ``multiprocessing`` unpickles, out of a queue or a pipe.
+
+    An error there ends a worker, or the thread that collects results, and ``Pool`` waits for ever.
+    """
+    while reader is not None and _package_of(reader) in _PICKLERS:
+        reader = reader.f_back
+    return reader is not None and _package_of(reader) in _RECEIVERS
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def set_class(session: object, cls: type[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from ortgpu.session.guard.inheritance import prepare
 from tests.lab import Machine
 from tests.lab.fixtures import Lab
 from tests.lab.models import Models
-from tests.support.children import Child
+from tests.support.children import Child, run_child
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parents[1] / "support" / "guarded_programs.py"
@@ -74,6 +75,39 @@ def test_a_guard_that_cannot_come_into_force_keeps_onnxruntime_out(lab: Lab, tmp
     prepare(environment)
     result = lab.machine().run(argv=["-c", "import json, onnxruntime"], env=environment)
     assert "ImportError: ORTGPU_ENFORCE is set, and the guard cannot watch" in result.stderr, result.output
+
+
+AN_OLD_PYTHON = """
+import collections, sys
+sys.version_info = collections.namedtuple("version_info", "major minor micro")(3, 9, 18)
+import _ortgpu_waiting, json
+print("without it", flush=True)
+import onnxruntime
+"""
+TOO_OLD = "it is Python 3.9, and ortgpu needs 3.10 or newer"
+
+
+def test_a_python_that_is_too_old_for_the_guard() -> None:
+    """What does not import ONNX Runtime is left alone."""
+    environment = {"PYTHONPATH": str(STARTUP), "ORTGPU_ENFORCE": "1"}
+    done = run_child([sys.executable, "-S", "-c", AN_OLD_PYTHON], env=environment)
+    assert done.stdout == "without it\n"
+    assert done.stderr.splitlines()[-1].startswith("ImportError: ORTGPU_ENFORCE is set"), done.output
+    assert done.stderr.splitlines()[-1].endswith(TOO_OLD), done.output
+
+
+def test_a_real_python_that_is_too_old_for_the_guard(tmp_path: Path) -> None:
+    python = shutil.which("python3.9")
+    if python is None or run_child([python, "-c", ""]).returncode != 0:
+        pytest.skip("python3.9 is not on PATH")
+    (tmp_path / "onnxruntime.py").write_text("print('imported')", encoding="utf-8")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    prepare(environment)
+    alone = run_child([python, "-c", "import json; print('without it')"], env=environment).ok()
+    assert (alone.stdout, alone.stderr) == ("without it\n", "")
+    done = run_child([python, "-c", "import onnxruntime"], env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert TOO_OLD in done.stderr, done.output
 
 
 def test_the_environments_own_sitecustomize_is_run(machine: Machine, tmp_path: Path) -> None:

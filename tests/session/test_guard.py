@@ -114,6 +114,7 @@ def asked(machine: Machine, models: Models) -> Any:
         "unknown, cuda",
         "unknown arguments",
         "fallback",
+        "backend of onnx",
     ],
 )
 def test_cuda_or_nothing_raises_the_cause(asked: Any, request_: str) -> None:
@@ -129,7 +130,21 @@ def test_an_unknown_option_is_refused(asked: Any) -> None:
     assert asked["unknown option"] == "ProviderOptionError"
 
 
-@pytest.mark.parametrize("request_", ["cpu", "cpu with options", "cpu twice", "openvino"])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "cpu",
+        "cpu with options",
+        "cpu twice",
+        "openvino",
+        "rocm",
+        "snpe",
+        "tvm",
+        "unknown",
+        "cpu as a text",
+        "backend of onnx on the cpu",
+    ],
+)
 def test_other_providers_pass(asked: Any, request_: str) -> None:
     assert asked[request_] == ON_CPU
 
@@ -272,7 +287,6 @@ def test_a_verified_session_is_both(verified: Any, name: str, type_: str) -> Non
         "result": [0.0, 0.0, 1.0, 2.0],
         "device": "cuda:0 (pretended, GPU-1)",
         "falls back": False,
-        "to cpu": REFUSED,
         "providers": ["CUDAExecutionProvider", ON_CPU],
     }
 
@@ -305,10 +319,18 @@ def test_set_providers(run: Run) -> None:
         "after the typo": f"{ON_CPU} False",
         "cpu to cuda": f"CUDAExecutionProvider,{ON_CPU} True",
         "cuda to nothing": f"CUDAExecutionProvider,{ON_CPU} True",
-        "cuda to cpu": REFUSED,
+        "cuda to cpu": f"{ON_CPU} False",
+        "result on the cpu": [0.0, 0.0, 1.0, 2.0],
+        "its own class": True,
+        "sessions on the cpu": ["cpu"],
+        "back to cuda": f"CUDAExecutionProvider,{ON_CPU} True",
+        "to a missing option": "ValueError",
+        "after that": f"CUDAExecutionProvider,{ON_CPU} True",
         "mine": "kept",
-        "cuda to cpu, uninstalled": REFUSED,
+        "cuda to cpu, uninstalled": f"{ON_CPU} False",
+        "sessions, uninstalled": ["cpu"],
         "closed to cuda": "ExecutionError",
+        "closed to cpu": "ExecutionError",
     }
 
 

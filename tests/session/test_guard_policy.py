@@ -68,6 +68,51 @@ def test_what_is_refused_or_says_nothing_stays_as_it_was(build: Callable[..., No
     assert guard_policy.attainable(providers, None) == (providers, None)
 
 
+@pytest.mark.parametrize(
+    "providers",
+    [
+        CUDA,
+        "cuda",
+        {CUDA: {}},
+        [(CUDA,), CPU],
+        [("CudaExecutionProvider", {}), CPU],
+        ["CUDAExecutionprovider", CPU],
+        ["cuda:0", CPU],
+        ["GPUExecutionProvider", CPU],
+        ["NvidiaExecutionProvider", CPU],
+        ["TensorRTExecutionProvider", CPU],
+        ["trt", CPU],
+        ["cuda_ep", CPU],
+        [b"CUDAExecutionProvider", CPU],
+        [None, CPU],
+        "",
+        5,
+    ],
+)
+def test_what_may_mean_cuda_is_guarded(build: Callable[..., None], providers: Any) -> None:
+    assert guard_policy.judge(providers, None) == "guarded"
+
+
+@pytest.mark.parametrize(
+    ("providers", "verdict"),
+    [
+        (CPU, "cpu"),
+        ([(CPU,)], "cpu"),
+        ({CPU: {}}, "cpu"),
+        ([CPU, CPU], "cpu"),
+        ("OpenVINOExecutionProvider", "other"),
+        (["ROCMExecutionProvider", CPU], "other"),
+        ([("SNPEExecutionProvider", {}), CPU], "other"),
+        (["TvmExecutionProvider"], "other"),
+        (["npu"], "other"),
+        (["cpu"], "other"),
+    ],
+)
+def test_what_has_nothing_to_do_with_cuda_passes(build: Callable[..., None], providers: Any, verdict: str) -> None:
+    assert guard_policy.judge(providers, None) == verdict
+    assert guard_policy.judge(providers, [{}, {}, {}]) == verdict, "ONNX Runtime judges what is malformed"
+
+
 def test_a_build_without_cuda_is_not_hidden(build: Callable[..., None]) -> None:
     build(*CPU_BUILD)
     assert guard_policy.attainable([CUDA, CPU], None) == ([CUDA, CPU], None)

@@ -52,6 +52,18 @@ class Theirs(Plain):
         assert (self.device, self.placement, self.options_chosen) == ("cuda", None, 3)
         return super().run(*arguments)
 """,
+    "class attributes called device, placement and options_chosen": """
+import functools
+class Base(Plain):
+    device = "cuda:0"
+class Theirs(Base):
+    placement = "whole"
+    @functools.cached_property
+    def options_chosen(self): return {"mine": True}
+    def run(self, *arguments):
+        assert (self.device, self.placement, self.options_chosen) == ("cuda:0", "whole", {"mine": True})
+        return super().run(*arguments)
+""",
     "answers of its own": """
 class Theirs(Plain):
     def get_inputs(self): return [each.name for each in super().get_inputs()]

@@ -180,13 +180,22 @@ def requests(model: str) -> None:
         "cpu with options": {"providers": [(CPU, {})]},
         "cpu twice": {"providers": [CPU, CPU]},
         "openvino": {"providers": [OPENVINO, CPU]},
+        "rocm": {"providers": ["ROCMExecutionProvider", CPU]},
+        "snpe": {"providers": ["SNPEExecutionProvider", CPU]},
+        "tvm": {"providers": ["TvmExecutionProvider"]},
+        "unknown": {"providers": [("FooExecutionProvider", {"a": 1}), CPU]},
+        "cpu as a text": {"providers": CPU},
     }
     found = {
         name: outcome(functools.partial(onnxruntime.InferenceSession, model, **kwargs))
         for name, kwargs in asked.items()
     }
     missing = outcome(functools.partial(onnxruntime.InferenceSession, "no such file", providers=[CPU]))
-    report(found | {"no such file": missing})
+    backend: Any = importlib.import_module("onnxruntime.backend.backend")
+    backend.get_device = lambda: "CPU"  # as in the CPU build; in others it refuses this device once the session is open
+    on_cpu = outcome(lambda: backend.prepare(model, device="CPU")._session)
+    default = outcome(lambda: backend.prepare(model)._session)
+    report(found | {"no such file": missing, "backend of onnx on the cpu": on_cpu, "backend of onnx": default})
 
 
 def error(model: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import json
 import os
@@ -12,7 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tests.support.guarded_programs import CPU, CUDA, OPENVINO, listed, outcome, pretend_gpu, report
+from tests.support.guarded_programs import CPU, CUDA, OPENVINO, listed, pretend_gpu, report
 
 # Sessions that are verified
 
@@ -38,7 +37,6 @@ def verified(model: str) -> None:
             "result": session.run(None, feed)[0].tolist(),
             "device": str(session.device),
             "falls back": session._enable_fallback,
-            "to cpu": outcome(functools.partial(session.set_providers, [CPU])),
             "providers": session.get_providers(),
         }
     found["own attributes"] = pickable.model_path == model
@@ -75,6 +73,7 @@ def _state_of(session: Any) -> list[Any]:
 def other_providers(model: str) -> None:
     """``set_providers`` of sessions that passed, and of one that was verified."""
     pretend_gpu()
+    import numpy as np
     import onnxruntime
 
     import ortgpu
@@ -99,13 +98,23 @@ def other_providers(model: str) -> None:
     found["after the typo"] = f"{','.join(session.get_providers())} {isinstance(session, ortgpu.GPUSession)}"
     found["cpu to cuda"] = change(session, [CUDA])
     found["cuda to nothing"] = change(session)
-    found["cuda to cpu"] = change(session, [CPU])
-    found["mine"] = session.mine
     found["sessions"] = listed()
+    found["cuda to cpu"] = change(session, [CPU])
+    found["result on the cpu"] = session.run(None, {"x": np.array([-1, 0, 1, 2], np.float32)})[0].tolist()
+    found["its own class"] = type(session) is onnxruntime.InferenceSession and not hasattr(session, "device")
+    found["sessions on the cpu"] = [one["kind"] for one in listed()]
+    found["back to cuda"] = change(session, [CUDA])
+    found["to a missing option"] = change(session, [(OPENVINO, {}), CPU], [{}])
+    found["after that"] = f"{','.join(session.get_providers())} {isinstance(session, ortgpu.GPUSession)}"
+    found["mine"] = session.mine
     ortgpu.uninstall()
     found["cuda to cpu, uninstalled"] = change(session, [CPU])
-    session.close()
-    found["closed to cuda"] = change(session, [CUDA])
+    found["sessions, uninstalled"] = [one["kind"] for one in listed()]
+    with ortgpu.enforce():
+        closed = onnxruntime.InferenceSession(model)
+        closed.close()
+        found["closed to cuda"] = change(closed, [CUDA])
+        found["closed to cpu"] = change(closed, [CPU])
     report(found)
 
 

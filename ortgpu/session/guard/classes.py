@@ -7,6 +7,7 @@ from typing import Any, cast
 from ...process.background import fork_safe_lock
 from ...provider.interfaces import Session
 from ...provider.lifetime import refuse_if_unusable
+from ...provider.living import register
 from ...provider.requests import CPU
 from ...running.onnxruntimes import InferenceSession
 from ..gpu_session import GPUSession
@@ -34,18 +35,30 @@ class GuardedSession(GPUSession):
         if judge(providers, provider_options, sess_options) == "guarded" and not is_exempt(self, path_or_bytes):
             open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             return
+        self._open_unverified(path_or_bytes, sess_options, providers, provider_options, **kwargs)
+
+    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
+        """Open the model again with these providers: verified, or without CUDA as a session of its own class."""
+        verdict = judge(providers, provider_options)
+        if verdict == "guarded":
+            open_again(self, providers, provider_options)
+            return
+        refuse_if_unusable(self)
+        request = self._request
+        # Without the fallback an error is raised, as InferenceSession.set_providers does.
+        others = {**request.others, "enable_fallback": 0}
+        self._open_unverified(_model_of(self), request.sess_options, providers, provider_options, **others)
+        if not issubclass(type(self), GPUSession):
+            InferenceSession.enable_fallback(self)
+            register(self, "cpu" if verdict == "cpu" else "other")  # The guard may be uninstalled.
+
+    def _open_unverified(self, *arguments: Any, **kwargs: Any) -> None:
+        """Make this a session of its own class, which the guard may verify again. An error leaves it unchanged."""
         with unchanged_on_error(self):
             set_class(self, self._guards)
             for name in self._own_names:  # of the verified session: sessions() would show its device
                 self.__dict__.pop(name, None)
-            InferenceSession.__init__(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
-
-    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """Open the model again with these providers, verified. Raises ProviderRequestError for those without CUDA."""
-        if judge(providers, provider_options) == "guarded":
-            open_again(self, providers, provider_options)
-        else:
-            super().set_providers(providers, provider_options)
+            InferenceSession.__init__(self, *arguments, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Reduce the session as its class does, under the name of that class."""
@@ -109,9 +122,12 @@ def open_verified(
 def open_again(session: Session, providers: Any, provider_options: Any) -> None:
     """Open the model of ``session`` again with other providers, and verify it. An error leaves it unchanged."""
     refuse_if_unusable(session)
-    model = session._model_path if session._model_path is not None else session._model_bytes
     with unchanged_on_error(session):
-        open_verified(session, model, session._sess_options_initial, providers, provider_options)
+        open_verified(session, _model_of(session), session._sess_options_initial, providers, provider_options)
+
+
+def _model_of(session: Session) -> str | bytes | None:
+    return session._model_path if session._model_path is not None else session._model_bytes
 
 
 def check_carried(session: Session) -> None:

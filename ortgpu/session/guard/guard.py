@@ -285,9 +285,11 @@ def _guarded_init(original: Any) -> Any:
             _note(self, providers, provider_options, sess_options)
             return
         from ...provider.living import register
-        from .policy import judge
+        from .policy import is_of_backend_on_cpu, judge
 
         verdict = judge(providers, provider_options, sess_options)
+        if verdict == "guarded" and is_of_backend_on_cpu(sys._getframe(1)):
+            verdict = "cpu"
         if verdict == "plugin":
             without_fallback = {**kwargs, "enable_fallback": 0}
             original(self, path_or_bytes, sess_options, providers, provider_options, **without_fallback)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
+from types import FrameType
 from typing import Any, Literal
 
 import onnxruntime
@@ -10,10 +12,12 @@ import onnxruntime
 from ...environment.packages.plugins import listed_accelerators, listed_providers
 from ...errors import GPUError, ProviderRequestError
 from ...provider.options import carries_providers
-from ...provider.requests import CPU, CUDA, TENSORRT, ProviderList, parse
+from ...provider.requests import CPU, CUDA, TENSORRT, ProviderList, parse, suggest
 
 logger = logging.getLogger("ortgpu")
 
+_BACKEND = "onnxruntime.backend.backend"
+_WORDS = ("cuda", "cudnn", "tensorrt", "trt", "nvidia")  # in names that may mean CUDA or TensorRT
 
 Verdict = Literal["guarded", "cpu", "other", "carried", "plugin"]
 
@@ -21,27 +25,47 @@ Verdict = Literal["guarded", "cpu", "other", "carried", "plugin"]
 def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Verdict:
     """Return how the guard treats a session with these arguments.
 
-    "guarded": the session is verified or refused. The arguments name CUDA or TensorRT, nothing, all that
-    ``get_available_providers()`` returns in any order, or an unknown provider, or they are malformed. "cpu" and
-    "other": the session passes, with the CPU alone or with other providers without CUDA. "carried": the SessionOptions
-    carry providers, which ONNX Runtime uses if the arguments name none. "plugin": it would be "guarded", and ONNX
-    Runtime may open it on another GPU provider that is registered. Of both, only the open session shows which.
+    "guarded": the session is verified or refused. The arguments name CUDA or TensorRT, also misspelt, nothing, all that
+    ``get_available_providers()`` returns in any order, or something that is no name. "cpu" and "other": the session
+    passes, with the CPU alone or with providers that have nothing to do with CUDA, known or not; ONNX Runtime judges
+    their form. "carried": the SessionOptions carry providers, which ONNX Runtime uses if the arguments name none.
+    "plugin": it would be "guarded", and ONNX Runtime may open it on another GPU provider that is registered. Of both,
+    only the open session shows which.
     """
     if not providers and not provider_options and carries_providers(sess_options):
         return "carried"
-    try:
-        names = parse(providers, provider_options).names
-    except ProviderRequestError:
-        return "guarded"
+    names = _names_in(providers)
     if names == (CPU,):
         return "cpu"
     available = set(onnxruntime.get_available_providers())
     guarded: Verdict = "plugin" if _may_open_on_plugin(names, available) else "guarded"
-    if not names or CUDA in names or any(name in names for name in TENSORRT):
-        return guarded
-    if set(names) == available or not set(names) <= available | _known():
+    if not names or set(names) == available or any(_is_of_cuda(name, available) for name in names):
         return guarded
     return "other"
+
+
+def _names_in(providers: Any) -> tuple[str, ...]:
+    """Return the names in an argument of any form, without repetitions; nothing if an entry is no name."""
+    if isinstance(providers, str):
+        return (providers,) if providers else ()
+    entries = list(providers) if isinstance(providers, Collection) else []
+    names = [entry[0] if isinstance(entry, (tuple, list)) and entry else entry for entry in entries]
+    return tuple(dict.fromkeys(names)) if all(isinstance(name, str) for name in names) else ()
+
+
+def _is_of_cuda(name: str, available: set[str]) -> bool:
+    """Return True for CUDA and TensorRT, and for an unknown name that may mean them."""
+    if name in (CUDA, *TENSORRT):
+        return True
+    known = {*available, *_known()}
+    if name in known:
+        return False
+    return any(word in name.lower() for word in _WORDS) or suggest(name, {*known, CUDA, *TENSORRT}) in (CUDA, *TENSORRT)
+
+
+def is_of_backend_on_cpu(caller: FrameType) -> bool:
+    """Return True if the caller is ``onnxruntime.backend.prepare(model, device="CPU")``, which names all providers."""
+    return caller.f_globals.get("__name__") == _BACKEND and caller.f_locals.get("device") == "CPU"
 
 
 def _may_open_on_plugin(names: tuple[str, ...], available: set[str]) -> bool:

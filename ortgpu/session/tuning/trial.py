@@ -26,7 +26,7 @@ from ...environment.libraries.catalogue import LIBRARIES
 from ...errors import ProviderFallbackError
 from ...model.files import ModelSource
 from ...model.outline import GraphOutline
-from ...provider.devices import Device
+from ...provider.devices import Device, is_cpu
 from ...provider.interfaces import Value
 from ...provider.placement import PlacedNode, cudnn_operators, not_recorded
 from ...provider.records import Key, VoidRecordError, key_of
@@ -168,7 +168,8 @@ def place(model: ModelSource, device: Any, optimised: str) -> tuple[list[PlacedN
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 0
     options.optimized_model_filepath = optimised
-    session = GPUSession(model, options, device=device, cpu_nodes="allow")
+    allow_cpu = True if is_cpu(device) else None  # of a session that was allowed to be there
+    session = GPUSession(model, options, device=device, cpu_nodes="allow", allow_cpu=allow_cpu)
     if not session.placement.known:
         raise not_recorded("ONNX Runtime did not record where the nodes of this model are placed")
     return list(session.placement.nodes), session.device.is_gpu

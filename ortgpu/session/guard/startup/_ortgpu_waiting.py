@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_OLDEST = (3, 10)  # release of Python for ortgpu itself; older ones read this file alone
 
 
 def _wait() -> None:
@@ -42,6 +43,9 @@ def _wait() -> None:
 
 
 def _install() -> None:
+    if sys.version_info < _OLDEST:
+        words = "it is Python {}.{}, and ortgpu needs {}.{} or newer"
+        raise ImportError(words.format(*sys.version_info[:2] + _OLDEST))
     try:
         import ortgpu
     except ImportError as error:
