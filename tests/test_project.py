@@ -194,6 +194,15 @@ def test_pages_name_only_commands_that_exist(page: str) -> None:
     assert named <= set(COMMANDS)
 
 
+@pytest.mark.parametrize("folder", ["ortgpu", "examples"])
+def test_nothing_tells_people_to_fetch_it_by_name_from_an_index(folder: str) -> None:
+    """No index has it. It comes from a clone, a wheel or a URL; see ortgpu/environment/packages/origin.py."""
+    by_name = re.compile(r"\b(?:pip install|uv add|uv tool install|pipx \w+|uvx)(?: +-\S+)* +['\"]?ortgpu\b(?!\S* @)")
+    files = [ROOT / "README.md", *(ROOT / folder).rglob("*")]
+    read = [path for path in files if path.suffix in (".md", ".py", ".yml", "") and path.is_file()]
+    assert [(path.name, found) for path in read for found in by_name.findall(path.read_text(encoding="utf-8"))] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_name_only_files_that_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
