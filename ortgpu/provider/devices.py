@@ -18,7 +18,7 @@ DeviceRequest = int | str | None
 logger = logging.getLogger("ortgpu")
 
 _UUID = r"(gpu|mig)-[0-9a-f]"
-_FORMS = 'an ordinal (0), "cuda", "cuda:0", a UUID ("GPU-...") or "auto"'
+_FORMS = 'an index (0), "cuda", "cuda:0", "gpu", "gpu:0", a UUID ("GPU-...") or "auto"'
 
 
 @dataclass(frozen=True, slots=True)

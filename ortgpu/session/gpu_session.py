@@ -30,7 +30,16 @@ from ..provider.settings import CAPTURE
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.plain_runs import PlainRunner
 from . import failures
-from .request import PINNED_MEMORY_LIMIT, SessionRequest, Tuned, checked, no_fallback
+from .request import (
+    PINNED_MEMORY_LIMIT,
+    InferenceSessionArguments,
+    SessionArguments,
+    SessionRequest,
+    Tuned,
+    Unpack,
+    checked,
+    no_fallback,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -164,7 +173,7 @@ class GPUSession(LastOfOurs):
         cuda_graph: bool = False,
         pinned_memory_limit: int = PINNED_MEMORY_LIMIT,
         tuned: Tuned = True,
-        **kwargs: Any,
+        **kwargs: Unpack[InferenceSessionArguments],
     ) -> None:
         """Open a model on the GPU, and verify that it is there.
 
@@ -173,13 +182,13 @@ class GPUSession(LastOfOurs):
             sess_options: an onnxruntime.SessionOptions.
             providers: names of providers, or pairs of a name and a dict of options; CUDA by default.
             provider_options: a dict of options for each of ``providers``, if those are names.
-            device: ordinal, "cuda:1", UUID ("GPU-..."), ``session.device``, torch.device, or "auto" (most free memory).
+            device: index (0), "cuda:0", "gpu:0", UUID, ``session.device``, torch.device, or "auto" (most free memory).
             cpu_nodes: what to do if nodes compute on the CPU: "warn", "forbid" (raise PlacementError) or "allow".
             allow_cpu: True runs on the CPU if no GPU can be used, False never; None: as ORTGPU_ALLOW_CPU says.
             cuda_graph: True captures a CUDA graph for each shape of the inputs, and replays it where that is faster.
             pinned_memory_limit: bytes of host memory that may be pinned, 2 GiB by default; 0: ``run`` stages no copies.
             tuned: True uses the record that ortgpu.tune keeps, False none, a path that record; "now" measures first.
-            kwargs: other arguments of InferenceSession, such as ``disabled_optimizers``.
+            kwargs: other arguments of InferenceSession: ``disabled_optimizers``, ``read_config_from_model``.
 
         Raises:
             GPUError: a subclass names the cause and the fixes. No session or GPU memory is left behind.
@@ -244,7 +253,7 @@ class GPUSession(LastOfOurs):
         sess_options: Any = None,
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[dict[Any, Any]] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[SessionArguments],
     ) -> Self:
         """Open a session on the GPU of this process's rank, under torchrun, mpirun or srun; otherwise on the first GPU.
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from ..errors import ProviderRequestError, manual
 from ..model.files import ModelSource
@@ -15,8 +15,14 @@ from ..provider.devices import DeviceRequest, check_form, is_cpu
 from ..provider.requests import NO_PROVIDERS, CPUNodes, ProviderList
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack  # type checkers bring it
+
     from ..provider.devices import Device
     from ..provider.placement import Placement
+elif sys.version_info >= (3, 11):
+    from typing import Unpack
+else:
+    Unpack = type  # For typing.get_type_hints alone, which needs a name that takes brackets.
 
 PINNED_MEMORY_LIMIT = 2 << 30
 
@@ -25,6 +31,26 @@ OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit", 
 NAMES = (*OWN, "sess_options", "providers", "provider_options")
 
 Tuned: TypeAlias = bool | Literal["now"] | str | os.PathLike[str]  # whether to use a record of tune, or its path
+
+
+
+class InferenceSessionArguments(TypedDict, total=False):
+    """Further arguments of InferenceSession by name. It ignores other names, and so does a session at run time."""
+
+    disabled_optimizers: Iterable[str]
+    enable_fallback: Literal[0, False]
+    read_config_from_model: bool
+
+
+class SessionArguments(InferenceSessionArguments, total=False):
+    """The arguments of a GPUSession by name, for functions that pass them on; without ``device``."""
+
+    cpu_nodes: CPUNodes
+    allow_cpu: bool | None
+    cuda_graph: bool
+    pinned_memory_limit: int
+    tuned: Tuned
+
 
 _CLOSE = 0.7  # difflib's ratio: "device_id" and "enable_cuda_graph" are close, no argument of ONNX Runtime's own is
 
@@ -107,7 +133,11 @@ def _checked_tuned(value: Tuned) -> Tuned:
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f'tuned must be True, False, "now" or the path of a record, not {value!r}')
     path = os.path.abspath(os.fsdecode(value))
-    os.stat(path)
+    try:
+        os.stat(path)
+    except FileNotFoundError as error:
+        words = f'no record of tune is there, and tuned={value!r} is none of True, False, "now"'
+        raise FileNotFoundError(error.errno, words, path) from None
     return path
 
 
