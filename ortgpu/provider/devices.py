@@ -140,13 +140,14 @@ def choose_visible(device: DeviceRequest, cuda: CudaState) -> CudaDevice:
         return _unlisted(device)
     now = os.environ.get("CUDA_VISIBLE_DEVICES")
     narrowed = narrowed_by(now, cuda.hidden_by)
-    chosen = choose(device, cuda.devices, _free_memory, narrowed)
+    chosen = choose(device, cuda.devices, free_memory, narrowed)
     if now != cuda.hidden_by:
         logger.warning("%s; this session is on %s", narrowed, chosen.uuid or f"cuda:{chosen.ordinal}")
     return chosen
 
 
-def _free_memory(uuid: str) -> int | None:
+def free_memory(uuid: str) -> int | None:
+    """Return the free bytes of a GPU. None if they are unknown."""
     from ..environment.gpu.driver import read_gpu_memory
 
     memory = read_gpu_memory(uuid)

@@ -234,7 +234,7 @@ class GPUSession(LastOfOurs):
 
                 verified = open_on_cpu(self, construct, request, error)
             self._keep(request, verified)
-            self._gpu_runner = _runner_of(self, cuda_graph=request.cuda_graph or CAPTURE in verified.options_chosen)
+            self._gpu_runner = _runner_of(self, self._request, verified)
         except BaseException as error:
             self._let_go(error)  # a failure must leave nothing behind
             raise
@@ -598,17 +598,33 @@ class GPUSession(LastOfOurs):
         lifetime.let_go_of_variables(error)
 
 
-def _runner_of(session: GPUSession, *, cuda_graph: bool) -> PlainRunner:
+def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified) -> PlainRunner:
     """Return the runner of an open session. Raises ProviderRequestError if it cannot be captured as it should be."""
-    if not lifetime.device_of(session).is_gpu:
+    if not verified.device.is_gpu:
         return PlainRunner(session)
-    if cuda_graph:
+    if request.cuda_graph or CAPTURE in verified.options_chosen:
         from ..running.graph_requests import captured
 
         return captured(session)
     from ..running.staging import StagedRunner, may_stage
 
-    return StagedRunner(session) if may_stage(session) else PlainRunner(session)
+    staged = may_stage(session)
+    runner = StagedRunner(session) if staged else PlainRunner(session)
+    from ..provider.placement import has_convolutions
+
+    if not has_convolutions(verified.placement):
+        return runner
+    from .shapes import maker_of
+
+    make = maker_of(session, request, verified, staged=staged)
+    if make is None:
+        return runner
+    from ..running.memory import holdings_of
+    from ..running.shaped_runs import ShapedRunner
+
+    shaped = ShapedRunner(session, runner, make)
+    holdings_of(session).add("plans", shaped)
+    return shaped
 
 
 def _explaining(name: str) -> Callable[..., Any]:
