@@ -27,10 +27,12 @@ from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest, as_request
 from ..provider.requests import CPUNodes, check_names, parse  # CPUNodes for typing.get_type_hints
 from ..provider.settings import CAPTURE
+from ..provider.sizes import GPUSize, Size, parse_size
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.plain_runs import PlainRunner
 from . import failures
 from .request import (
+    FACTS,
     PINNED_MEMORY_LIMIT,
     InferenceSessionArguments,
     SessionArguments,
@@ -82,6 +84,12 @@ class GPUSession(LastOfOurs):
     caller set it. Without ``device`` the session is on the GPU of the provider option ``device_id``, or on the first
     one. ``run``, CUDA graphs and ``pinned_empty`` pin host memory up to ``pinned_memory_limit``; ``run`` also keeps at
     most as much ordinary memory for results.
+
+    With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget: the
+    provider option gpu_mem_limit, unless the caller set that. A run that reaches it has the session give back what no
+    run needs, and is made again, once. If it still does not fit, it raises GPUOutOfMemoryError. Such a session keeps no
+    plans for further shapes. The CUDA context and the kernels that the process has loaded are not counted. With a
+    TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises ProviderRequestError.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
@@ -171,8 +179,9 @@ class GPUSession(LastOfOurs):
         cpu_nodes: CPUNodes = "warn",
         allow_cpu: bool | None = None,
         cuda_graph: bool = False,
-        pinned_memory_limit: int = PINNED_MEMORY_LIMIT,
+        pinned_memory_limit: Size = PINNED_MEMORY_LIMIT,
         tuned: Tuned = True,
+        memory: GPUSize | None = None,
         **kwargs: Unpack[InferenceSessionArguments],
     ) -> None:
         """Open a model on the GPU, and verify that it is there.
@@ -186,8 +195,9 @@ class GPUSession(LastOfOurs):
             cpu_nodes: what to do if nodes compute on the CPU: "warn", "forbid" (raise PlacementError) or "allow".
             allow_cpu: True runs on the CPU if no GPU can be used, False never; None: as ORTGPU_ALLOW_CPU says.
             cuda_graph: True captures a CUDA graph for each shape of the inputs, and replays it where that is faster.
-            pinned_memory_limit: bytes of host memory that may be pinned, 2 GiB by default; 0: ``run`` stages no copies.
+            pinned_memory_limit: bytes of host memory that may be pinned, or "2GB"; 0: ``run`` stages no copies.
             tuned: True uses the record that ortgpu.tune keeps, False none, a path that record; "now" measures first.
+            memory: most that it takes of the GPU: bytes, "2GiB" or 0.25, a part; None: as ORTGPU_MEMORY says, or all.
             kwargs: other arguments of InferenceSession: ``disabled_optimizers``, ``read_config_from_model``.
 
         Raises:
@@ -208,6 +218,7 @@ class GPUSession(LastOfOurs):
                     cuda_graph,
                     pinned_memory_limit,
                     tuned,
+                    memory,
                     is_guarded=self._guards is not None,
                     others=kwargs,
                 )
@@ -299,7 +310,9 @@ class GPUSession(LastOfOurs):
 
             values = with_values(self, input_feed)
             if values is None:
-                raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+                again = functools.partial(self._gpu_runner.run, self, output_names, input_feed, run_options)
+                results: Results = failures.call_again(self, error, again)
+                return results
         return GPUSession.run(self, output_names, values, run_options)  # a subclass's run has seen this call
 
     def run_async(
@@ -570,7 +583,7 @@ class GPUSession(LastOfOurs):
         Writes to ``__dict__`` and keeps attributes of others: a guarded class may define properties of these names.
         """
         held, before = self.__dict__, self.__dict__.get("_verified")
-        for name in verified.__dataclass_fields__:
+        for name in FACTS:
             if next(cls for cls in type(self).__mro__ if name in vars(cls)) is not GPUSession:
                 continue  # A subclass defines this name, and an entry here would hide its value.
             if name not in held or (before is not None and held[name] is getattr(before, name)):
@@ -585,7 +598,11 @@ class GPUSession(LastOfOurs):
             request = dataclasses.replace(request, model=os.path.abspath(os.fsdecode(request.model)))
         self._request = request
         self._model_stamp = stamp_of(request.model)
-        self._pinned_memory_limit = request.pinned_memory_limit
+        if verified.budget is not None:
+            from ..running.memory import Holdings
+
+            self._holdings = Holdings(verified.budget)
+        self._pinned_memory_limit = parse_size("pinned_memory_limit", request.pinned_memory_limit)
 
     def _refuse_if_lost(self) -> None:
         """Raise the error by which this process lost the GPU, if it did. A subclass may check more."""
@@ -635,7 +652,8 @@ def _explaining(name: str) -> Callable[..., Any]:
         try:
             return getattr(super(GPUSession, self), name)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+            again = functools.partial(getattr(super(GPUSession, self), name), *args, **kwargs)
+            return failures.call_again(self, error, again)
 
     return call
 

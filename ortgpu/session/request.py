@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ from ..errors import ProviderRequestError, manual
 from ..model.files import ModelSource
 from ..provider.devices import DeviceRequest, check_form, is_cpu
 from ..provider.requests import NO_PROVIDERS, CPUNodes, ProviderList
+from ..provider.sizes import GPUSize, Size, memory_by_variable, parse_gpu_size, parse_size
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack as Unpack  # type checkers bring it
@@ -27,11 +27,10 @@ else:
 PINNED_MEMORY_LIMIT = 2 << 30
 
 #: Arguments that GPUSession takes and InferenceSession ignores.
-OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit", "tuned")
+OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit", "tuned", "memory")
 NAMES = (*OWN, "sess_options", "providers", "provider_options")
 
 Tuned: TypeAlias = bool | Literal["now"] | str | os.PathLike[str]  # whether to use a record of tune, or its path
-
 
 
 class InferenceSessionArguments(TypedDict, total=False):
@@ -48,8 +47,9 @@ class SessionArguments(InferenceSessionArguments, total=False):
     cpu_nodes: CPUNodes
     allow_cpu: bool | None
     cuda_graph: bool
-    pinned_memory_limit: int
+    pinned_memory_limit: Size
     tuned: Tuned
+    memory: GPUSize | None
 
 
 _CLOSE = 0.7  # difflib's ratio: "device_id" and "enable_cuda_graph" are close, no argument of ONNX Runtime's own is
@@ -66,8 +66,9 @@ class SessionRequest:
     cpu_nodes: CPUNodes = "warn"
     allow_cpu: bool | None = False  # None: the variable ORTGPU_ALLOW_CPU decides
     cuda_graph: bool = False
-    pinned_memory_limit: int = PINNED_MEMORY_LIMIT
+    pinned_memory_limit: Size = PINNED_MEMORY_LIMIT
     tuned: Tuned = True
+    memory: GPUSize | None = None
     is_guarded: bool = False  # of a library, which chose its options, and may have measured with them
     others: Mapping[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
 
@@ -77,6 +78,11 @@ class Verified:
     device: Device
     placement: Placement
     options_chosen: dict[str, tuple[str, str]]
+    budget: int | None = None  # bytes of the GPU that the session may take
+
+
+#: The fields of ``Verified`` that are attributes of a session
+FACTS = ("device", "placement", "options_chosen")
 
 
 def checked(request: SessionRequest) -> SessionRequest:
@@ -97,15 +103,14 @@ def checked(request: SessionRequest) -> SessionRequest:
         check_form(request.device)
     if request.cpu_nodes not in ("allow", "warn", "forbid"):
         raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {request.cpu_nodes!r}')
-    limit = operator.index(request.pinned_memory_limit)
-    if limit < 0:
-        raise ValueError(f"pinned_memory_limit must be at least 0, not {limit}")
+    memory_by_variable()
     return replace(
         request,
         sess_options=options or None,  # ONNX Runtime takes any falsy value for none
         allow_cpu=None if request.allow_cpu is None else _flag("allow_cpu", request.allow_cpu),
         cuda_graph=_flag("cuda_graph", request.cuda_graph),
-        pinned_memory_limit=limit,
+        pinned_memory_limit=parse_size("pinned_memory_limit", request.pinned_memory_limit),
+        memory=None if request.memory is None else parse_gpu_size("memory", request.memory),
         tuned=_checked_tuned(request.tuned),
         others=_checked_others(request.others),
     )
