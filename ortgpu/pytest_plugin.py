@@ -23,17 +23,19 @@ if TYPE_CHECKING:
     from .testing import FoundGPUs, GPURequirement
 
 MARKER = "ortgpu"
-MODES = ("auto", "require", "skip")
+MODES = ("auto", "require", "skip", "cpu")
 VARIABLE = "ORTGPU_GPU"
 FIXTURES = frozenset({"gpu_session", "gpu_device", "gpu_devices", "gpu_leak_check"})
 
 _HELP_OF_MARKER = (
-    "ortgpu(count=1, memory=None, compute_capability=None): needs so many NVIDIA GPUs that work, each with this much "
-    'free memory ("8GiB") and at least this compute capability ((8, 0)); see --ortgpu for where there are none'
+    "ortgpu(count=1, memory=None, compute_capability=None, allow_cpu=False): needs so many NVIDIA GPUs that work, each "
+    'with this much free memory ("8GiB") and at least this compute capability ((8, 0)). Where no GPU works, --ortgpu '
+    "decides; with ORTGPU_ALLOW_CPU=1 a test with allow_cpu=True runs on the CPU"
 )
 _HELP = (
     "tests that need a GPU, where none can be used: 'auto' skips them with the diagnosis as the reason, 'require' "
-    "fails them; 'skip' skips them everywhere and looks for no GPU. "
+    "fails them, 'cpu' runs them on the CPU, for which ORTGPU_ALLOW_CPU must be 1; 'skip' skips them everywhere and "
+    "looks for no GPU. "
     f"Default: {VARIABLE}, then the ini setting ortgpu, then auto"
 )
 
@@ -48,6 +50,8 @@ class _Run:
 
     def __init__(self, config: pytest.Config) -> None:
         self.mode, self.source = _resolve_mode(config)
+        if self.mode == "cpu" and not _cpu_is_allowed():
+            raise pytest.UsageError(f"{self.source}: set ORTGPU_ALLOW_CPU=1, too, which allows sessions on the CPU")
         self.explained_by: str | None = None  # the test whose failure shows the whole diagnosis
         worker = getattr(config, "workerinput", {})  # of pytest-xdist
         self.worker_count: int = worker.get("workercount", 1)
@@ -93,7 +97,7 @@ class _Run:
             return f"none is looked for: {self.source}"
         found = self.look()
         if found.problem is not None:
-            return f"none: {_short(found.problem)}"
+            return f"none{', tests run on the CPU' if self.mode == 'cpu' else ''}: {_short(found.problem)}"
         return ", ".join(map(str, found.gpus))
 
 
@@ -154,6 +158,12 @@ def _is_ours(name: str, definitions: Sequence[pytest.FixtureDef[Any]]) -> bool:
     return False
 
 
+def _cpu_is_allowed() -> bool:
+    from .session.request import cpu_is_allowed_by_variable  # not above: pytest loads this module in every project
+
+    return cpu_is_allowed_by_variable()
+
+
 def _requirement(item: pytest.Item) -> GPURequirement:
     """Combine the markers of a test, its class and its module. For each value the closest marker counts."""
     from .testing import GPURequirement
@@ -196,6 +206,11 @@ def _give_gpus(item: pytest.Item) -> tuple[Device, ...]:
 
         found = run.look()
         unusable = found.problem is not None and f"no GPU can be used: {_short(found.problem)}"
+        if unusable and (run.mode == "cpu" or (run.mode == "auto" and requirement.allow_cpu and _cpu_is_allowed())):
+            from .provider.devices import CPU
+
+            item.stash[_GPUS] = (CPU,) * requirement.count
+            return item.stash[_GPUS]
         if unusable and not found.gpus:
             _refuse(item, unusable, found.problem)
         try:
@@ -243,7 +258,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def gpu_devices(request: pytest.FixtureRequest) -> tuple[Device, ...]:
-    """Return the GPUs of this test, as many as its marker asks for. Each is an ``ortgpu.Device``."""
+    """Return the GPUs of this test, as many as its marker asks for. Each is an ``ortgpu.Device``.
+
+    They are the CPU, so often, for a test that may run there and has no GPU.
+    """
     return _give_gpus(request.node)
 
 
@@ -257,14 +275,14 @@ def gpu_device(gpu_devices: tuple[Device, ...]) -> Device:
 def gpu_session(request: pytest.FixtureRequest, gpu_device: Device) -> Iterator[Callable[..., GPUSession]]:
     """Open sessions: ``gpu_session(model, **options)`` is a GPUSession on this test's GPU, closed after the test.
 
-    It takes the arguments of GPUSession and raises its errors. ``device=`` names another GPU. If ORTGPU_ALLOW_CPU alone
-    puts a session on the CPU, it raises ExecutionError.
+    It takes the arguments of GPUSession and raises its errors. ``device=`` names another GPU. If ORTGPU_ALLOW_CPU puts
+    a session on the CPU, it raises ExecutionError, unless the marker or the option lets the test run there.
     """
     from .testing import gpu_sessions
 
     if "gpu_leak_check" in request.fixturenames:
         request.getfixturevalue("gpu_leak_check")  # set up first, so torn down after the sessions are closed
-    with gpu_sessions(device=gpu_device.ordinal) as open_session:
+    with gpu_sessions(device=gpu_device.ordinal, allow_cpu=not gpu_device.is_gpu) as open_session:
         yield open_session
 
 
@@ -278,6 +296,9 @@ def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ..
     from . import testing
 
     node, run = request.node, request.config.stash[_RUN]
+    if not gpu_devices[0].is_gpu:
+        yield
+        return
     try:
         with testing.gpu_leak_check(gpu_devices, shared=run.worker_count > len(run.look().gpus)):
             yield

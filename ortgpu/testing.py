@@ -49,12 +49,13 @@ class GPURequirement:
     """A requirement of a test: the number of GPUs, and what each must have.
 
     ``memory`` is free memory in bytes at the time of choosing. ``compute_capability`` is the lowest (major, minor).
-    None means no requirement.
+    None means no requirement. ``allow_cpu`` is True for a test that may run on the CPU where no GPU can be used.
     """
 
     count: int = 1
     memory: int | None = None  # bytes
     compute_capability: tuple[int, int] | None = None
+    allow_cpu: bool = False
 
     @classmethod
     def parse(cls, **wanted: Any) -> GPURequirement:
@@ -104,10 +105,17 @@ def _parse_capability(value: object) -> tuple[int, int] | None:
     raise ValueError(f"compute_capability={value!r} is not a pair of numbers like (8, 0)")
 
 
+def _parse_allow_cpu(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"allow_cpu={value!r} is neither True nor False")
+    return value
+
+
 _PARSERS: dict[str, Callable[[object], Any]] = {
     "count": _parse_count,
     "memory": _parse_memory,
     "compute_capability": _parse_capability,
+    "allow_cpu": _parse_allow_cpu,
 }
 
 
@@ -188,11 +196,12 @@ def _failing(gpu: Device, requirement: GPURequirement) -> str | None:
 
 
 @contextmanager
-def gpu_sessions(device: int | str | None = None) -> Iterator[Callable[..., GPUSession]]:
+def gpu_sessions(device: int | str | None = None, *, allow_cpu: bool = False) -> Iterator[Callable[..., GPUSession]]:
     """Yield a function like :class:`ortgpu.GPUSession`, and close its sessions at the end, the last one first.
 
-    ``device`` is used for sessions that name no device by ``device`` or by the provider option ``device_id``. If
-    ORTGPU_ALLOW_CPU alone puts a session on the CPU, the function raises ExecutionError.
+    ``device`` is used for sessions that name no device by ``device`` or by the provider option ``device_id``,
+    ``allow_cpu=True`` for sessions that say nothing of it. If ORTGPU_ALLOW_CPU alone puts a session on the CPU, the
+    function raises ExecutionError.
     """
     with ExitStack() as opened:
 
@@ -203,6 +212,8 @@ def gpu_sessions(device: int | str | None = None) -> Iterator[Callable[..., GPUS
 
             if device is not None and "device" not in options and not _names_device(providers, provider_options):
                 options["device"] = device
+            if allow_cpu:
+                options.setdefault("allow_cpu", True)
             session: GPUSession = gpu_session_class()(model, sess_options, providers, provider_options, **options)
             opened.callback(session.close)
             if not session.device.is_gpu and not options.get("allow_cpu"):

@@ -7,6 +7,7 @@ import copy
 import json
 import multiprocessing
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from ortgpu import errors
 from ortgpu.errors import Fix, GPUError, catalogue
+from tests.support.children import ROOT
 from tests.support.made_errors import EACH, contents, full
 
 
@@ -101,3 +103,27 @@ def test_as_dict_of_what_json_does_not_know() -> None:
     assert plain[0][0] == "CUDA"
     assert sorted(plain[0][1]["1"]) == [2, 3]
     assert all(isinstance(value, str) for value in plain[1:])
+
+
+def test_the_way_to_our_error_in_one_of_a_library_that_the_page_shows() -> None:
+    page = (ROOT / "examples" / "GUARD.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "find_gpu_error" in block)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    ours = errors.DriverNotFoundError("no driver")
+
+    def wrapped(by_hand: bool) -> Exception:
+        try:
+            try:
+                raise ours
+            except GPUError as error:
+                if by_hand:
+                    raise RuntimeError("cannot load the model") from error
+                raise LookupError("cannot load the model")  # noqa: B904 - as libraries do
+        except Exception as error:  # noqa: BLE001 - of either class
+            return error
+
+    assert names["find_gpu_error"](ours) is ours
+    assert names["find_gpu_error"](wrapped(True)) is ours
+    assert names["find_gpu_error"](wrapped(False)) is ours
+    assert names["find_gpu_error"](ValueError()) is None

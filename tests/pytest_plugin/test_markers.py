@@ -13,7 +13,7 @@ pytest_plugins = "pytester"
 # Markers
 
 WRONG = {
-    "memroy='8GiB'": "memroy is not known: there are count, memory, compute_capability",
+    "memroy='8GiB'": "memroy is not known: there are count, memory, compute_capability, allow_cpu",
     "2": "takes its values by name, not 2",
     "count=0": "count=0 is not a number of GPUs: a positive int",
     "count=True": "count=True is not a number of GPUs: a positive int",

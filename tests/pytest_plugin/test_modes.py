@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pytest_plugin.inner import ONE_OF_EACH, Faked, Run, gpu
+from tests.pytest_plugin.inner import ONE_OF_EACH, Faked, Run, Session, gpu
 
 pytest_plugins = "pytester"
 
@@ -67,6 +67,72 @@ def test_require_lets_no_xfail_hide_it(pytester: pytest.Pytester, run: Run, fake
     run("--ortgpu=auto").assert_outcomes(skipped=1)
     faked.has(gpu(0))
     run("--ortgpu=require").assert_outcomes(xfailed=1)
+
+
+ALLOWING = """
+    import pytest
+
+    pytestmark = pytest.mark.ortgpu(count=2, memory="8GiB", allow_cpu=True)
+
+    def test_devices(gpu_devices):
+        assert [str(each) for each in gpu_devices] == ["cpu", "cpu"]
+
+    def test_session(gpu_session, gpu_leak_check):
+        assert gpu_session("model").options == {"allow_cpu": True}
+        assert gpu_session("model", allow_cpu=None).options == {"allow_cpu": None}
+
+    @pytest.mark.ortgpu(allow_cpu=False)
+    def test_on_a_gpu(gpu_device):
+        assert gpu_device.is_gpu
+"""
+
+
+def test_a_marker_lets_a_test_run_on_the_cpu_where_the_variable_allows_it(
+    pytester: pytest.Pytester, run: Run, faked: Faked, sessions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Session, "device", gpu(0)
+    )  # in the place of a session on the CPU, which would need its argument
+    pytester.makepyfile(ALLOWING)
+    run().assert_outcomes(skipped=3)
+    monkeypatch.setenv("ORTGPU_ALLOW_CPU", "1")
+    run().assert_outcomes(passed=2, skipped=1)
+    assert sessions == ["open model on None"] * 2 + ["close model"] * 2
+    run("--ortgpu=require").assert_outcomes(errors=3)
+    run("--ortgpu=skip").assert_outcomes(skipped=3)
+
+
+def test_the_option_runs_every_test_on_the_cpu_where_the_variable_allows_it(
+    pytester: pytest.Pytester, run: Run, faked: Faked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(ONE_OF_EACH)
+    run("--ortgpu=cpu").stderr.fnmatch_lines(["*--ortgpu=cpu: set ORTGPU_ALLOW_CPU=1, too, *"])
+    monkeypatch.setenv("ORTGPU_ALLOW_CPU", "1")
+    run().assert_outcomes(passed=1, skipped=2)
+    result = run("--ortgpu=cpu")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["ortgpu: none, tests run on the CPU: driver-unusable: cuInit returned 999"])
+
+
+def test_with_a_gpu_no_test_runs_on_the_cpu(
+    pytester: pytest.Pytester, run: Run, faked: Faked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORTGPU_ALLOW_CPU", "1")
+    faked.has(gpu(0))
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.ortgpu(allow_cpu=True)
+        def test_one(gpu_device):
+            assert gpu_device.is_gpu
+
+        @pytest.mark.ortgpu(count=2, allow_cpu=True)
+        def test_two(): pass
+        """
+    )
+    for mode in ("auto", "cpu"):
+        run(f"--ortgpu={mode}").assert_outcomes(passed=1, skipped=1)
 
 
 def test_skip_looks_for_nothing(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
