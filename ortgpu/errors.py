@@ -9,12 +9,44 @@ one on a line; and the code for ``ortgpu explain``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 FixKind = Literal["shell", "python", "manual"]
 Needs = Literal["root", "reboot", "driver", "hardware", "host"]
 Severity = Literal["fatal", "warning"]
+
+# Line ends, terminal controls and marks that turn the direction of writing: C0 without the tab, DEL, C1 and Unicode's.
+# A name in a model, a path from a client or the words of another host may hold them, and would look like our own words.
+_ESCAPES = {
+    code: chr(code).encode("unicode_escape").decode()
+    for first, last in (
+        (0, 8),
+        (10, 31),
+        (127, 159),
+        (0x61C, 0x61C),
+        (0x200E, 0x200F),
+        (0x2028, 0x202E),
+        (0x2066, 0x2069),
+    )
+    for code in range(first, last + 1)
+}
+
+
+def escape_controls(text: str) -> str:
+    """Return a quoted text as one line without control characters; they are written as in a Python literal."""
+    return text.translate(_ESCAPES)
+
+
+def _escape_arguments(record: logging.LogRecord) -> bool:
+    """Keep the texts that a record of the log quotes from adding lines to it."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(escape_controls(value) if isinstance(value, str) else value for value in record.args)
+    return True
+
+
+logging.getLogger("ortgpu").addFilter(_escape_arguments)
 
 
 class Fix(str):
@@ -24,13 +56,16 @@ class Fix(str):
     ``"manual"`` for a sentence. ``needs`` is None if an ordinary user can apply the fix in this environment. Otherwise
     it names what the fix takes: ``"root"``, ``"reboot"``, ``"driver"``, ``"hardware"``, or ``"host"`` for the place
     that starts this container or job.
+
+    Control characters are escaped. The lines of a command stay lines.
     """
 
     kind: FixKind
     needs: Needs | None
 
     def __new__(cls, text: str, *, kind: FixKind = "shell", needs: Needs | None = None) -> Fix:
-        self = super().__new__(cls, text)
+        lines = [text] if kind == "manual" else text.split("\n")
+        self = super().__new__(cls, "\n".join(map(escape_controls, lines)))
         self.kind = kind
         self.needs = needs
         return self
@@ -70,7 +105,8 @@ class GPUError(RuntimeError):
         fields: the names of the attributes that subclasses annotate.
         explains: the codes of the problems that this one, as a root cause, may bring about.
 
-    Errors pickle with all attributes, but without ``__cause__`` and notes.
+    Control characters in the summary and the evidence are escaped; the fields hold names and paths as they are. Errors
+    pickle with all attributes, but without ``__cause__`` and notes.
     """
 
     code: ClassVar[str] = "gpu-error"
@@ -104,9 +140,10 @@ class GPUError(RuntimeError):
         severity: Severity = "fatal",
         **details: object,
     ) -> None:
+        summary = escape_controls(summary)
         super().__init__(summary)
         self.summary = summary
-        self.evidence: tuple[str, ...] = tuple(evidence)
+        self.evidence: tuple[str, ...] = tuple(map(escape_controls, evidence))
         self.fixes: tuple[Fix, ...] = tuple(f if isinstance(f, Fix) else Fix(f) for f in fixes)
         self.others: tuple[GPUError, ...] = tuple(others)
         self.consequence_of = consequence_of
@@ -543,18 +580,14 @@ class CPUExecutionWarning(UserWarning):
 
     def __init__(self, error: GPUError, model: str = "<bytes>") -> None:
         super().__init__(
-            f"{model} runs on the CPU, which allow_cpu or the variable ORTGPU_ALLOW_CPU allows, instead of raising "
-            f"{type(error).__name__}:\n{error}"
+            f"{escape_controls(model)} runs on the CPU, which allow_cpu or the variable ORTGPU_ALLOW_CPU allows, "
+            f"instead of raising {type(error).__name__}:\n{error}"
         )
         self.error = error
         self.model = model
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CPUExecutionWarning, (self.error, self.model)
-
-
-class PerformanceWarning(UserWarning):
-    """A warning of time that ONNX Runtime loses silently, for instance by planning convolutions again and again."""
 
 
 def catalogue() -> dict[str, type[GPUError]]:
@@ -564,6 +597,4 @@ def catalogue() -> dict[str, type[GPUError]]:
 
 
 if not TYPE_CHECKING:  # type checkers read no computed list, and take every name without an underscore
-    __all__ = sorted(
-        ["CPUExecutionWarning", "Fix", "PerformanceWarning", *(each.__name__ for each in catalogue().values())]
-    )
+    __all__ = sorted(["CPUExecutionWarning", "Fix", *(each.__name__ for each in catalogue().values())])

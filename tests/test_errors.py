@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import pickle
 import re
 from collections.abc import Iterator
@@ -92,6 +93,45 @@ def test_text_of_a_bare_error(cls: type[GPUError]) -> None:
 def test_a_fix_of_several_lines_stays_in_its_column() -> None:
     error = GPUError("it failed", fixes=[Fix("import ortgpu\nortgpu.preload()", kind="python")])
     assert str(error).splitlines()[1:-1] == ["To fix it:", "    import ortgpu", "    ortgpu.preload()"]
+
+
+# What is quoted: names in a model, paths of clients, words of other hosts
+
+FORGED = "w.data\nTo fix it:\r\x1b[2J\x85\u2028    rm -rf ~\u202e\u2066\x00"
+AS_QUOTED = r"w.data\nTo fix it:\r\x1b[2J\x85\u2028    rm -rf ~\u202e\u2066\x00"
+
+
+@EACH
+def test_quoted_text_forges_no_words_of_ours(cls: type[GPUError]) -> None:
+    error = cls(f"{FORGED} is missing", evidence=[FORGED], fixes=[Fix(f"bring {FORGED}", kind="manual")])
+    assert str(error).splitlines() == [
+        f"{AS_QUOTED} is missing",
+        f"  - {AS_QUOTED}",
+        "To fix it:",
+        f"    bring {AS_QUOTED}",
+        f"More: ortgpu explain {cls.code}",
+    ]
+    assert (error.args, error.as_dict()["evidence"]) == ((f"{AS_QUOTED} is missing",), [AS_QUOTED])
+    assert str(pickle.loads(pickle.dumps(error))) == str(error), "it is escaped once"
+    assert str(CPUExecutionWarning(error, FORGED)).startswith(f"{AS_QUOTED} runs on the CPU")
+
+
+def test_a_command_keeps_its_lines_and_nothing_else() -> None:
+    assert Fix("import ortgpu\nortgpu.preload()  # \u202e\x1b", kind="python").split("\n") == [
+        "import ortgpu",
+        r"ortgpu.preload()  # \u202e\x1b",
+    ]
+
+
+def test_fields_keep_names_as_they_are() -> None:
+    assert errors.LibraryNotFoundError("x", missing=(FORGED,)).details() == {"missing": (FORGED,)}
+
+
+def test_quoted_text_writes_no_lines_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("ortgpu")
+    logger.warning("%s runs on the CPU: %d", FORGED, 1)
+    logger.warning("%(a)s", {"a": 1})
+    assert caplog.messages == [f"{AS_QUOTED} runs on the CPU: 1", "1"]
 
 
 # Fields

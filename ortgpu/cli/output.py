@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from ortgpu.errors import GPUError
+from ortgpu.errors import GPUError, escape_controls
 
 _UNLIMITED = 1 << 20  # columns without a terminal, so that lines are not folded
 _USUAL = 80  # columns of a terminal that does not say how wide it is
@@ -27,7 +27,6 @@ SCHEMA = 1  # of JSON documents; increased if a key is removed or changes its me
 _INDENT = "  "
 _LEAD = re.compile(r" *(?:[-|] )?")  # what a line begins with, and what goes on below it does not
 _NARROWEST = 20  # columns that a text gets behind its lead, also on a terminal that has not so many
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # C0 without tab and line feed, C1
 
 
 class FileToWrite(click.Path):
@@ -125,8 +124,8 @@ def command(console: Console, text: str, style: str | None = None) -> None:
 
 
 def _harmless(text: str) -> str:
-    """Escape control characters, which names in a model may contain and a terminal would obey."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """Escape control characters in the lines of a text. Facts that are no error's quote names and paths, too."""
+    return "\n".join(map(escape_controls, text.split("\n")))
 
 
 def heading(console: Console, text: str) -> None:
@@ -186,7 +185,8 @@ def show_error(
 
     Other exceptions are ONNX Runtime's own, about the model. They are shown with what is ``also`` known of the model.
     """
-    line(console, f"{type(error).__name__}: {getattr(error, 'summary', error)}", style="bold red")
+    summary = error.summary if isinstance(error, GPUError) else escape_controls(str(error).strip())
+    line(console, f"{type(error).__name__}: {summary}", style="bold red")
     if not isinstance(error, GPUError):
         for other in also:
             line(console, f"  - {other.summary}")
@@ -243,7 +243,8 @@ def error_document(error: Exception, also: Sequence[GPUError] = ()) -> dict[str,
     if isinstance(error, GPUError):
         return {**error.as_dict(), "others": [other.as_dict() for other in error.others]}
     others = [other.as_dict() for other in also]
-    return {**GPUError(str(error)).as_dict(), "type": type(error).__name__, "code": None, "others": others}
+    changes = {"type": type(error).__name__, "code": None, "summary": str(error), "others": others}
+    return {**GPUError("").as_dict(), **changes}
 
 
 def document(*, ok: bool, **content: object) -> dict[str, object]:

@@ -143,7 +143,7 @@ class Hub:
         now = time.monotonic()
         del self._guests[connection]
         self._members[rank] = connection
-        self.known.hosts[rank] = str(host)
+        self.known.hosts[rank] = wire.shorten(host)
         self._arrival = min(self._arrival, now + arrival)
         self._verdict = min(self._verdict, now + verdict)
         connection.watch(self._selector, lambda: self._read_member(rank))
@@ -157,7 +157,7 @@ class Hub:
         return None
 
     def _refuse(self, connection: wire.Connection, reason: str) -> None:
-        reason = wire.readable(reason)
+        reason = wire.shorten(reason)
         self._remember(reason)
         connection.send({"refused": reason})
         self._drop(connection)
@@ -199,7 +199,7 @@ class Hub:
                 raise wire.GarbledError("its position has the wrong type")
             self.known.positions[rank] = Position(number, step)
         elif "failed" in message:
-            self._note(rank, wire.error_from_message(message["failed"]))
+            self._note(rank, wire.error_from_message(message["failed"], f"rank {rank}"))
         elif "post" in message:
             if message["post"] not in (FACTS, ID, LAST):
                 raise wire.GarbledError("an unknown post")

@@ -27,6 +27,7 @@ from ..errors import (
     GPUError,
     RendezvousError,
     UnsupportedPlatformError,
+    escape_controls,
     manual,
 )
 from . import verdicts, wire
@@ -130,6 +131,7 @@ class Participant:
         self._resolved: dict[str, list[str]] = {}  # numeric addresses by host
         self._unresolved: dict[str, tuple[OSError, float]] = {}  # the error, and when to ask again
         self._failure: GPUError | None = None
+        self._own_problems: list[GPUError] = []  # as this rank, or its child, found them
         self._number = 0
         self._step = verdicts.NOWHERE.step
         self._has_exchanged = False
@@ -149,7 +151,8 @@ class Participant:
                 fixes=[manual(f"keep strangers out: give all ranks one secret, {SECRET}")],
                 phase=self._step,
             ) from None
-        except GPUError:
+        except GPUError as error:
+            self._use_own_fixes(error)
             raise
         except BaseException:
             if self._hub is not None:  # after an interrupt the others notice at once
@@ -176,6 +179,12 @@ class Participant:
             verdicts.notes(self._rank, roster),
             time.monotonic() - self._started,
         )
+
+    def _use_own_fixes(self, error: GPUError) -> None:
+        """Put this rank's fixes into an error that it reported: what came back over the network are sentences."""
+        fixes = {(own.code, own.summary): own.fixes for own in self._own_problems}
+        for problem in (error, *error.others):
+            problem.fixes = fixes.get((problem.code, problem.summary), problem.fixes)
 
     def _close(self) -> None:
         if self._child is not None:
@@ -263,14 +272,14 @@ class Participant:
                 answer = self._answer(link, until)
             if wire.is_proof(answer.get("proof"), address.key, "rank 0", own):
                 if "verdict" in answer:
-                    raise wire.error_from_message(answer["verdict"])
+                    raise wire.error_from_message(answer["verdict"], wire.RANK_0)
                 link.trust(wire.FROM_RANK_0)
                 self._link = link
                 self._tell({"at": [self._number, self._step]})
                 if self._failure is not None:
                     self._fail(self._failure)
                 return None
-            return wire.readable(answer.get("refused", "what listens there does not answer as rank 0 does"))
+            return wire.shorten(answer.get("refused", "what listens there does not answer as rank 0 does"))
         finally:
             if self._link is None:
                 link.close()
@@ -307,10 +316,11 @@ class Participant:
 
     def _describe(self) -> list[Described]:
         own = self._next(self._from_child, "facts")
+        self._own_problems += [wire.error_from_message(own[key]) for key in ("problem", "nccl_problem") if own[key]]
         calls = [[call.operation, call.dtype, call.count] for call in self._calls]
         self._tell({"post": FACTS, "value": {**own, "calls": calls}})
         self._at("waiting for the facts of the others")
-        roster = [Described.parse(message) for message in self._from_all()]
+        roster = [Described.parse(message, rank) for rank, message in enumerate(self._from_all())]
         if [each.facts.rank for each in roster] != list(range(self._rank.world_size)):
             raise wire.GarbledError("ranks with the numbers of others")
         self._has_exchanged = True
@@ -359,7 +369,7 @@ class Participant:
             messages.remove(wanted)
             return wanted
         if (verdict := _first(self._from_hub, "verdict")) is not None:
-            raise wire.error_from_message(verdict["verdict"])
+            raise wire.error_from_message(verdict["verdict"], wire.RANK_0)
         if self._failure is not None and not verdicts.is_consequence(self._failure):
             raise verdicts.of_rank(self._failure, self._rank.rank, None)
         said = "went silent" if link.is_open else "ended, or the connection to it broke,"
@@ -390,7 +400,10 @@ class Participant:
                 self._at(str(message["begin"]))
             elif "error" in message:
                 error = wire.error_from_message(message["error"])
-                error.evidence = (*error.evidence, *(line for line in child.lines() if "NCCL WARN" in line))
+                error.evidence = (
+                    *error.evidence,
+                    *(escape_controls(line) for line in child.lines() if "NCCL WARN" in line),
+                )
                 self._fail(error)
             else:
                 self._from_child.append(message)
@@ -405,6 +418,7 @@ class Participant:
     def _fail(self, error: GPUError) -> None:
         """Report that this rank cannot go on. Rank 0 decides what that means for all."""
         self._failure = error
+        self._own_problems.append(error)
         self._tell({"failed": wire.error_to_message(error)})
 
     def _tell(self, message: wire.Message) -> None:

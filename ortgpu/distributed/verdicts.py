@@ -18,6 +18,7 @@ from ..errors import (
     NCCLError,
     RankDeviceError,
     RendezvousError,
+    escape_controls,
     manual,
 )
 from .reports import OWN_VERSION, Collective, RankFacts, grouped, named
@@ -48,16 +49,17 @@ class Described:
     calls: tuple[Collective, ...]
 
     @classmethod
-    def parse(cls, message: Message) -> Described:
-        """Raises GarbledError."""
+    def parse(cls, message: Message, rank: int) -> Described:
+        """Return what the message of a rank describes. Raises GarbledError."""
         try:
             facts = RankFacts(**message["facts"])
             if type(facts.rank) is not int or not all(isinstance(each, str | None) for each in astuple(facts)[1:]):
                 raise TypeError("a fact of the wrong type")
+            problem, nccl_problem = (message[key] for key in ("problem", "nccl_problem"))
             return cls(
                 facts,
-                error_from_message(message["problem"]) if message["problem"] else None,
-                error_from_message(message["nccl_problem"]) if message["nccl_problem"] else None,
+                error_from_message(problem, f"rank {rank}") if problem else None,
+                error_from_message(nccl_problem, f"rank {rank}") if nccl_problem else None,
                 tuple(Collective(*call) for call in message["calls"]),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -79,7 +81,7 @@ def mismatch(roster: Sequence[Described]) -> GPUError | None:
 
 def _reported(roster: Sequence[Described], problems: Iterable[GPUError | None]) -> list[GPUError]:
     """Return one error for each kind, which names all ranks that have it."""
-    hosts = {each.facts.rank: each.facts.host for each in roster}
+    hosts = {each.facts.rank: escape_controls(each.facts.host) for each in roster}
     errors = {each.facts.rank: error for each, error in zip(roster, problems, strict=True) if error is not None}
     found = []
     for ranks in grouped(((error.code, error.summary), rank) for rank, error in errors.items()).values():

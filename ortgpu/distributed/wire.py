@@ -15,9 +15,9 @@ import selectors
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
-from ..errors import DistributedError, Fix, GPUError, catalogue
+from ..errors import DistributedError, Fix, FixKind, GPUError, Needs, catalogue, escape_controls, manual
 
 _LENGTH = struct.Struct(">I")
 _CHUNK = 1 << 16  # bytes of one read
@@ -25,6 +25,7 @@ _CHUNK = 1 << 16  # bytes of one read
 FROM_A_STRANGER = 1 << 12  # before the proof
 FROM_A_RANK = 1 << 20  # facts and results of a rank are a few thousand
 FROM_RANK_0 = 1 << 28  # it passes on what all ranks have reported
+RANK_0 = "rank 0"
 _DEEPEST = 64  # nested lists and objects: Python reads deeper ones than it can write
 
 Message = dict[str, Any]
@@ -149,9 +150,9 @@ class Connection:
         self.socket.close()
 
 
-def readable(words: object) -> str:
-    """Return a stranger's words, shortened and without control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(words)[:200])
+def shorten(words: object) -> str:
+    """Return the words of a stranger, of a length that an error can quote."""
+    return escape_controls(str(words))[:200]
 
 
 def challenge() -> str:
@@ -170,22 +171,36 @@ def error_to_message(error: GPUError) -> Message:
     return {**error.as_dict(), "others": [error_to_message(other) for other in error.others]}
 
 
-def error_from_message(message: Message) -> GPUError:
-    """Return the error of another rank or the child. Raises GarbledError if the message describes none."""
+def error_from_message(message: Message, sender: str | None = None) -> GPUError:
+    """Return the error of another rank or the child. Raises GarbledError if the message describes none.
+
+    Fixes that came over the network are sentences, which name their ``sender``, and never commands: it may be a
+    stranger. None means the own child.
+    """
     try:
         cls = catalogue().get(message["code"], DistributedError)
         details = {name: _immutable(value) for name, value in message["details"].items() if name in cls.fields}
         return cls(
             str(message["summary"]),
             evidence=[str(line) for line in message["evidence"]],
-            fixes=[Fix(fix["text"], kind=fix["kind"], needs=fix["needs"]) for fix in message["fixes"]],
-            others=[error_from_message(other) for other in message["others"]],
+            fixes=[_fix_from_message(fix, sender) for fix in message["fixes"]],
+            others=[error_from_message(other, sender) for other in message["others"]],
             consequence_of=message["consequence_of"],
             severity=message["severity"],
             **details,
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise GarbledError(f"no error: {error!r}") from None
+
+
+def _fix_from_message(fix: Message, sender: str | None) -> Fix:
+    text, kind, needs = fix["text"], fix["kind"], fix["needs"]
+    if kind not in get_args(FixKind) or needs not in (None, *get_args(Needs)):
+        raise GarbledError(f"no fix: {kind!r}, {needs!r}")
+    if sender is None:
+        return Fix(text, kind=kind, needs=needs)
+    is_judgement = sender == RANK_0 and kind == "manual"  # it quotes the ranks
+    return manual(text if is_judgement else f"{sender} says: {text}", needs=needs)
 
 
 def _immutable(value: object) -> object:

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..errors import Fix, PlacementError, manual
+from ..errors import Fix, PlacementError, escape_controls, manual
 from ..model.data_flow import Key, Places, computing_nodes
 from ..model.files import is_ort_format
 from ..model.outline import UNREADABLE, GraphOutline
 from .interfaces import AssignedNodes, NativeSession, Node, Opened
 from .options import RECORDING_KEY, config_entry
-from .requests import CPU, CUDA
+from .requests import CPU
 from .runtime import load_runtime
 
 NO_KERNEL = "no CUDA kernel for this operator with these types, attributes and this opset"
@@ -318,7 +318,7 @@ def not_recorded(summary: str, *fixes: Fix) -> PlacementError:
 
 def format_table(rows: Sequence[Iterable[str]]) -> str:
     """Return plain columns of text; the first row is the header."""
-    cells = [tuple(row) for row in rows]
+    cells = [tuple(map(escape_controls, row)) for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     return "\n".join(lines)
@@ -351,11 +351,3 @@ def cufft_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the names of the operators that need cuFFT, sorted. ``operators``: type and domain."""
     own = {op_type for op_type, domain in operators if domain == "com.microsoft"}
     return tuple(sorted(own & {"Rfft", "Irfft"}))
-
-
-CONVOLUTIONS = frozenset(("Conv", "ConvTranspose", "FusedConv", "NhwcConv", "NhwcFusedConv"))
-
-
-def has_convolutions(placement: Placement) -> bool:
-    """Return True if convolutions are on CUDA, whose plans of cuDNN hold for one shape."""
-    return any(node.op_type in CONVOLUTIONS and node.provider == CUDA for node in placement.nodes)

