@@ -50,6 +50,7 @@ Check = Callable[[Facts], GPUError | None]
 CHECKS: tuple[Check, ...] = (
     packages.platform_unsupported,
     packages.package_unreadable,
+    packages.guard_unreadable,
     packages.not_installed,
     packages.shadowed,
     packages.broken_files,

@@ -285,6 +285,16 @@ def test_a_file_that_the_import_does_without_may_be_unreadable() -> None:
     assert find_problems(IMPORTED(facts)) == ()
 
 
+@pytest.mark.parametrize("name", ["ortgpu_enforce.pth", "_ortgpu_waiting.py", "_ortgpu_hook.py"])
+def test_a_guard_that_this_user_may_not_read_is_told(name: str) -> None:
+    """Python passes over such a .pth file without a word."""
+    facts = part("packages", refused=(RefusedPath(f"{SITE}/{name}", "-rw-------", False),))(HEALTHY)
+    assert find_problems(facts) == (), "nobody asked for the guard"
+    (problem,) = find_problems(variables(ORTGPU_ENFORCE="1")(facts))
+    assert (problem.severity, problem.details()["files"]) == ("warning", (f"{SITE}/{name}",))
+    assert str(problem.fixes[0]) == f"sudo chmod -R a+rX {SITE}/{name}"
+
+
 # Several changes
 
 

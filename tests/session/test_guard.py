@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.lab import Cuda, Machine
 from tests.lab.fixtures import Lab
 from tests.lab.installed import LINKS_DRIVER, PLACES, older_than
 from tests.lab.models import Models
-from tests.support.children import run_child
+from tests.support.children import Child, run_child
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parents[1] / "support" / "guarded_programs.py"
@@ -419,15 +420,64 @@ def test_variable_takes_effect_at_the_import_elsewhere(lab: Lab, models: Models,
     assert (found["before the import"], found["after the import"]) == (ON_CPU, CAUSE)
 
 
-@pytest.mark.parametrize(("value", "waits"), [("1", True), ('"1"', True), ("1\r", True), ("", False), ("Off", False)])
-def test_a_value_of_the_variable_that_is_no_no_is_a_yes_at_the_start(value: str, waits: bool) -> None:
-    """A container's file of variables hands on quotes, and one of Windows a carriage return."""
+def start_line() -> str:
+    """Return the line of ortgpu_enforce.pth."""
     startup = ROOT / "ortgpu" / "session" / "guard" / "startup"
     module = ast.parse((startup / "build_backend.py").read_text(encoding="utf-8"))  # imports setuptools: not run
     written: dict[str, Any] = {}
     names: list[ast.stmt] = [node for node in module.body if isinstance(node, ast.Assign)]
     exec(compile(ast.Module(names, []), "build_backend.py", "exec"), written)
-    code = written["LINE"] + "import sys; print([type(each).__name__ for each in sys.meta_path])"
+    line: str = written["LINE"]
+    return line
+
+
+class Started(NamedTuple):
+    """A program that imports a stand-in for ONNX Runtime, in an environment that has lost ortgpu."""
+
+    site: Path
+    beyond: Path  # the folder four above, which is outside of the environment
+
+    def run(self, value: str = "1") -> Child:
+        environment = {**os.environ, "PYTHONPATH": str(self.beyond / "fake"), "ORTGPU_ENFORCE": value}
+        code = f"import site; site.addsitedir({str(self.site)!r}); import onnxruntime"
+        return run_child([sys.executable, "-S", "-c", code], env=environment, cwd=self.site)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Started:
+    site = tmp_path / "venv" / "lib" / "python3" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "ortgpu_enforce.pth").write_text(start_line(), encoding="utf-8")
+    for name in ("_ortgpu_waiting.py", "_ortgpu_hook.py"):
+        shutil.copy(ROOT / "ortgpu" / "session" / "guard" / "startup" / name, site)
+    (tmp_path / "fake" / "onnxruntime").mkdir(parents=True)
+    (tmp_path / "fake" / "onnxruntime" / "__init__.py").write_text("print('imported')", encoding="utf-8")
+    return Started(site, tmp_path)
+
+
+def test_code_above_the_environment_is_never_run(started: Started) -> None:
+    """A moved checkout, or a program that takes site-packages off its path: the guard is not to be found then."""
+    (started.beyond / "ortgpu").mkdir()
+    (started.beyond / "ortgpu" / "__init__.py").write_text("print('another user')\ndef install(): pass\n", "utf-8")
+    done = started.run()
+    assert "ImportError: ORTGPU_ENFORCE is set, and the guard cannot watch" in done.stderr, done.output
+    assert done.stdout == ""
+
+
+def test_a_guard_whose_files_cannot_be_read_keeps_onnxruntime_out(started: Started) -> None:
+    """Python reports an error in a .pth file, and goes on."""
+    assert started.run("0").stdout == "imported\n"
+    (started.site / "_ortgpu_hook.py").unlink()
+    done = started.run()
+    assert "import of onnxruntime halted" in done.stderr, done.output
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("value", "waits"), [("1", True), ('"1"', True), ("1\r", True), ("", False), ("Off", False)])
+def test_a_value_of_the_variable_that_is_no_no_is_a_yes_at_the_start(value: str, waits: bool) -> None:
+    """A container's file of variables hands on quotes, and one of Windows a carriage return."""
+    startup = ROOT / "ortgpu" / "session" / "guard" / "startup"
+    code = start_line() + "import sys; print([type(each).__name__ for each in sys.meta_path])"
     environment = {**os.environ, "PYTHONPATH": str(startup), "ORTGPU_ENFORCE": value}
     done = run_child([sys.executable, "-S", "-c", code], env=environment).ok()
     assert ("ImportHook" in done.stdout) is waits

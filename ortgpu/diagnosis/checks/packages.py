@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ...environment.libraries import loader_words
 from ...environment.libraries.library_file import wrong_machine
-from ...environment.packages.installed import Distribution, OnnxRuntime
+from ...environment.packages.installed import START_FILES, Distribution, OnnxRuntime
 from ...environment.packages.plugins import PluginPackage, provider_file_name
 from ...errors import (
     BrokenPackageError,
@@ -519,6 +519,22 @@ def package_unreadable(facts: Facts) -> GPUError | None:
         fixes=[remedies.let_it_be_read(facts.environment, [each.path for each in refused])],
         package=packages.onnxruntime.build_name,
         files=tuple(each.path for each in refused),
+    )
+
+
+def guard_unreadable(facts: Facts) -> GPUError | None:
+    """Warn that ORTGPU_ENFORCE does not reach this user's programs, of which Python says nothing."""
+    names = [each for each in facts.environment.packages.refused if os.path.basename(each.path) in START_FILES]
+    if not names or "ORTGPU_ENFORCE" not in facts.environment.variables.now:
+        return None
+    return BrokenPackageError(
+        "ORTGPU_ENFORCE is set, and this user may not read what puts the guard in force: programs that do not import "
+        "ortgpu run without it",
+        evidence=[f"permission denied: {each.mode} {each.path}" for each in names],
+        fixes=[remedies.let_it_be_read(facts.environment, [each.path for each in names])],
+        severity="warning",
+        package="ortgpu",
+        files=tuple(each.path for each in names),
     )
 
 

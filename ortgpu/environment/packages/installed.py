@@ -492,15 +492,19 @@ def _hash_of(path: str) -> str | None:
     return base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
 
 
+# Beside the installed ortgpu, for ORTGPU_ENFORCE
+START_FILES: Final = ("ortgpu_enforce.pth", "_ortgpu_waiting.py", "_ortgpu_hook.py")
+
+
 def read_refused(places: Iterable[str], package: str | None) -> tuple[RefusedPath, ...]:
-    """Return the unreadable paths among the search path, its NVIDIA wheels, and one package with its ``capi``."""
+    """Return the unreadable paths of the search path, NVIDIA wheels, the guard, and a package with ``capi``."""
     return tuple(found for path in dict.fromkeys(_looked_at(places, package)) if (found := _refused(path)) is not None)
 
 
 def _looked_at(places: Iterable[str], package: str | None) -> Iterator[str]:
     for place in map(absolute, places):
         wheels = os.path.join(place, "nvidia")
-        yield from (place, wheels)
+        yield from (place, wheels, *(os.path.join(place, name) for name in START_FILES))
         for component in _paths_in(wheels):
             libraries = os.path.join(component, "lib")
             yield from (component, libraries, *_paths_in(libraries))

@@ -56,16 +56,20 @@ def _install() -> None:
 
 
 def _import_ours() -> "Any":
-    """Import the ortgpu that contains this file, without adding its folder to ``sys.path``."""
+    """Import the ortgpu that contains this file, without adding its folder to ``sys.path``.
+
+    A copy in site-packages has no such folder, and those above it may be another user's.
+    """
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    place = _HERE
-    for _ in range(4):  # startup, guard, session, ortgpu
-        place = os.path.dirname(place)
-    spec = PathFinder.find_spec("ortgpu", [place])
+    place, inside = _HERE, True
+    for name in ("startup", "guard", "session", "ortgpu"):
+        place, folder = os.path.split(place)
+        inside = inside and folder == name
+    spec = PathFinder.find_spec("ortgpu", [place]) if inside else None
     if spec is None or spec.loader is None:
-        raise ImportError("ortgpu is not at " + _HERE + " any more")
+        raise ImportError("this Python cannot import ortgpu, which was installed together with " + _HERE)
     module = module_from_spec(spec)
     sys.modules["ortgpu"] = module
     spec.loader.exec_module(module)
@@ -74,3 +78,5 @@ def _import_ours() -> "Any":
 
 if is_wanted():
     _wait()
+if sys.modules.get("onnxruntime", sys) is None:  # by ortgpu_enforce.pth, in case that this file cannot be imported
+    del sys.modules["onnxruntime"]

@@ -24,7 +24,11 @@ from setuptools.build_meta import (
 )
 
 WAITING = "_ortgpu_waiting"
-LINE = f'import os; "ORTGPU_ENFORCE" in os.environ and __import__("{WAITING}")\n'
+# Python goes on after an error in this line. None keeps ONNX Runtime out until the module has been imported.
+LINE = (
+    'import os, sys; "ORTGPU_ENFORCE" in os.environ'
+    f' and [sys.modules.setdefault("onnxruntime"), __import__("{WAITING}")]\n'
+)
 
 
 # The time of all files in a wheel, so that two builds of the same source are equal.
