@@ -10,6 +10,8 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from ortgpu.model.files import open_model
+
 if TYPE_CHECKING:
     from ortgpu.provider.interfaces import Value
 
@@ -23,7 +25,7 @@ def read_inputs(path: Path, descriptions: Sequence[Value] | None = None) -> dict
         click.UsageError: it is no such file, or its names are not those of the model's inputs.
     """
     try:
-        with path.open("rb") as file:
+        with open_model(path) as file:
             arrays = np.load(file, allow_pickle=False)
             if not isinstance(arrays, Mapping):
                 raise ValueError("it has one array, without a name")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .files import ModelSource, is_ort_format, open_model
+from .files import NO_REGULAR_FILE, ModelSource, is_ort_format, is_special_file, open_model
 from .outline import MOST_PARTS, UNREADABLE, Graph, GraphOutline, Tensor
 from .protobuf import TooManyFieldsError
 
@@ -37,6 +37,8 @@ def read_model(model: ModelSource) -> ModelFacts:
     """Read a model without its weights. Never raises for what the file holds, or for its absence."""
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     head = b""
+    if is_special_file(model):
+        return ModelFacts(name, problem=NO_REGULAR_FILE, fix="write the model to a file first, or give its bytes")
     try:
         if isinstance(model, bytes):
             head, size = model[:_HEAD], len(model)
@@ -51,13 +53,14 @@ def read_model(model: ModelSource) -> ModelFacts:
         if size >= LARGEST:
             return _no_model(name, head, f"it has {size} bytes, and an ONNX file can have {LARGEST - 1}")
         outline = GraphOutline(model, 10 * MOST_PARTS)
-        folder = os.getcwd() if isinstance(model, bytes) else os.path.dirname(os.path.abspath(name))
+        path = None if isinstance(model, bytes) else os.path.abspath(name)
+        folder = os.getcwd() if path is None else os.path.dirname(path)
         return ModelFacts(
             name,
             opsets=tuple(sorted((os.fsdecode(domain), version) for domain, version in outline.content.opsets)),
             operators=_operators_of(outline),
             data_folder=folder,
-            data_problems=tuple(_data_problems(outline.graph, folder)),
+            data_problems=tuple(_data_problems(outline.graph, folder, path)),
         )
     except OSError as error:
         return ModelFacts(name, problem=(error.strerror or str(error)).lower())
@@ -65,6 +68,8 @@ def read_model(model: ModelSource) -> ModelFacts:
         return ModelFacts(name)
     except IndexError:
         return _no_model(name, head, "it is cut off")
+    except MemoryError:
+        return ModelFacts(name, problem="this process gets too little memory to read it")
     except (ValueError, RecursionError) as error:
         return _no_model(name, head, str(error))
 
@@ -82,8 +87,14 @@ def _operators_of(outline: GraphOutline) -> frozenset[tuple[str, str]]:
     return frozenset((operator, "" if domain == "ai.onnx" else domain) for operator, domain in found) - local
 
 
-def _data_problems(graph: Graph, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield the location of each external data file that lacks data of the graph, and why."""
+LEAVES = "this path leaves the folder of the model, and ONNX Runtime reads no weights outside of it"
+
+
+def _data_problems(graph: Graph, folder: str, path: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the location of each external data file that lacks data of the graph, and why.
+
+    ``path`` is the path of the model, or None for bytes. A model must not find out what other folders hold.
+    """
     needed: dict[str, int] = {}  # bytes, where that is said
     for tensor in _tensors(graph):
         entries = tensor.external or {}
@@ -92,10 +103,22 @@ def _data_problems(graph: Graph, folder: str) -> Iterator[tuple[str, str]]:
             sizes = [entries.get(key, b"0").decode(errors="replace") for key in (b"offset", b"length")]
             end = sum(map(int, sizes)) if all(size.isdecimal() for size in sizes) else 0
             needed[location] = max(end, needed.get(location, 0))
+    # As ValidateExternalDataPath in tensorprotoutils.cc: the folder, and where the model is a link, that of its target
+    inside = {os.path.realpath(folder), os.path.dirname(os.path.realpath(path or os.path.join(folder, "model")))}
     for location, size in sorted(needed.items()):
-        why = _why_without(os.path.join(folder, location), size)
+        why = LEAVES if _leaves(folder, location, inside) else _why_without(os.path.join(folder, location), size)
         if why is not None:
             yield location, why
+
+
+def _leaves(folder: str, location: str, inside: Iterable[str]) -> bool:
+    if os.path.isabs(location) or os.path.splitdrive(location)[0]:
+        return True
+    try:
+        target = os.path.realpath(os.path.join(folder, location))
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+    return not any(target.startswith(os.path.join(allowed, "")) for allowed in inside)
 
 
 def _tensors(graph: Graph) -> Iterator[Tensor]:

@@ -12,11 +12,21 @@ NO_REGULAR_FILE = "not a regular file"
 
 
 def open_model(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a model file. Raises OSError for pipes, which can be read once, and devices, which may have no end."""
-    mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder cannot be opened, which says so
+    """Open a model file, or one with its weights or inputs. Raises OSError for what :func:`is_special_file` tells."""
+    if is_special_file(path):
         raise OSError(NO_REGULAR_FILE)
     return open(path, "rb")
+
+
+def is_special_file(model: ModelSource) -> bool:
+    """Return True for a pipe, whose opening may block for ever, a device, which may have no end, and a socket."""
+    if isinstance(model, bytes):
+        return False
+    try:
+        mode = os.stat(model).st_mode
+    except (OSError, ValueError):  # opening the file says why
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def stamp_of(file: ModelSource | None) -> tuple[int, ...] | None:

@@ -18,7 +18,7 @@ from .protobuf import Bytes, Extent, Reader, TooManyFieldsError
 STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
 
 # What the questions raise for a model that cannot be read, or is none
-UNREADABLE = (OSError, ValueError, IndexError, TypeError, RecursionError)
+UNREADABLE = (OSError, ValueError, IndexError, TypeError, RecursionError, MemoryError)
 
 MOST_PARTS = 100_000  # fields of a model beside those within nodes: a tenth of a second. Ten times as many within nodes
 _LARGE = 1024  # bytes of an initializer or a list; smaller ones can be shapes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,6 +113,12 @@ def save_objects(path: Path) -> None:
     np.savez(path, x=np.array([{}], dtype=object))
 
 
+def _make_pipe(path: Path) -> None:
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("this system has no named pipes")
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     ("write", "says"),
     [
@@ -121,8 +128,9 @@ def save_objects(path: Path) -> None:
         (lambda path: path.write_text("{}"), "(it holds something else than arrays of numbers or text)"),
         (lambda path: path.write_bytes(b"PK\x03\x04junk"), "is no file that numpy.savez wrote"),
         (Path.touch, "is no file that numpy.savez wrote"),
+        (_make_pipe, "is no file that numpy.savez wrote (not a regular file)"),
     ],
-    ids=["other names", "one array", "objects", "text", "broken", "empty"],
+    ids=["other names", "one array", "objects", "text", "broken", "empty", "pipe"],
 )
 def test_files_without_the_inputs(tmp_path: Path, write: Callable[[Path], object], says: str) -> None:
     path = tmp_path / "inputs.npz"

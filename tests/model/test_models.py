@@ -21,13 +21,6 @@ def test_a_pipe_that_nobody_writes_to_is_diagnosed(tmp_path: Path) -> None:
     assert any("not a regular file" in text for text in found), found
 
 
-def test_a_session_does_not_wait_for_a_pipe_to_say_why_there_is_no_gpu(tmp_path: Path) -> None:
-    pipe = tmp_path / "model.onnx"
-    os.mkfifo(pipe)
-    code = "os.environ.pop('ORTGPU_ALLOW_CPU')\nreport(outcome(lambda: GPUSession(sys.argv[1])))"
-    assert child(code, str(pipe))["type"] == "DriverNotFoundError"
-
-
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/full"])
 def test_a_device_is_not_read(path: str) -> None:
     assert read_model(path).problem == "not a regular file"

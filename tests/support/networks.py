@@ -153,10 +153,10 @@ def random_network(number: int, dtype: type = np.float32) -> bytes:
 
 def length_delimited(number: int, content: bytes) -> bytes:
     """Return a field of a protobuf message that holds a message, text or bytes."""
-    return _as_varint(number << 3 | 2) + _as_varint(len(content)) + content
+    return as_varint(number << 3 | 2) + as_varint(len(content)) + content
 
 
-def _as_varint(number: int) -> bytes:
+def as_varint(number: int) -> bytes:
     found = bytearray()
     while number >= 0x80:
         found.append(number & 0x7F | 0x80)

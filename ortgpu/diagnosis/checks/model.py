@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ...errors import CollectiveOpsUnavailableError, GPUError, ProviderError, manual
-from ...model.contents import ModelFacts
+from ...model.contents import LEAVES, ModelFacts
 from ...provider.placement import PlacedNode, Placement, refusal
 from ..facts import Facts
 
@@ -47,13 +47,18 @@ def data_missing(model: ModelFacts | None) -> GPUError | None:
     names = ", ".join(name for name, _ in model.data_problems[:_NAMED]) + (
         f" ... ({count} in all)" if count > _NAMED else ""
     )
+    fixes = []
+    if any(why != LEAVES for _, why in model.data_problems):
+        fixes.append("copy these files whole into that folder; in a repository with Git LFS, run git lfs pull")
+    if any(why == LEAVES for _, why in model.data_problems):
+        fixes.append("save the model again with its weights in a file beside it, or in the model file itself")
     return GPUError(
         f"weights of {model.name} are in files that cannot be used: {names}",
         evidence=[
             *(f"{name}: {why}" for name, why in model.data_problems[:_FILES_SHOWN]),
             f"the model has external data; its files must lie in {model.data_folder} under these names",
         ],
-        fixes=[manual("copy these files whole into that folder; in a repository with Git LFS, run git lfs pull")],
+        fixes=map(manual, fixes),
     )
 
 

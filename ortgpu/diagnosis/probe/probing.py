@@ -20,7 +20,7 @@ from typing import Any
 from ...environment.child import cause_of_death, run_python
 from ...environment.gpu.driver import LIBCUDA, load_libcuda, read_nvml
 from ...environment.packages.plugins import environ_of_child
-from ...model.files import write_temporary
+from ...model.files import is_special_file, write_temporary
 from ...provider.preloading import OPENING, logger, preload
 from ...provider.requests import CPU, CUDA
 from .result import NVML, ProbeResult, ProbeStep
@@ -47,7 +47,8 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
     """
     try:
         if not isinstance(model, bytes):
-            return run_probe_child(_OPEN, os.path.abspath(os.fsdecode(model)) if model else "", timeout=timeout)
+            path = os.path.abspath(os.fsdecode(model)) if model and not is_special_file(model) else ""
+            return run_probe_child(_OPEN, path, timeout=timeout)
         with tempfile.TemporaryDirectory(prefix="ortgpu-probe-") as folder:
             copy = os.path.join(folder, "model")
             write_temporary(copy, model)
