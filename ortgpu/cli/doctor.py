@@ -48,7 +48,11 @@ from ortgpu.errors import LauncherConflictError
     type=click.Path(),
     help="With --profile training: meet all ranks in this folder; start the doctor with mpirun.",
 )
-@click.option("--redact", is_flag=True, help="Leave out user names, home folders and the name of the host.")
+@click.option(
+    "--redact",
+    is_flag=True,
+    help="Leave out user names, home folders, the name of the host, and credentials in addresses.",
+)
 @click.option("--no-probe", is_flag=True, help="Only look: open neither the driver nor a session.")
 @click.option(  # whole seconds, because "nan" is a float
     "--timeout", type=click.IntRange(1, 3600), default=30, show_default=True, help="Seconds that the probe may take."
@@ -70,7 +74,7 @@ def doctor(
     Looks at packages, libraries, driver and GPUs, and judges them. Then, in a child process with a deadline, the
     driver, the provider and a session are really opened: a library that ends its process ends the child.
 
-    With --python the other environment needs neither ortgpu nor what it needs: ortgpu doctor --python .venv
+    With --python the other environment needs neither ortgpu nor what it needs: uvx ortgpu doctor --python .venv
 
     With --profile training: the training package of ONNX Runtime, MPI, NCCL, the network; in child processes, the
     driver, onnxruntime.training and MPI are really started. --ssh HOST runs `true` there, with ssh's BatchMode.

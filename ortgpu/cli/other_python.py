@@ -27,9 +27,9 @@ _PROGRAM = """\
 import sys
 if sys.version_info < (3, 10):
     sys.exit("it is Python %d.%d, and ortgpu needs 3.10 or newer" % sys.version_info[:2])
-import json, pickle
 folder, settings, lender = sys.argv[1:]
 sys.path[:] = [folder, *filter(None, sys.path)]
+import json, pickle
 from ortgpu import diagnose
 from ortgpu.environment.packages import interpreter
 interpreter.lender = lender or None

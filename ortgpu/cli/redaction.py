@@ -11,7 +11,7 @@ from typing import Any
 
 from ortgpu.errors import Fix, GPUError
 
-HOME, USER, HOST = "~", "<user>", "<host>"
+HOME, USER, HOST, CREDENTIALS, VALUE = "~", "<user>", "<host>", "<credentials>", "<value>"
 
 # Generic names of accounts and machines, and words that reports contain.
 _NO_NAMES = frozenset(
@@ -21,15 +21,24 @@ _NO_NAMES = frozenset(
         *("docker", "linux", "windows", "driver", "host", "localhost", "lib", "bin", "usr", "tmp", "opt", "site"),
     )
 )
-# Home folders of anybody: /home/x, /var/home/x, /Users/x, C:\Users\x
-_ANY_HOME = re.compile(r"((?<![\w.~-])/(?:(?:var/|export/)?home|Users)/|\b[A-Za-z]:[/\\]+Users[/\\]+)[^/\\\s:;,'\"]+")
+# The user in home folders of anybody: /home/x, /users/x, /nfs/home/x, /mnt/disk/home2/x, and C:\Users\First Last, whose
+# name ends at the next folder, a quotation mark or the end.
+_ANY_HOME = re.compile(
+    r"((?<![\w.~-])/(?:(?:export|mnt|net|nfs|var)/)?(?:[\w.-]+/)?(?:home\d*|homes|users)/)[^/\\\s:;,'\"]+"
+    r"|(\b[A-Z]:[/\\]+Users[/\\]+)(?:[^/\\\s:;,'\"]+ ){0,3}(?:[^/\\\s:;,'\"]+(?=[/\\:;,'\"]|$)|[^/\\\s:;,'\"]+)",
+    re.IGNORECASE,
+)
+# User, password and token before the name of a server; a path variable is split at the colon between them.
+_CREDENTIALS = re.compile(r"(?:(?<=://)[^\s/]+|(?<![\w.%+-])[\w.%+~!$&*=-]+)@(?=[\w\[])")
+# Variables of launchers: addresses, commands and tokens of the site
+_OF_LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_")
 
 
 class Redactor:
     """A function that redacts a text.
 
     It replaces the given home folders by "~", the given names by "<user>" and "<host>", and the user in other home
-    folders.
+    folders, and what precedes the name of a server in an address.
 
     Not replaced: names inside other words, names of one or two letters outside paths, serial numbers and UUIDs.
     """
@@ -48,7 +57,8 @@ class Redactor:
     def __call__(self, text: str) -> str:
         for pattern, replacement in self._rules:
             text = pattern.sub(replacement, text)
-        return _ANY_HOME.sub(rf"\1{USER}", text)
+        text = _ANY_HOME.sub(lambda home: f"{home[1] or home[2]}{USER}", text)
+        return _CREDENTIALS.sub(f"{CREDENTIALS}@", text)
 
 
 def _as_name(name: str) -> str:
@@ -77,7 +87,10 @@ def redactor_for_this_process() -> Redactor:
 
 
 def redact(value: Any, replace: Callable[[str], str]) -> Any:
-    """Redact each text in ``value``, dataclasses, errors and containers too, but no names of fields and keys."""
+    """Redact each text in ``value``, dataclasses, errors and containers too, but no names of fields and keys.
+
+    The variables by which launchers are configured keep their names alone.
+    """
     if isinstance(value, Fix):
         return Fix(replace(value), kind=value.kind, needs=value.needs)
     if isinstance(value, str):
@@ -98,5 +111,6 @@ def redact(value: Any, replace: Callable[[str], str]) -> Any:
     if isinstance(value, (tuple, list, set, frozenset)):
         return type(value)(redact(item, replace) for item in value)
     if hasattr(value, "items"):
-        return {key: redact(item, replace) for key, item in value.items()}
+        hidden = {key for key, item in value.items() if str(key).startswith(_OF_LAUNCHERS) and isinstance(item, str)}
+        return {key: VALUE if key in hidden else redact(item, replace) for key, item in value.items()}
     return value

@@ -9,7 +9,6 @@ import dataclasses
 import importlib
 import logging
 import os
-import re
 import sys
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..environment.libraries.library_file import read_elf, read_library, this_machine, wrong_machine
 from ..environment.libraries.loader import loaded_plugin
+from ..environment.libraries.loader_words import blames_numpy
 from ..environment.libraries.wheel import cuda_major_of, release_wanted, uses_internals
 from ..environment.packages.installed import Packages, locate_packages
 from ..environment.packages.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter
@@ -137,7 +137,7 @@ def _load() -> Runtime:
         module,
         error,
         preload,
-        numpy_error=_why_numpy_fails() if error and re.search(r"numpy\S* failed", error) else None,
+        numpy_error=_why_numpy_fails() if error and blames_numpy(error) else None,
         provider_stamp=stamp_of(packages.onnxruntime.provider_library),
     )
 

@@ -27,21 +27,10 @@ from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest, as_request
 from ..provider.requests import CPUNodes, check_names, parse  # CPUNodes for typing.get_type_hints
 from ..provider.settings import CAPTURE
-from ..provider.sizes import GPUSize, Size, parse_size
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.plain_runs import PlainRunner
 from . import failures
-from .request import (
-    FACTS,
-    PINNED_MEMORY_LIMIT,
-    InferenceSessionArguments,
-    SessionArguments,
-    SessionRequest,
-    Tuned,
-    Unpack,
-    checked,
-    no_fallback,
-)
+from .request import PINNED_MEMORY_LIMIT, SessionRequest, Tuned, checked, no_fallback
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -84,12 +73,6 @@ class GPUSession(LastOfOurs):
     caller set it. Without ``device`` the session is on the GPU of the provider option ``device_id``, or on the first
     one. ``run``, CUDA graphs and ``pinned_empty`` pin host memory up to ``pinned_memory_limit``; ``run`` also keeps at
     most as much ordinary memory for results.
-
-    With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget: the
-    provider option gpu_mem_limit, unless the caller set that. A run that reaches it has the session give back what no
-    run needs, and is made again, once. If it still does not fit, it raises GPUOutOfMemoryError. Such a session keeps no
-    plans for further shapes. The CUDA context and the kernels that the process has loaded are not counted. With a
-    TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises ProviderRequestError.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
@@ -179,10 +162,9 @@ class GPUSession(LastOfOurs):
         cpu_nodes: CPUNodes = "warn",
         allow_cpu: bool | None = None,
         cuda_graph: bool = False,
-        pinned_memory_limit: Size = PINNED_MEMORY_LIMIT,
+        pinned_memory_limit: int = PINNED_MEMORY_LIMIT,
         tuned: Tuned = True,
-        memory: GPUSize | None = None,
-        **kwargs: Unpack[InferenceSessionArguments],
+        **kwargs: Any,
     ) -> None:
         """Open a model on the GPU, and verify that it is there.
 
@@ -191,14 +173,13 @@ class GPUSession(LastOfOurs):
             sess_options: an onnxruntime.SessionOptions.
             providers: names of providers, or pairs of a name and a dict of options; CUDA by default.
             provider_options: a dict of options for each of ``providers``, if those are names.
-            device: index (0), "cuda:0", "gpu:0", UUID, ``session.device``, torch.device, or "auto" (most free memory).
+            device: ordinal, "cuda:1", UUID ("GPU-..."), ``session.device``, torch.device, or "auto" (most free memory).
             cpu_nodes: what to do if nodes compute on the CPU: "warn", "forbid" (raise PlacementError) or "allow".
             allow_cpu: True runs on the CPU if no GPU can be used, False never; None: as ORTGPU_ALLOW_CPU says.
             cuda_graph: True captures a CUDA graph for each shape of the inputs, and replays it where that is faster.
-            pinned_memory_limit: bytes of host memory that may be pinned, or "2GB"; 0: ``run`` stages no copies.
+            pinned_memory_limit: bytes of host memory that may be pinned, 2 GiB by default; 0: ``run`` stages no copies.
             tuned: True uses the record that ortgpu.tune keeps, False none, a path that record; "now" measures first.
-            memory: most that it takes of the GPU: bytes, "2GiB" or 0.25, a part; None: as ORTGPU_MEMORY says, or all.
-            kwargs: other arguments of InferenceSession: ``disabled_optimizers``, ``read_config_from_model``.
+            kwargs: other arguments of InferenceSession, such as ``disabled_optimizers``.
 
         Raises:
             GPUError: a subclass names the cause and the fixes. No session or GPU memory is left behind.
@@ -218,7 +199,6 @@ class GPUSession(LastOfOurs):
                     cuda_graph,
                     pinned_memory_limit,
                     tuned,
-                    memory,
                     is_guarded=self._guards is not None,
                     others=kwargs,
                 )
@@ -245,7 +225,7 @@ class GPUSession(LastOfOurs):
 
                 verified = open_on_cpu(self, construct, request, error)
             self._keep(request, verified)
-            self._gpu_runner = _runner_of(self, self._request, verified)
+            self._gpu_runner = _runner_of(self, cuda_graph=request.cuda_graph or CAPTURE in verified.options_chosen)
         except BaseException as error:
             self._let_go(error)  # a failure must leave nothing behind
             raise
@@ -264,7 +244,7 @@ class GPUSession(LastOfOurs):
         sess_options: Any = None,
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[dict[Any, Any]] | None = None,
-        **kwargs: Unpack[SessionArguments],
+        **kwargs: Any,
     ) -> Self:
         """Open a session on the GPU of this process's rank, under torchrun, mpirun or srun; otherwise on the first GPU.
 
@@ -310,9 +290,7 @@ class GPUSession(LastOfOurs):
 
             values = with_values(self, input_feed)
             if values is None:
-                again = functools.partial(self._gpu_runner.run, self, output_names, input_feed, run_options)
-                results: Results = failures.call_again(self, error, again)
-                return results
+                raise failures.explained(self, error)  # noqa: B904 - which sets the cause
         return GPUSession.run(self, output_names, values, run_options)  # a subclass's run has seen this call
 
     def run_async(
@@ -583,7 +561,7 @@ class GPUSession(LastOfOurs):
         Writes to ``__dict__`` and keeps attributes of others: a guarded class may define properties of these names.
         """
         held, before = self.__dict__, self.__dict__.get("_verified")
-        for name in FACTS:
+        for name in verified.__dataclass_fields__:
             if next(cls for cls in type(self).__mro__ if name in vars(cls)) is not GPUSession:
                 continue  # A subclass defines this name, and an entry here would hide its value.
             if name not in held or (before is not None and held[name] is getattr(before, name)):
@@ -598,11 +576,7 @@ class GPUSession(LastOfOurs):
             request = dataclasses.replace(request, model=os.path.abspath(os.fsdecode(request.model)))
         self._request = request
         self._model_stamp = stamp_of(request.model)
-        if verified.budget is not None:
-            from ..running.memory import Holdings
-
-            self._holdings = Holdings(verified.budget)
-        self._pinned_memory_limit = parse_size("pinned_memory_limit", request.pinned_memory_limit)
+        self._pinned_memory_limit = request.pinned_memory_limit
 
     def _refuse_if_lost(self) -> None:
         """Raise the error by which this process lost the GPU, if it did. A subclass may check more."""
@@ -615,33 +589,17 @@ class GPUSession(LastOfOurs):
         lifetime.let_go_of_variables(error)
 
 
-def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified) -> PlainRunner:
+def _runner_of(session: GPUSession, *, cuda_graph: bool) -> PlainRunner:
     """Return the runner of an open session. Raises ProviderRequestError if it cannot be captured as it should be."""
-    if not verified.device.is_gpu:
+    if not lifetime.device_of(session).is_gpu:
         return PlainRunner(session)
-    if request.cuda_graph or CAPTURE in verified.options_chosen:
+    if cuda_graph:
         from ..running.graph_requests import captured
 
         return captured(session)
     from ..running.staging import StagedRunner, may_stage
 
-    staged = may_stage(session)
-    runner = StagedRunner(session) if staged else PlainRunner(session)
-    from ..provider.placement import has_convolutions
-
-    if not has_convolutions(verified.placement):
-        return runner
-    from .shapes import maker_of
-
-    make = maker_of(session, request, verified, staged=staged)
-    if make is None:
-        return runner
-    from ..running.memory import holdings_of
-    from ..running.shaped_runs import ShapedRunner
-
-    shaped = ShapedRunner(session, runner, make)
-    holdings_of(session).add("plans", shaped)
-    return shaped
+    return StagedRunner(session) if may_stage(session) else PlainRunner(session)
 
 
 def _explaining(name: str) -> Callable[..., Any]:
@@ -652,8 +610,7 @@ def _explaining(name: str) -> Callable[..., Any]:
         try:
             return getattr(super(GPUSession, self), name)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            again = functools.partial(getattr(super(GPUSession, self), name), *args, **kwargs)
-            return failures.call_again(self, error, again)
+            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
 
     return call
 

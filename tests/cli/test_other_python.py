@@ -61,6 +61,17 @@ def test_problem_that_the_diagnosis_raises_is_raised_here(bare: Path) -> None:
     assert (result.stdout + result.stderr).startswith("LauncherConflictError: "), result
 
 
+def test_nothing_is_imported_from_the_working_directory(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder of another user, say: /tmp/json.py."""
+    for name in ("json", "pickle", "pynvml", "ctypes"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    other_python.diagnose_in(str(bare / "bin" / "python"), None, timeout=DEADLINE, ssh=(), probe=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_interpreter_that_does_not_run_this_library(tmp_path: Path) -> None:
     """Python 3.9, or what says so: the version is all that is asked before anything is imported."""
     old = tmp_path / "old"

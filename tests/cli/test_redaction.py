@@ -28,6 +28,16 @@ REDACTOR = Redactor(
         ("/scratch/alice/x and pytest-of-alice", "/scratch/<user>/x and pytest-of-<user>"),
         ("/Users/Carol/x, /var/home/dave/x", "/Users/<user>/x, /var/home/<user>/x"),
         (r"C:\Users\Erin\AppData", r"C:\Users\<user>\AppData"),
+        (r"C:\Users\Erin Mc Loughlin\AppData", r"C:\Users\<user>\AppData"),
+        (r"'C:\Users\Erin Loughlin'", r"'C:\Users\<user>'"),
+        (r"D:/Users/Erin Loughlin", "D:/Users/<user>"),
+        (r"C:\Users\Erin, who is not there", r"C:\Users\<user>, who is not there"),
+        ("/nfs/home/frank/x:/users/grace/y", "/nfs/home/<user>/x:/users/<user>/y"),
+        ("/mnt/disk/home2/heidi and /gpfs/users/ivan", "/mnt/disk/home2/<user> and /gpfs/users/<user>"),
+        ("/x:https://judy:s3cret@pypi.corp/simple:/y", "/x:https://<credentials>@pypi.corp/simple:/y"),
+        ("https://t0ken@pypi.corp/simple", "https://<credentials>@pypi.corp/simple"),
+        ("s3cret@pypi.corp/simple", "<credentials>@pypi.corp/simple"),
+        ("nccl4py>=0.6 @ file:///x", "nccl4py>=0.6 @ file:///x"),
         ("hostname=box17.example.org ;", "hostname=<host> ;"),
         ("on BOX17", "on <host>"),
         ("also, malice, /opt/al/x", "also, malice, /opt/<user>/x"),
@@ -112,4 +122,4 @@ def test_redaction_of_what_training_adds(lab: Lab) -> None:
     assert "zaphodb" in doctor(machine, *options).stdout
     shown = doctor(machine, *options, "--redact").stdout
     assert "zaphodb" not in shown
-    assert json.loads(shown)["training"]["environment"]["mpi"]["settings"] == {"OMPI_MCA_tmpdir": "~"}
+    assert json.loads(shown)["training"]["environment"]["mpi"]["settings"] == {"OMPI_MCA_tmpdir": "<value>"}

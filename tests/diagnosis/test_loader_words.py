@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from ortgpu.errors import GPUError
 from ortgpu.provider.preloading import MissingLibrary
 from tests.faults.case import library, own_path
 from tests.lab.fixtures import Lab
+from tests.support.children import run_child
 from tests.support.made_facts import (
     HEALTHY,
     PROVIDER,
@@ -263,3 +265,8 @@ def test_where_memory_is_limited_a_crash_of_the_loader_is_not_the_file_s(limits:
     assert error.code == "broken-package"
     assert named in error.fixes[0]
     assert "pip install" in first(crashed).fixes[0]
+
+
+def test_long_words_are_read_in_no_time() -> None:
+    """Words that end in the middle, of a log that somebody pastes: no pattern tries each of their beginnings."""
+    run_child([sys.executable, "-m", "tests.programs.long_texts"], deadline=120).ok()

@@ -40,7 +40,7 @@ def failed(facts: Facts) -> GPUError | None:
         return None  # not_installed or broken_files says it
     if (unfit := c_library_unfit(facts, text, "import onnxruntime fails")) is not None:
         return unfit
-    absent = re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)
+    absent = re.search(rf"(?!libonnxruntime){loader_words.SONAME}: cannot open shared object", text)
     if absent is not None and not loader_words.is_blocked(text):
         if spec_for(absent[1]) is not None or is_of_driver(absent[1]):
             return None  # the extension itself links CUDA (1.27.0): libraries.missing or driver.not_found reports it
@@ -110,9 +110,10 @@ def _ways_to_import_it(facts: Facts, text: str) -> list[Fix]:
 
 def _file_in(words: str, facts: Facts) -> str:
     """Return the file that the loader names: NumPy's may lie on another file system than ONNX Runtime's."""
-    named = re.search(r"(/.+?\.so[^:]*): ", words)
+    paths = (part[part.find("/") :] for part in words.split(": ")[:-1] if "/" in part)
     installed = facts.environment.packages.onnxruntime
-    return named[1] if named is not None else installed.extension or os.path.join(installed.folder or "", "__init__.py")
+    module = installed.extension or os.path.join(installed.folder or "", "__init__.py")
+    return next((path for path in paths if ".so" in path), module)
 
 
 def _with_numpys_words(facts: Facts, text: str) -> list[str]:
@@ -187,7 +188,7 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
     # 1.19 was the first release for NumPy 2. With older ones NumPy prints why, and its ImportError says nothing.
     is_2 = numpy is not None and numpy.version is not None and not _before(numpy.version, (2,))
     numpy_too_new = is_2 and _before(packages.onnxruntime.version, (1, 19))
-    at_fault = numpy_too_new or re.search(r"numpy\S* failed|_ARRAY_API not found", text)
+    at_fault = numpy_too_new or loader_words.blames_numpy(text) or "_ARRAY_API not found" in text
     module = absent[1] if absent else "numpy" if at_fault else None
     if module in (None, "onnxruntime"):
         return None

@@ -382,8 +382,10 @@ def older_c_library(words: str) -> tuple[str, str | None] | None:
     version = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", words)
     if version is None:
         return None
-    named = re.search(r"(/\S*libstdc\+\+\S*): version ", words)
-    return version[0], named[1] if named is not None and not re.match(r"(/usr)?/lib(64)?/", named[1]) else None
+    before = (part.split()[-1] for part in words.split(": version ")[:-1] if part.strip())
+    paths = (word[word.find("/") :] for word in before if "/" in word and "libstdc++" in word)
+    path = next(paths, None)
+    return version[0], path if path is not None and not re.match(r"(/usr)?/lib(64)?/", path) else None
 
 
 def c_library_unfit(facts: Facts, text: str, what: str) -> GPUError | None:

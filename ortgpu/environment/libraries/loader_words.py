@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
-_SONAME = r"(lib[\w.+-]+\.so[\w.]*)"
+# One way to match a name only: a long text without the words behind it would otherwise take for ever.
+SONAME = r"(?<![\w.+-])(lib(?:(?!\.so)[\w.+-])+\.so[\w.+-]*)"
 _NOT_FOUND = re.compile(
-    rf"{_SONAME}: cannot open shared object"
-    rf"|links {_SONAME}, of which there are only damaged"  # provider/preloading.py
+    rf"{SONAME}: cannot open shared object"
+    rf"|links {SONAME}, of which there are only damaged"  # provider/preloading.py
     r"|(?i:([^\s\\/]+\.dll), which it links, was not found)"  # loader_windows.py
-    rf"|Unable to load any of {{{_SONAME}"  # cuDNN 9, which then ends the process
+    rf"|Unable to load any of {{{SONAME}"  # cuDNN 9, which then ends the process
     r"|Could not locate ([^\s\\/]+\.dll)\. Please make sure"  # cuDNN on Windows
     r'|.*which depends on "([^"\\/]+\.dll)" which is missing'  # ONNX Runtime's provider_bridge_ort.cc
 )
@@ -63,6 +65,12 @@ def lacks_thread_storage(words: str) -> str | None:
 def lacks_threads(words: str) -> bool:
     """Return True if the system refused ONNX Runtime's or OpenBLAS's thread pool a further thread."""
     return re.search(r"pthread_create failed|annot start new thread|can't start new thread", words) is not None
+
+
+def blames_numpy(words: str) -> bool:
+    """Return True if an import of ONNX Runtime says that NumPy's extension failed: "numpy.core.multiarray failed"."""
+    parts = words.split()
+    return any("numpy" in name and then.startswith("failed") for name, then in itertools.pairwise(parts))
 
 
 def lacks_symbol(words: str) -> tuple[str, str | None] | None:
