@@ -2,7 +2,7 @@
 
     python -m benchmarks.tuning [--budget 40] [--grid 30] [--batch 32] [--objective latency] [--precision fp16]
                                 [--minutes 5] [--json FILE] MODEL...
-    python -m benchmarks.tuning --faults [--networks 30] [--locate] [--json FILE] [MODEL...]
+    python -m benchmarks.tuning --faults [--networks 30] [--json FILE] [MODEL...]
 
 MODEL is a file, a kind of benchmarks.zoo_models, or a name that benchmarks.models makes. ``--grid`` then times the full
 grid of settings, in random order for so many seconds, and compares the best of it with what was chosen. ``--faults``
@@ -31,8 +31,8 @@ from typing import Any
 
 from ortgpu.provider.records import Choice
 from ortgpu.provider.settings import CAPTURE, FLOAT16, SETTINGS, Settings, described, options_of
-from ortgpu.session.tuning.children import Place, Trial
-from ortgpu.session.tuning.tuning import Search, Tuning, Wanted, normal, tune_at
+from ortgpu.session.tuning.children import Place, Trial, Tuning
+from ortgpu.session.tuning.tuning import Search, Wanted, normal, tune_at
 from tests.support.children import child_environment, run_child
 from tests.support.this_machine import environment_record, find_gpus
 
@@ -102,17 +102,11 @@ class WiderSearch(Search):
 
 
 class FaultSearch(Search):
-    """A search over the settings in which faults are planted. Where they diverge is looked for if ``locates``."""
-
-    locates = False
+    """A search over the settings in which faults are planted."""
 
     def spaces(self, names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
         planted = {name for name, _ in _PLANTED.values()}
         return [(name, values) for name, values in super().spaces(names) if name in planted]
-
-    def _look_where_they_diverge(self) -> None:
-        if self.locates:
-            super()._look_where_they_diverge()
 
 
 def _key(settings: Settings) -> frozenset[tuple[str, str]]:
@@ -164,12 +158,12 @@ def take(name: str, options: argparse.Namespace, budget: float) -> dict[str, Any
         budget=budget,
         on_trial=say,
     )
-    opener = "tests.support.tuning_faults:open_planted" if options.faults else Place().opener
-    place = Place(None if options.cpu else 0, opener)
+    if options.faults:
+        from tests.support.tuning_faults import open_planted
+    place = Place(None if options.cpu else 0, open_planted if options.faults else None)
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "record.json")
         if options.faults:
-            FaultSearch.locates = options.locate
             found = tune_at(place, wanted, record, FaultSearch)
             return {"model": Path(name).stem, **found.as_dict(), "faults": faults(found.trials)}
         found, search = tune_wider(place, wanted, record, options.grid)
@@ -259,8 +253,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for row in sound:
         for trial in row["trials"]:
             if trial["ratio"] is None:
-                where = f" ({trial['divergence']})" if trial["divergence"] else ""
-                print(f"{row['model']}: {described(trial['settings'])}: {trial['verdict']}{where}")
+                print(f"{row['model']}: {described(trial['settings'])}: {trial['verdict']}")
         for text in row["left_out"]:
             print(f"{row['model']}: not tried: {text}")
 
@@ -289,7 +282,6 @@ def main() -> int:
     parser.add_argument("--objective", choices=["latency", "throughput"], default="latency")
     parser.add_argument("--precision", choices=["fp32", "fp16"], default="fp32")
     parser.add_argument("--faults", action="store_true", help="plant faults; none may be accepted")
-    parser.add_argument("--locate", action="store_true", help="with models: also say where faults show first")
     parser.add_argument("--networks", type=int, default=30, help="random networks for --faults without models")
     parser.add_argument("--cpu", action="store_true", help="on the CPU: to see that it works")
     parser.add_argument("--json", type=Path, help="write all trials there, after each model")

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from .session.pool.pool import GPUSessionPool as GPUSessionPool
     from .session.pool.pool import LostDevice as LostDevice
     from .session.pool.pool import WorkerHealth as WorkerHealth
-    from .session.tuning.tuning import Tuning as Tuning
-    from .session.tuning.tuning import tune as tune
+    from .session.tune import tune as tune
+    from .session.tuning.children import Tuning as Tuning
 
 __version__ = "0.2.0"
 
@@ -62,8 +62,8 @@ _HOMES = {
     "SessionRecord": "provider.living",
     "sessions": "provider.living",
     "GPUSession": "session.gpu_session",
-    "Tuning": "session.tuning.tuning",
-    "tune": "session.tuning.tuning",
+    "Tuning": "session.tuning.children",
+    "tune": "session.tune",
 }
 
 

@@ -145,12 +145,13 @@ def _open_and_run(
         found = report.read(session, feeds if runs > 0 else None, runs, reason, inputs.refusal(file))
         if not compare or feeds is None or found.latency_error is not None:
             return found, None, None
-        from ortgpu.session.tuning.tuning import compare_with_cpu
+        from ortgpu.session.tuning.diverging import compare_with_cpu
 
         return found, *compare_with_cpu(session, source, feeds)
 
 
 def _look_closer(model: Path | None, device: str | None) -> PlacementDetails:
+    from ortgpu.session import gpu_session  # noqa: F401 - the child opens a GPUSession
     from ortgpu.session.placement_details import explain_placement
 
     doing = "Opening the model once more, to see why its nodes are where they are"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ortgpu.cli import output, signals
 from ortgpu.cli.check import check
 from ortgpu.diagnosis.probe.probing import RELU
 from ortgpu.environment.child import cause_of_death, run_python
+from ortgpu.environment.packages.plugins import environ_of_child
 from ortgpu.provider.requests import CPU, CUDA
 
 _MARK = "ORTGPU-DEMO "  # the start of the line that reports; libraries print the rest
@@ -97,8 +97,7 @@ class PlainResult:
 
 def observe(*, timeout: float) -> PlainResult:
     """Create an ``InferenceSession`` that asks for CUDA first and run it once, as most programs do."""
-    environ = {name: value for name, value in os.environ.items() if name != "ORTGPU_ENFORCE"}
-    child = run_python(_PROGRAM, RELU.hex(), timeout=timeout, environ=environ, together=True)
+    child = run_python(_PROGRAM, RELU.hex(), timeout=timeout, environ=environ_of_child(), together=True)
     text = re.sub(r"\x1b\[[0-9;]*m", "", child.output)  # ONNX Runtime's log has colours even without a terminal
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     observed = [line for line in lines if line.startswith(_MARK)]

@@ -321,7 +321,7 @@ def _probe(probe: ProbeResult | None, verbose: bool) -> Iterator[str]:
             offers = _providers(probe)
             why = f"its providers are {', '.join(offers)}" if offers else imported.detail.partition("\n")[0]
             yield f"import: {why}"
-    if probe.returncode is None and not probe.timed_out:
+    if probe.died_in == "start" and probe.returncode is None and not probe.timed_out:
         yield f"could not be started: {probe.output}"
     elif probe.died_in is not None:
         how = (

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ import ortgpu
 from ortgpu.environment.child import run
 from ortgpu.environment.packages.interpreter import this_interpreter
 from ortgpu.errors import GPUError
+from ortgpu.process.temporary import private_folder
 
 _BESIDE = 90.0  # seconds for all that the child does without a limit of its own: it reads files, and asks the driver
 _LIMITED = 3  # what else it does with the limit, one after another: the probe, MPI, the shared folder, and each host
@@ -71,7 +71,7 @@ def diagnose_in(
         GPUError: as it does.
         click.ClickException: the interpreter does not run this library.
     """
-    with tempfile.TemporaryDirectory(prefix="ortgpu-doctor-") as folder:
+    with private_folder("ortgpu-doctor-") as folder:
         for name in ("ortgpu", "pynvml"):  # nothing else, which would hide that it is missing there
             spec = find_spec(name)
             if spec is not None and spec.origin is not None:
@@ -80,6 +80,7 @@ def diagnose_in(
         variables = os.environ if environ is None else environ
         environ = {name: value for name, value in variables.items() if name != "ORTGPU_ENFORCE"}
         lender = "" if python == this_interpreter() else this_interpreter()
+        environ["ORT_DISABLE_TELEMETRY"] = "1"
         longest = timeout * (_LIMITED + len(ssh)) + _BESIDE
         ended = run([python, "-c", _PROGRAM, folder, asked, lender], timeout=longest, environ=environ)
         result = Path(folder, "result")

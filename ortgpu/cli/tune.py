@@ -17,8 +17,8 @@ from ortgpu.provider.settings import described
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ortgpu.session.tuning.children import Trial
-    from ortgpu.session.tuning.tuning import Objective, Precision, Tuning
+    from ortgpu.session.tuning.children import Trial, Tuning
+    from ortgpu.session.tuning.tuning import Objective, Precision
 
 
 @click.command()
@@ -77,7 +77,7 @@ def tune(
 
     from ortgpu.cli import report
     from ortgpu.cli.inputs import read_inputs
-    from ortgpu.session.tuning.tuning import tune as search
+    from ortgpu.session.tune import tune as search
 
     if inputs is not None and batches is not None:
         raise click.UsageError("--inputs is one batch: leave --batch out")
@@ -137,8 +137,7 @@ def _show(console: Console, model: str, found: Tuning) -> None:
 def _row(trial: Trial) -> tuple[str, ...]:
     times = ", ".join(f"{each * 1e3:.3f}" for each in trial.seconds)
     error = "" if trial.error is None else f"{trial.error:.1e}"
-    verdict = f"{trial.verdict}; {trial.divergence}" if trial.divergence else trial.verdict
-    return described(trial.settings), times, _times_plain(trial), error, verdict
+    return described(trial.settings), times, _times_plain(trial), error, trial.verdict
 
 
 def _times_plain(trial: Trial) -> str:

@@ -58,7 +58,7 @@ def run(
                 start_new_session=True,
             )
             timed_out = not _ends(child, timeout, grace)
-            text, said = (read_output(file) for file in (output, errors))
+            text, said = (_content(file) for file in (output, errors))
     except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
         return Ended(None, "", str(error))
     return Ended(None if timed_out else child.returncode, text, said, timed_out)
@@ -74,10 +74,9 @@ def output_file() -> IO[bytes]:
         return tempfile.TemporaryFile()
 
 
-def read_output(file: IO[bytes], start: int = 0, end: int | None = None) -> str:
-    """Return the output between two offsets. A process that still writes shares the position of the file."""
-    file.seek(start)
-    return file.read(-1 if end is None else end - start).decode("utf-8", "replace")
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace")
 
 
 def _ends(child: subprocess.Popen[bytes], timeout: float, grace: float) -> bool:

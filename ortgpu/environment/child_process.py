@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import IO, Any
 from ..errors import ExecutionError, Fix, manual
 from ..process import parent
 from ..process.channel import Channel, PickledError, log_record
-from .child import cause_of_death, kill_group, output_file, python_command, read_output
+from .child import cause_of_death, kill_group, output_file, python_command
 from .packages.plugins import environ_of_child
 
 _PROGRAM = f"from {parent.__name__} import main; main()"
@@ -93,12 +94,12 @@ class ChildProcess:
 
     def ask(
         self,
-        function: str,
+        function: str | Callable[..., Any],
         *arguments: Any,
         timeout: float | None = None,
         on_note: Callable[[Any], object] = lambda _: None,
     ) -> Any:
-        """Call a function, "module:function", in the child, and return its result.
+        """Call a function of a module, or "module:function", in the child, and return its result.
 
         Log records of the child go to the loggers of this process, and notes of the function to ``on_note``.
 
@@ -106,9 +107,10 @@ class ChildProcess:
             ChildFailedError: the process ended, or was killed because it did not answer within ``timeout`` seconds.
             Exception: whatever the function raises, or an argument that does not pickle.
         """
+        request = parent.Request(pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL))
         until = None if timeout is None else time.monotonic() + timeout
         try:
-            self.channel.send(parent.Request(function, arguments), timeout=timeout)
+            self.channel.send(request, timeout=timeout)
             while True:
                 said = self._receive(until)
                 if isinstance(said, logging.LogRecord):
@@ -121,7 +123,10 @@ class ChildProcess:
             self.kill("it did not end in time")
             raise ChildFailedError("it did not end in time", timed_out=True) from None
         except (EOFError, ConnectionError):
-            raise ChildFailedError(f"the process ended: {self.cause()}") from None
+            cause = self.cause()
+            printed = self.output().decode("utf-8", "replace") if self._output is not None else ""
+            words = [line for line in printed.splitlines() if line.strip()][-1:]
+            raise ChildFailedError(": ".join(["the process ended", cause, *words])) from None
         if isinstance(said, PickledError):
             raise said.error()
         assert isinstance(said, parent.Answer)
@@ -142,6 +147,11 @@ class ChildProcess:
     @property
     def is_alive(self) -> bool:
         return not self._has_ended()
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status as subprocess has it, once :meth:`cause` has returned; None if it is not known."""
+        return None if self._is_status_lost else self.process.returncode
 
     def kill(self, reason: str | None = None) -> None:
         """Kill it and its group, for a reason that :meth:`cause` returns, unless it ended by itself before."""
@@ -173,10 +183,11 @@ class ChildProcess:
                 self._is_status_lost = self.process.returncode is None
         return self.process.poll() is not None
 
-    def output(self, start: int = 0, end: int | None = None) -> str:
-        """Return what it wrote to standard output and error, between two offsets. Call this after its end."""
+    def output(self) -> bytes:
+        """Return what it wrote to standard output and error. Call this after its end: it shares the file's position."""
         assert self._output is not None, "its output is not kept"
-        return read_output(self._output, start, end)
+        self._output.seek(0)
+        return self._output.read()
 
     def close(self) -> None:
         """Kill it, and free what this process holds of it. Call this once no thread uses the channel."""
@@ -198,9 +209,7 @@ def _not_started(error: Exception) -> ExecutionError:
     remedy: str | Fix = _REMEDIES.get(number or 0, "let this process start other processes")
     if isinstance(error, FileNotFoundError):
         remedy = "run this in a program of the Python interpreter, which is not frozen"
-    return ExecutionError(
-        "a child process cannot be started", evidence=[f"{type(error).__name__}: {error}"], fixes=[manual(remedy)]
-    )
+    return ExecutionError("a child process cannot be started", evidence=[str(error)], fixes=[manual(remedy)])
 
 
 _REMEDIES = {

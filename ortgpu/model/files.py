@@ -83,12 +83,6 @@ class FileContent:
 _PIECE = 16 << 10  # bytes, some fifty nodes
 
 
-def write_temporary(path: str | os.PathLike[str], model: bytes) -> None:
-    """Write a model to a file that no other user can read."""
-    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(model)
-
-
 def is_ort_format(model: ModelSource) -> bool:
     """Return True if ONNX Runtime takes the model for one in its own format.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -23,10 +24,13 @@ from .channel import Channel, PickledError
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A function, as "module:function", to be called in the child."""
+    """A function to be called in the child.
 
-    function: str
-    arguments: tuple[Any, ...]
+    ``call`` is pickled within the message, so that what does not unpickle is an exception of the request: a pair of
+    the function, or its name as "module:function", and its arguments.
+    """
+
+    call: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,11 @@ def _watch(control: Channel, requests: SimpleQueue[Request]) -> None:
 def _answer(control: Channel, request: Request) -> None:
     answer: object
     try:
-        module, _, name = request.function.partition(":")
-        answer = Answer(getattr(importlib.import_module(module), name)(*request.arguments))
+        function, arguments = pickle.loads(request.call)  # noqa: S301 - of the parent
+        if isinstance(function, str):
+            module, _, name = function.partition(":")
+            function = getattr(importlib.import_module(module), name)
+        answer = Answer(function(*arguments))
     except BaseException as error:  # noqa: BLE001 - the parent raises it
         answer = PickledError.of(error)
     try:

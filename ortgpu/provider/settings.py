@@ -22,6 +22,7 @@ FEW_THREADS = 4  # three concurrent runs of run_async, which keep a GPU busy
 
 # Two runs with pinned arrays reach what an H200 can do with batches of 8 and more; batches of 1 gain up to four.
 MAP_DEPTH = 4
+PINNED_MEMORY_LIMIT = 2 << 30  # bytes that a session pins unless its caller says otherwise
 
 Settings = Mapping[str, str]  # values by the names of settings
 

@@ -36,6 +36,12 @@ class LastOfOurs(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
     """The last class of this library before InferenceSession. Methods that ``super`` finds behind it are foreign."""
 
 
+def gpu_session_class() -> type[LastOfOurs]:
+    """Return GPUSession for modules that it uses itself, which cannot import it. Its module must have been imported."""
+    classes: list[type[LastOfOurs]] = LastOfOurs.__subclasses__()
+    return classes[0]
+
+
 def run_behind(session: InferenceSession) -> Callable[..., Results]:
     """Return the bound ``run`` that ``session`` has behind the methods of this library."""
     run: Callable[..., Results] = super(LastOfOurs, session).run

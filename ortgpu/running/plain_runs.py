@@ -20,6 +20,7 @@ from .onnxruntimes import InferenceSession, Results, onnxruntimes_run, run_behin
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from ..model.files import ModelSource
     from .cudart import Stream
     from .pinned import PinningSession
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
         _stream: Stream | None  # while a session with cuda_graph opens
 
         def _gpu_explained(self, error: Exception) -> Exception: ...
+
+        def _gpu_tune(self, model: ModelSource, ordinal: int | None) -> None: ...
 
 
 # All names in the code of ``run`` from 1.18 to 1.31. Code with another name was not reviewed, so it is not skipped.

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
 
+    from ..model.files import ModelSource
     from ..provider.placement import Placement
     from ..running.memory import Holdings, SessionMemory
     from ..running.pinned import PinnedMemory
@@ -115,7 +116,7 @@ class GPUSession(LastOfOurs):
     Not promised: bitwise equal results, either of two runs or with plain ONNX Runtime.
     """
 
-    __module__ = "ortgpu.session"  # its public name, which pickles and users' programs hold
+    __module__ = __name__.rpartition(".")[0]  # its public name, which pickles and users' programs hold
 
     if TYPE_CHECKING:  # these types are imported later, and typing.get_type_hints would not find them
         _request: SessionRequest
@@ -236,6 +237,12 @@ class GPUSession(LastOfOurs):
 
         register(self)
         self._own_names = frozenset((*vars(self), "_own_names", "_pinned", "_holdings")) - others
+
+    def _gpu_tune(self, model: ModelSource, ordinal: int | None) -> None:
+        """Tune a model for ``tuned="now"``, as :func:`ortgpu.tune` does. The opening of a session calls this."""
+        from .tuning.tuning import tune_unless_tuned
+
+        tune_unless_tuned(model, ordinal)
 
     @classmethod
     def for_rank(

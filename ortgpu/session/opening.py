@@ -232,7 +232,7 @@ def _open_with_choices(
     session: RunningSession, construct: Callable[..., None], plan: Plan, outline: GraphOutline, runtime: Runtime
 ) -> tuple[Plan, Placement] | None:
     """Open the session with what suits its model. None if nothing does, or if the session does not open so."""
-    record = _record_for(plan, outline)
+    record = _record_for(session, plan, outline)
     chosen = for_model(plan, runtime.release, outline, record)
     while chosen != plan:
         try:
@@ -254,7 +254,7 @@ def _open_with_choices(
     return None
 
 
-def _record_for(plan: Plan, outline: GraphOutline) -> Found | None:
+def _record_for(session: RunningSession, plan: Plan, outline: GraphOutline) -> Found | None:
     """Return the record of tune that the session uses, if there is one. The log says why one is not used."""
     tuned, refusal = plan.request.tuned, why_untuned(plan.request)
     named = None if isinstance(tuned, bool) or tuned == "now" else tuned
@@ -265,10 +265,8 @@ def _record_for(plan: Plan, outline: GraphOutline) -> Found | None:
     found = _sound_record(plan, outline, named)
     if found is not None or tuned != "now":
         return found
-    from .tuning.tuning import tune_unless_tuned
-
     try:
-        tune_unless_tuned(plan.request.model, plan.gpu.ordinal)
+        session._gpu_tune(plan.request.model, plan.gpu.ordinal)
     except Exception as error:  # a session opens without a record
         if is_of_a_handler(error):
             raise
@@ -296,7 +294,7 @@ def _open(
         for name, size in json.loads(plan.chosen[DIMENSIONS][0]).items():
             options.add_free_dimension_override_by_name(name, size)
     if FLOAT16 in plan.chosen:
-        from .tuning.tuning import in_float16
+        from .tuning.halving import in_float16
 
         model = in_float16(request.model)
         outline = GraphOutline(model)

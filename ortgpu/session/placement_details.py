@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ..environment.child_process import ChildFailedError, ChildProcess
 from ..errors import GPUError
 from ..model.files import ModelSource
 from ..model.outline import GraphOutline, Node
+from ..process.temporary import private_folder
+from ..provider.devices import is_cpu
 from ..provider.placement import (
     ALL_ON_CPU,
     FOLLOWS,
@@ -24,9 +26,9 @@ from ..provider.placement import (
     NodeKind,
     PlacedNode,
     format_table,
+    not_recorded,
 )
 from ..provider.requests import CPU, CUDA
-from .tuning.children import Child, ChildFailedError
 
 # The log messages of 1.24 to 1.31: cuda_execution_provider.cc, fallback_cpu_capability.cc, transformer_memcpy.cc.
 _NO_KERNEL = re.compile(
@@ -98,19 +100,21 @@ def explain_placement(
     """Open ``model`` on a GPU, or on the device "cpu", in a child process and read why its nodes are where they are.
 
     This takes as much time and GPU memory as a session. It needs ONNX Runtime 1.24 or newer, which records every node.
-    The optimised model, and a model passed as bytes, are written to a temporary folder that no other user can read,
-    which is removed afterwards.
+    The optimised model is written to a temporary folder that no other user can read, and removed afterwards. The module
+    of GPUSession must have been imported.
 
     Raises:
         PlacementError: ONNX Runtime did not record the placement.
         GPUError: the model cannot be opened on the GPU, with the error class that GPUSession would raise.
         TimeoutError: it took more than ``timeout`` seconds.
     """
+    from ..running.onnxruntimes import gpu_session_class  # not above: it imports ONNX Runtime
+
     source = model if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
-    with tempfile.TemporaryDirectory(prefix="ortgpu-placement-") as folder, Child(folder) as child:
+    with private_folder("ortgpu-placement-") as folder, ChildProcess(keeps_output=True) as child:
         optimised = os.path.join(folder, "optimised.onnx")
         try:
-            placed, on_gpu = child.ask("place", source, device, optimised, timeout=timeout)
+            placed, on_gpu = child.ask(open_and_record, gpu_session_class(), source, device, optimised, timeout=timeout)
         except GPUError:
             raise
         except Exception as error:
@@ -120,10 +124,34 @@ def explain_placement(
                 "the model could not be opened in the child process that looks at its placement",
                 evidence=[f"{type(error).__name__}: {error}"],
             ) from error
-        log = child.errors.read_text("utf-8", "replace")
+        child.kill()  # it has written all of its log
         nodes = list(GraphOutline(optimised, _MOST_PARTS).graph.nodes)
+        log = child.output().decode("utf-8", "replace")
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     return details_from(name, log, placed, nodes, on_gpu=on_gpu)
+
+
+def open_and_record(
+    session_class: type[Any], model: ModelSource, device: int | str | None, optimised: str
+) -> tuple[list[PlacedNode], bool]:
+    """Open a model with a log in full, and write it as it was optimised. A child calls this.
+
+    Return the nodes, and False if the session is on the CPU.
+
+    Raises:
+        GPUError: it does not open, or ONNX Runtime did not record its placement.
+    """
+    from onnxruntime import SessionOptions  # not above: session_class has been imported, which loads its libraries
+
+    os.umask(0o077)  # the optimised model contains the weights
+    options = SessionOptions()
+    options.log_severity_level = 0
+    options.optimized_model_filepath = optimised
+    allow_cpu = True if is_cpu(device) else None  # of a session that was allowed to be there
+    session = session_class(model, options, device=device, cpu_nodes="allow", allow_cpu=allow_cpu)
+    if not session.placement.known:
+        raise not_recorded("ONNX Runtime did not record where the nodes of this model are placed")
+    return list(session.placement.nodes), session.device.is_gpu
 
 
 def details_from(

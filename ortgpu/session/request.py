@@ -13,12 +13,11 @@ from ..errors import ProviderRequestError, manual
 from ..model.files import ModelSource, is_special_file
 from ..provider.devices import DeviceRequest, check_form, is_cpu
 from ..provider.requests import NO_PROVIDERS, CPUNodes, ProviderList
+from ..provider.settings import PINNED_MEMORY_LIMIT as PINNED_MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from ..provider.devices import Device
     from ..provider.placement import Placement
-
-PINNED_MEMORY_LIMIT = 2 << 30
 
 #: Arguments that GPUSession takes and InferenceSession ignores.
 OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit", "tuned")

@@ -17,6 +17,7 @@ from onnx import parser
 
 from ortgpu.cli.tune import tune
 from ortgpu.provider.settings import SETTINGS
+from ortgpu.session import tune as tune_of_session
 from ortgpu.session.tuning import tuning
 from ortgpu.session.tuning.children import Place
 from tests.support.children import run_python
@@ -26,7 +27,7 @@ from tests.support.command_line import NO_GPU, Terminal, is_clean, ortgpu
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The CPU takes the place of a GPU, and two settings are all that is tried."""
-    monkeypatch.setattr(tuning, "Place", functools.partial(Place, None))
+    monkeypatch.setattr(tune_of_session, "Place", functools.partial(Place, None))
     monkeypatch.setattr(tuning, "SETTINGS", {name: SETTINGS[name] for name in ("graph", "shapes")})
     monkeypatch.setattr(tuning, "AUTOMATIC", ())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

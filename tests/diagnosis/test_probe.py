@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
+from typing import Any
 
-import pytest
-
-from ortgpu.diagnosis.probe.probing import MARK, parse_report
+from ortgpu.diagnosis.probe.probing import result_of
 from tests.support.children import run_python
 
 PROGRAM = """
@@ -31,17 +29,10 @@ def test_a_frozen_program_does_not_start_itself_again(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("said", ["7", "[]", '"x"', "null", '{"end": 3}', '{"end": "driver"}', '{"opening": null}'])
-def test_what_a_library_prints_like_a_report_is_no_error(said: str) -> None:
-    text = f"{MARK}{json.dumps({'begin': 'driver'})}\n{MARK}{said}\n"
-    assert parse_report(text, -6, 1.0).completed is False
-
-
 def test_what_the_child_died_of_is_left_alone() -> None:
-    begun = [{"begin": "driver"}, {"opening": "NVML"}]
+    begun: list[dict[str, Any]] = [{"begin": "driver", "printed": 0}, {"opening": "NVML"}]
     for last, deadly in (("libcuda.so.1", ("libcuda",)), ("/usr/lib/libcuda.so.1", ()), (None, ("nvml", "libcuda"))):
-        lines = [*begun, *([{"opening": last}] if last else [])]
-        result = parse_report("\n".join(MARK + json.dumps(line) for line in lines), -6, 1.0)
+        result = result_of([*begun, *([{"opening": last}] if last else [])], b"", -6, 1.0)
         assert result.deadly == deadly
         assert result.opening == (last or "NVML")
 
@@ -49,8 +40,8 @@ def test_what_the_child_died_of_is_left_alone() -> None:
 def test_a_library_that_does_not_load_comes_with_the_loaders_words() -> None:
     file = {"soname": "libcurand.so.10", "path": "/x", "source": "torch", "root": "/", "problem": "undefined symbol"}
     missing = {"soname": "libcurand.so.10", "required": True, "wheel": None, "rejected": [file]}
-    end = {"end": "libraries", "ok": False, "data": {"not_loaded": [missing]}}
-    found = parse_report(MARK + json.dumps(end), 0, 1.0).missing
+    end = {"end": "libraries", "ok": False, "detail": "", "data": {"not_loaded": [missing]}, "printed": 0}
+    found = result_of([end], b"", 0, 1.0).missing
     assert found is not None
     assert found[0].rejected[0].problem == "undefined symbol"
 

@@ -136,8 +136,7 @@ def test_output_is_kept() -> None:
     with ChildProcess(keeps_output=True) as child:
         with pytest.raises(ChildFailedError):
             child.ask(f"{FUNCTIONS}:write_and_abort", "one two", timeout=DEADLINE)
-        assert child.output().startswith("one two")
-        assert child.output(4, 7) == "two"
+        assert child.output().startswith(b"one two")
 
 
 @posix

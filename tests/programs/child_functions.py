@@ -54,3 +54,18 @@ def write_and_abort(text: str) -> None:
 
 def sleep_without_reading(seconds: float) -> None:
     time.sleep(seconds)
+
+
+_prepared: list[str] = []
+
+
+def prepare_in_child(word: str) -> None:
+    _prepared[:] = [word]
+
+
+def prepared_in_child() -> str:
+    return _prepared[0]
+
+
+def raise_key_error() -> None:
+    raise KeyError("x")

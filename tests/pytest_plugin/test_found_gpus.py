@@ -194,14 +194,14 @@ report([found.gpus, found.problem.as_dict()["code"]])
 def test_find_gpus_needs_a_session_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """A diagnosis that found nothing wrong proves nothing by itself."""
     from ortgpu.diagnosis import diagnosing
-    from ortgpu.diagnosis.probe.probing import parse_report
+    from ortgpu.diagnosis.probe.probing import result_of
 
-    outputs = {
-        "": "the interpreter said nothing",
-        'ORTGPU-PROBE {"end": "session", "ok": true}\nORTGPU-PROBE {"done": true}': None,
-    }
-    for output, problem in outputs.items():
-        probe = parse_report(output, 0, 1.0)
+    ran: list[dict[str, Any]] = [
+        {"end": "session", "ok": True, "detail": "", "data": {}, "printed": 0},
+        {"done": True, "printed": 0},
+    ]
+    for entries, problem in (([], "the child told nothing"), (ran, None)):
+        probe = result_of(entries, b"", 0, 1.0)
         found = diagnosing.Diagnosis((), None, probe)  # type: ignore[arg-type]  # no fact of it is looked at
         monkeypatch.setattr(diagnosing, "diagnose_inference", lambda found=found, **_: found)
         result = testing.find_gpus()

@@ -99,6 +99,7 @@ def test_plain_data(island: PlacementDetails) -> None:
 def test_a_machine_without_a_gpu_gives_the_error_of_a_session(tmp_path: Path) -> None:
     from ortgpu.diagnosis.probe.probing import RELU
     from ortgpu.errors import GPUError
+    from ortgpu.session import gpu_session  # noqa: F401 - the child opens a GPUSession
 
     if any(Path("/dev").glob("nvidia[0-9]*")):
         pytest.skip("there is a GPU here: /dev/nvidia*")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -14,15 +16,23 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx.parser
 import pytest
+from onnxruntime import InferenceSession
 
+from ortgpu.environment.child_process import ChildFailedError
 from ortgpu.provider.records import Choice, read_record
 from ortgpu.provider.settings import AUTOMATIC, SETTINGS
+from ortgpu.session.tune import tune
 from ortgpu.session.tuning import tuning
-from ortgpu.session.tuning.children import Beginning, Child, ChildFailedError, Place, Trial, only_tuner
+from ortgpu.session.tuning.children import Beginning, Child, Place, Trial, Work, only_tuner
 from ortgpu.session.tuning.comparing import Comparison, compare
-from ortgpu.session.tuning.tuning import Search, Wanted, tune, tune_at
+from ortgpu.session.tuning.diverging import locate
+from ortgpu.session.tuning.feeds import make_inputs
+from ortgpu.session.tuning.trial import results
+from ortgpu.session.tuning.tuning import Search, Wanted, tune_at
+from tests.programs.child_functions import prepare_in_child, prepared_in_child, raise_key_error
+from tests.support.children import child_environment, run_child
 from tests.support.networks import Network
-from tests.support.tuning_faults import CPU, FAULTY, HOPELESS, VANISHING
+from tests.support.tuning_faults import CPU, FAULTY, HOPELESS, VANISHING, open_all_hang, open_exhaustive_hangs
 
 pytestmark = pytest.mark.timeout(300)  # a search is many children
 
@@ -77,31 +87,48 @@ def test_the_fastest_is_kept_and_written(network: Path, tmp_path: Path, monkeypa
 def test_candidates_at_fault_are_rejected(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is wrong in one channel, one when two runs are at work, one ends its process, and one hangs."""
     only(monkeypatch, "layout", "search", "workspace")
-    monkeypatch.setattr(tuning, "_SHORTEST", 1)
+    monkeypatch.setattr(tuning, "_SHORTEST", 10)  # a busy machine must not make a sound candidate look hung
     found = tune_at(FAULTY, Wanted(network, batches=(1,), budget=100), tmp_path / "record.json")
     wrong = by_settings(found.trials, layout="channels-last")
     assert wrong.verdict.startswith("rejected: output 'v7' is")
-    assert wrong.divergence == "tensor 'v3' still agreed, tensor 'v4' did not"
     race = by_settings(found.trials, layout="channels-last, biases fused")
     assert race.verdict.startswith("rejected: output 'v7' is")
     ended = by_settings(found.trials, workspace="small")
     how = "it ended with" if sys.platform == "win32" else "SIGABRT"
     assert ended.verdict.startswith(f"rejected: the process ended: {how}")
-    hung = by_settings(found.trials, search="exhaustive")
+    (hung,) = [each for each in found.trials if each.settings == {"search": "exhaustive"}]
     assert hung.verdict == "rejected: it did not end in time"
-    kept = {*found.automatic.settings.items(), *found.named.settings.items()}
-    assert kept <= {("search", "heuristic")}
+    assert found.automatic.settings == found.named.settings == {"search": "heuristic"}
+    assert [each.settings for each in found.trials if each.verdict == "kept"] == [{"search": "heuristic"}]
 
 
-def test_a_fault_that_exposing_tensors_hides_is_called_so(
-    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_in_the_sixth_run_is_seen(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of all timed runs count."""
     only(monkeypatch, "layout")
     found = tune_at(VANISHING, Wanted(network, batches=(1,), budget=60), tmp_path / "record.json")
-    wrong = by_settings(found.trials, layout="channels-last")
-    assert str(wrong.divergence).startswith("exposing tensors made it vanish")
-    late = by_settings(found.trials, layout="channels-last, biases fused")  # the results of all timed runs count
+    late = by_settings(found.trials, layout="channels-last, biases fused")
     assert late.verdict.startswith("rejected: output 'v7' is")
+
+
+@pytest.mark.parametrize(("opener", "patience"), [(open_exhaustive_hangs, 8), (open_all_hang, 1)])
+def test_a_candidate_that_hung_is_never_kept(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opener: Any, patience: float
+) -> None:
+    """The search of plain ONNX Runtime hangs as a candidate, and no other candidate is faster than plain."""
+    only(monkeypatch, "search")
+    monkeypatch.setattr(tuning, "_SHORTEST", patience)
+    path = tmp_path / "record.json"
+    found = tune_at(Place(None, opener), Wanted(network, batches=(1,), budget=30), path)
+    hung = by_settings(found.trials, search="exhaustive")
+    assert hung.verdict == "rejected: it did not end in time"
+    assert {"search": "exhaustive"} not in (found.automatic.settings, found.named.settings)
+    if opener is open_all_hang:
+        assert (found.record, found.automatic) == (None, Choice({}, 1.0))
+        assert found.no_record == "plain ONNX Runtime's own settings were rejected: it did not end in time"
+        assert not path.exists()
+    else:
+        assert read_record(path).automatic.settings == {"search": "heuristic"}
+        assert [each.settings for each in found.trials if each.verdict == "kept"] == [{"search": "heuristic"}]
 
 
 def test_a_model_that_the_cpu_cannot_run_in_time_is_compared_with_plain(
@@ -109,8 +136,8 @@ def test_a_model_that_the_cpu_cannot_run_in_time_is_compared_with_plain(
 ) -> None:
     ask = Child.ask
 
-    def without_cpu(self: Child, function: str, *arguments: Any, timeout: float) -> Any:
-        if function == "results":
+    def without_cpu(self: Child, function: Any, *arguments: Any, timeout: float) -> Any:
+        if function is results:
             raise ChildFailedError("it did not end in time", timed_out=True)
         return ask(self, function, *arguments, timeout=timeout)
 
@@ -119,8 +146,7 @@ def test_a_model_that_the_cpu_cannot_run_in_time_is_compared_with_plain(
     found = tune_at(FAULTY, Wanted(network, batches=(1,), budget=60), tmp_path / "record.json")
     why = "plain ONNX Runtime on the GPU, since the CPU gave no results: it did not end in time"
     assert found.compared_with == why
-    wrong = by_settings(found.trials, layout="channels-last")
-    assert wrong.divergence == "tensor 'v3' still agreed, tensor 'v4' did not"
+    assert by_settings(found.trials, layout="channels-last").verdict.startswith("rejected: output 'v7' is")
 
 
 def test_a_batch_for_a_model_that_has_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,11 +248,11 @@ def test_one_tuner_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("captures", [True, False])
-def test_a_graph_that_sessions_refuse_is_no_candidate(tmp_path: Path, captures: bool) -> None:
+def test_a_graph_that_sessions_refuse_is_no_candidate(captures: bool) -> None:
     """ONNX Runtime captures it, and a session with the record was then refused, which had not asked for a graph."""
     told = () if captures else ("graph captured: its input 'mask' is read on the CPU, or by no node",)
     begun = Beginning(None, (), {}, "", convolves=False, needs_cudnn=False, captures=captures, left_out=told)
-    search = Search(Wanted("model.onnx"), CPU, begun, Child(str(tmp_path)), str(tmp_path), "model.onnx", 0.0)
+    search = Search(Wanted("model.onnx"), CPU, begun, Child(), 0.0)
     assert ("graph" in dict(search.spaces(tuple(SETTINGS)))) is captures
     assert search.left_out == told
 
@@ -308,23 +334,31 @@ def test_a_session_does_not_measure_what_no_record_can_keep(
     assert "no record of tune can be kept: platformdirs is not installed" in caplog.text
 
 
-def test_a_child_goes_on_after_what_it_raised_and_is_another_one_after_its_end(tmp_path: Path) -> None:
-    with Child(str(tmp_path)) as child:
-        processes: list[Any] = []
+def test_a_child_goes_on_after_what_it_raised_and_is_another_one_after_its_end() -> None:
+    with Child() as child:
+        child.prepare(prepare_in_child, "for all")
+        processes: list[int] = []
         for _ in range(3):
             if len(processes) == 2:
-                processes[1].kill()
-                processes[1].wait()
-            with pytest.raises(KeyError):
-                child.ask("nothing", timeout=60)
-            processes.append(child._process)
-        assert processes[0] is processes[1]
-        assert processes[1] is not processes[2]
-        child.end()
+                os.kill(processes[1], signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+            with pytest.raises(ChildFailedError if len(processes) == 2 else KeyError):
+                child.ask(raise_key_error, timeout=60)
+            processes.append(child.ask(os.getpid, timeout=60))
+            assert child.ask(prepared_in_child, timeout=60) == "for all"
+        assert processes[0] == processes[1]
+        assert processes[1] != processes[2]
         with pytest.raises(ChildFailedError, match="did not end") as failure:
-            child.ask("nothing", timeout=0.01)
+            child.ask(time.sleep, 60, timeout=0.01)
         assert failure.value.timed_out
-        assert child._process is None
+
+
+def test_a_tuner_that_is_ended_leaves_nothing_behind(network: Path, tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    environ = child_environment({"TMPDIR": str(tmp_path / "temporary"), "XDG_RUNTIME_DIR": str(tmp_path)})
+    command = [sys.executable, "-m", "tests.programs.tuner", str(network), str(tmp_path / "record.json")]
+    ended = run_child(command, env=environ, deadline=120)
+    assert ended.returncode == -signal.SIGTERM, ended.output
+    assert list((tmp_path / "temporary").glob("ortgpu*")) == []
 
 
 def test_float16_inside_keeps_inputs_and_outputs(
@@ -339,15 +373,20 @@ def test_float16_inside_keeps_inputs_and_outputs(
     assert read_record(tmp_path / "record.json").key.weights.startswith("sha256 ")
 
 
-def test_where_float16_goes_wrong_is_looked_for_in_float16(
-    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    only(monkeypatch, "precision")
-    wanted = Wanted(network, precision="float16", budget=60)
-    found = tune_at(FAULTY, wanted, tmp_path / "record.json")
-    wrong = by_settings(found.trials, precision="float16")
-    assert wrong.verdict.startswith("rejected: output 'v7' is")
-    assert wrong.divergence == "tensor 'v3' still agreed, tensor 'v4' did not"
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"layout": "channels-last"}, "tensor 'v3' still agreed, tensor 'v4' did not"),
+        ({"precision": "float16"}, "tensor 'v3' still agreed, tensor 'v4' did not"),
+        ({"search": "heuristic"}, "exposing tensors made it vanish: with them as outputs, operators are not fused"),
+    ],
+)
+def test_the_first_diverging_tensor_is_found(network: Path, settings: dict[str, str], where: str) -> None:
+    """As ``ortgpu check --compare`` looks for it."""
+    model = str(network)
+    feeds = (make_inputs(InferenceSession(model, providers=["CPUExecutionProvider"]).get_inputs()),)
+    right = results(model, CPU, feeds)
+    assert locate(Work(model, FAULTY, feeds, right), settings) == where
 
 
 # Comparing

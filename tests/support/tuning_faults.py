@@ -1,6 +1,6 @@
 """Openers of sessions for ``tune``, with the CPU in the place of a GPU: candidates that are faster, or at fault.
 
-A child of ``tune`` imports this module by the name in its arguments.
+A child of ``tune`` imports this module, since the functions are among its arguments.
 """
 
 from __future__ import annotations
@@ -19,11 +19,6 @@ from onnxruntime import InferenceSession
 from ortgpu.provider.settings import Settings
 from ortgpu.session.tuning.children import Place
 from ortgpu.session.tuning.trial import open_session
-
-CPU = Place(ordinal=None, opener=f"{__name__}:open_well")
-HOPELESS = Place(ordinal=None, opener=f"{__name__}:open_hopeless")
-FAULTY = Place(ordinal=None, opener=f"{__name__}:open_faulty")
-VANISHING = Place(ordinal=None, opener=f"{__name__}:open_vanishing")
 
 _SLOW, _FAST = 0.03, 0.003  # seconds of a run, far apart: tests share their cores
 _at_work = threading.Semaphore(1)
@@ -103,6 +98,19 @@ def open_vanishing(model: str | bytes, settings: Settings, place: Place, dimensi
     return session
 
 
+def open_exhaustive_hangs(model: Any, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
+    """Open a session that is a little slower than plain with search heuristic; with search exhaustive, never return."""
+    if settings.get("search") == "exhaustive":
+        time.sleep(600)
+    return _timed(open_session(model, settings, place, dimensions), 1.5 * _SLOW if settings else _SLOW)
+
+
+def open_all_hang(model: Any, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
+    if settings:
+        time.sleep(600)
+    return open_session(model, settings, place, dimensions)
+
+
 def open_planted(model: str | bytes, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
     """Open a session on a GPU that is at fault with these layouts, and with workspace small."""
     if settings.get("layout") == "channels-last":
@@ -126,3 +134,9 @@ def _with_a_wrong_channel(model: str | bytes, at: int = 2) -> bytes:
     array[1] *= 2
     weights.CopyFrom(numpy_helper.from_array(array, weights.name))
     return bytes(found.SerializeToString())
+
+
+CPU = Place(ordinal=None, opener=open_well)
+HOPELESS = Place(ordinal=None, opener=open_hopeless)
+FAULTY = Place(ordinal=None, opener=open_faulty)
+VANISHING = Place(ordinal=None, opener=open_vanishing)

@@ -142,4 +142,6 @@ def _another_release(environment: Environment) -> Fix | None:
 
 
 def ending(probe: ProbeResult) -> str:
+    if probe.returncode is None:
+        return "how is not known, since this program ignores SIGCHLD or waits for all of its children"
     return probe.signal or f"exit status {probe.returncode}"

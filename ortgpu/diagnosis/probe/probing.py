@@ -6,29 +6,23 @@ reports each step before and after it is tried; the parent kills it, with all th
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from ...environment.child import cause_of_death, run_python
+from ...environment.child import cause_of_death
+from ...environment.child_process import ChildFailedError, ChildProcess
 from ...environment.gpu.driver import LIBCUDA, load_libcuda, read_nvml
-from ...environment.packages.plugins import environ_of_child
-from ...model.files import is_special_file, write_temporary
+from ...errors import GPUError
+from ...model.files import is_special_file
+from ...process import parent
 from ...provider.preloading import OPENING, logger, preload
 from ...provider.requests import CPU, CUDA
 from .result import NVML, ProbeResult, ProbeStep
-
-MARK = "ORTGPU-PROBE "  # the start of a line of the report; libraries print the rest
-
-# The guard is passed in, because it stands above the diagnosis.
-_OPEN = "from ortgpu import uninstall; probing.try_all(uninstall, *sys.argv[1:])"
 
 # y = Relu(x) for four floats: opset 13, IR version 7, which every release since 1.7 reads.
 RELU = bytes.fromhex(
@@ -40,119 +34,96 @@ _Outcome = tuple[bool, str, dict[str, Any]]
 
 
 def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: float = 30.0) -> ProbeResult:
-    """Run the child and wait for it, at most ``timeout`` seconds.
+    """Try every step in a child process, and wait for it, at most ``timeout`` seconds.
 
-    Nothing is raised for what happens to it, nor where it cannot be started: ``died_in`` is "start" then. A model in
-    bytes is written to a temporary file that no other user can read.
+    Nothing is raised for what happens to it, nor where it cannot be started: ``died_in`` is "start" then.
     """
-    try:
-        if not isinstance(model, bytes):
-            path = os.path.abspath(os.fsdecode(model)) if model and not is_special_file(model) else ""
-            return run_probe_child(_OPEN, path, timeout=timeout)
-        with tempfile.TemporaryDirectory(prefix="ortgpu-probe-") as folder:
-            copy = os.path.join(folder, "model")
-            write_temporary(copy, model)
-            return run_probe_child(_OPEN, copy, "bytes", timeout=timeout)
-    except OSError as error:
-        return _not_started(str(error), 0.0)
+    if not isinstance(model, bytes):
+        model = os.path.abspath(os.fsdecode(model)) if model and not is_special_file(model) else None
+    return run_probe_child(try_all, model, timeout=timeout)
 
 
-def run_probe_child(code: str, *arguments: str, timeout: float) -> ProbeResult:
-    """Run ``code``, which calls a function of this module, in a process of its own."""
+def run_probe_child(function: Callable[..., None], *arguments: Any, timeout: float) -> ProbeResult:
+    """Call a function of this module in a process of its own."""
     started = time.monotonic()
-    ended = run_python(
-        f"from {__package__} import probing; {code}",
-        *arguments,
-        timeout=timeout,
-        environ=environ_of_child(),
-        together=True,
-    )
-    seconds = time.monotonic() - started
-    if ended.returncode is None and not ended.timed_out:
-        return _not_started(ended.errors, seconds)
-    return parse_report(ended.output, ended.returncode, seconds)
+    entries: list[dict[str, Any]] = []
+    returncode: int | None = 0
+    timed_out = False
+    try:
+        with ChildProcess(keeps_output=True) as child:
+            try:
+                child.ask(function, *arguments, timeout=timeout, on_note=entries.append)
+            except ChildFailedError as error:
+                timed_out, returncode = error.timed_out, child.returncode
+            child.kill()
+            output = child.output()
+    except GPUError as error:  # it cannot be started
+        return ProbeResult((), False, None, None, False, "start", time.monotonic() - started, "\n".join(error.evidence))
+    return result_of(entries, output, None if timed_out else returncode, time.monotonic() - started, timed_out)
 
 
-def _not_started(why: str, seconds: float) -> ProbeResult:
-    return ProbeResult((), False, None, None, False, "start", seconds, why)
-
-
-def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResult:
-    """Return the child's output as a result. ``returncode`` None: it was killed at the deadline."""
+def result_of(
+    entries: Sequence[dict[str, Any]], output: bytes, returncode: int | None, seconds: float, timed_out: bool = False
+) -> ProbeResult:
+    """Return what the child told and printed as a result."""
     steps: list[ProbeStep] = []
     current: str | None = None
     opening: str | None = None
-    rest: list[str] = []
-    before = 0  # the number of other lines when the current step began
-    completed = False
-    for line in text.splitlines():
-        if not line.startswith(MARK):
-            rest.append(line)
-            continue
-        try:
-            entry = json.loads(line[len(MARK) :])
-        except ValueError:  # cut off by the child's death
-            continue
-        if not isinstance(entry, dict):  # a library printed it
-            continue
+    before = 0  # the length of the output when the current step began
+    for entry in entries:
         if "begin" in entry:
-            current, before = entry["begin"], len(rest)
+            current, before = entry["begin"], entry["printed"]
         elif "end" in entry:
-            data = entry.get("data", {})
-            if not entry.get("ok") and (printed := [each for each in rest[before:] if each.strip()]):
+            data = entry["data"]
+            if not entry["ok"] and (printed := _lines(output[before : entry["printed"]])):
                 # Both ends: OpenBLAS prints a cause before NumPy's traceback, others print it last.
                 data = {**data, "printed": printed if len(printed) <= 30 else [*printed[:10], *printed[-20:]]}
-            steps.append(ProbeStep(str(entry["end"]), bool(entry.get("ok")), entry.get("detail", ""), data))
+            steps.append(ProbeStep(entry["end"], entry["ok"], entry["detail"], data))
             current = opening = None
         opening = entry.get("opening", opening)
-        completed = completed or "done" in entry
-    name = cause_of_death(returncode) if returncode is not None else None
+    completed = any("done" in entry for entry in entries)
     return ProbeResult(
         tuple(steps),
         completed,
         returncode,
-        name,
-        returncode is None,
+        cause_of_death(returncode) if returncode is not None else None,
+        timed_out,
         None if completed else current or "start",
         seconds,
-        "\n".join(rest[-20:]),
+        "\n".join(_lines(output)[-20:]),
         None if completed else opening,
     )
 
 
-# The program of the child. Any step may hang, or end the process.
+def _lines(output: bytes) -> list[str]:
+    return [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
-def try_all(uninstall: Callable[[], None], model: str, given_as: str = "path") -> None:
+# Functions of the child. Any step may hang, or end the process.
+
+
+def try_all(model: str | bytes | None) -> None:
     """Try every step in order; a step that needs a failed one is left out.
 
-    A model that was given as bytes is opened as bytes: its format and its external data are found in other ways.
-    ``uninstall`` ends the guard: the probe asks what ONNX Runtime does by itself, also under `ortgpu exec`.
+    A model that was given as bytes is opened as bytes: its format and its external data are found in other ways. The
+    guard is not in force: the probe asks what ONNX Runtime does by itself, also under `ortgpu exec`.
     """
     driver, libraries, imported = _step("driver", _driver), _step("libraries", _libraries), _step("import", _import)
-    uninstall()  # after the import, at which ORTGPU_ENFORCE installs the guard
     opened = False
     if libraries and imported and load_libcuda()[0] is not None and _step("provider", _provider) and driver:
         opened = _step("session", lambda: _session(RELU, run=True))
-        if model:
-            source = model if given_as == "path" else Path(model).read_bytes()
-            if _step("model", lambda: _session(source)):
-                _step("record", lambda: _record(source))
-    if model and not opened and hasattr(sys.modules.get("onnxruntime"), "InferenceSession"):
-        _step("load", lambda: _load(model if given_as == "path" else Path(model).read_bytes()))
-    _done()
+        if model is not None and _step("model", lambda: _session(model)):
+            _step("record", lambda: _record(model))
+    if model is not None and not opened and hasattr(sys.modules.get("onnxruntime"), "InferenceSession"):
+        _step("load", lambda: _load(model))
+    _report({"done": True})
 
 
 def train() -> None:
     """Try the driver and ONNX Runtime's training API. MPI has a child of its own: it would end this one."""
     _step("driver", _driver)
     _step("training", _training)
-    _done()
-
-
-def _done() -> None:
     _report({"done": True})
-    os._exit(0)  # libraries may hang at exit, and the report is complete
 
 
 def _step(name: str, attempt: Callable[[], _Outcome]) -> bool:
@@ -166,8 +137,10 @@ def _step(name: str, attempt: Callable[[], _Outcome]) -> bool:
 
 
 def _report(entry: dict[str, Any]) -> None:
-    # One write, so that a crash cannot tear the line.
-    os.write(sys.stdout.fileno(), ("\n" + MARK + json.dumps(entry) + "\n").encode())
+    """Tell the parent, and how much this process has printed so far."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    parent.tell({**entry, "printed": os.fstat(1).st_size})
 
 
 _ACCESS_VIOLATION = 0xC0000005 - (1 << 32)  # as the signed number that os._exit takes

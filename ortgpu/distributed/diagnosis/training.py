@@ -16,7 +16,7 @@ from ...diagnosis.checks import devices, driver, opening, packages
 from ...diagnosis.diagnosing import Check, Diagnosis, find_problems
 from ...diagnosis.facts import Facts, Observed
 from ...diagnosis.probe import attempts
-from ...diagnosis.probe.probing import run_probe_child
+from ...diagnosis.probe.probing import run_probe_child, train
 from ...diagnosis.probe.result import ProbeStep
 from ...diagnosis.remedies import fixes as remedies
 from ...environment.child import parse_answer, python_command, run, run_python
@@ -81,7 +81,7 @@ def diagnose_training(
     )
     result = None
     if probe:  # the driver and the training API in one child, MPI in another
-        result = run_probe_child("probing.train()", timeout=timeout)
+        result = run_probe_child(train, timeout=timeout)
         step = try_mpi(training.environment.mpi, timeout=timeout)
         result = result if step is None else replace(result, steps=(*result.steps, step))
     observed = Observed() if result is None else Observed(cuda=result.cuda, probe=result)

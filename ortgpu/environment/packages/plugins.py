@@ -151,9 +151,14 @@ def tell(library: str) -> None:
 
 
 def environ_of_child() -> dict[str, str]:
-    """Return the variables for a child that does not run this program, which may have registered a CUDA plugin."""
+    """Return the variables for a child that runs modules of this library, not this program.
+
+    This program may have registered a CUDA plugin. The guard stays out: the child compares with plain ONNX Runtime.
+    ONNX Runtime's telemetry writes to the temporary folder through links that other users can make there.
+    """
     library = registered_library()
-    return {**os.environ, **({LIBRARY: library} if library is not None else {})}
+    variables = {name: value for name, value in os.environ.items() if name != "ORTGPU_ENFORCE"}
+    return {**variables, "ORT_DISABLE_TELEMETRY": "1", **({LIBRARY: library} if library is not None else {})}
 
 
 def registered_library() -> str | None:

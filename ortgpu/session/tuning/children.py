@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pickle
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...environment.child import cause_of_death, kill_group, python_command
-from ...environment.packages.plugins import environ_of_child
+from ...environment.child_process import ChildFailedError, ChildProcess
 from ...environment.ranks import runtime_folder
+from ...model.files import ModelSource
 from ...provider.devices import Device
-from ...provider.records import Key
+from ...provider.records import Choice, Key
 from ...provider.settings import Settings
 
 if sys.platform == "win32":
@@ -27,26 +25,19 @@ else:
     import fcntl
 
 GIVEN = "providers"  # in the place of settings: the caller's
-REQUEST, ANSWER = "request.pickle", "answer.pickle"
-_PROGRAM = """
-import sys
-from ortgpu import GPUSession  # first: it loads what onnxruntime links, where that links CUDA
-from ortgpu.session.tuning.trial import main
-main(sys.argv[1])
-"""
+LONGEST_START = 120.0  # seconds of a new child, which has everything to load
 _TICK = 0.2  # seconds between looks at the lock
-_LOOK = 0.01  # and at the answer of a child
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The device on which candidates run, and the function that opens their sessions, as "module:function".
+    """The device on which candidates run, and the function that opens their sessions.
 
     Tests have the CPU in the place of a GPU, and openers whose sessions are at fault.
     """
 
     ordinal: int | None = 0  # None: the CPU
-    opener: str = "ortgpu.session.tuning.trial:open_session"
+    opener: Callable[..., Any] | None = None  # None: open_session of the trials
 
 
 ON_CPU = Place(None)  # which computes in float32
@@ -81,8 +72,7 @@ class Work:
     """A model and what it is run with.
 
     Attributes:
-        model: its path.
-        half: the path of the same model in float16, if there is one.
+        half: the same model in float16, if there is one.
         feeds: the inputs of each batch.
         right: the results of the CPU for each; None where it took too long.
         dimensions: the sizes of free dimensions, where there is one batch.
@@ -90,19 +80,19 @@ class Work:
         given: providers of the caller, with their options.
     """
 
-    model: str
+    model: ModelSource
     place: Place
     feeds: tuple[Mapping[str, Any], ...]
     right: tuple[list[Any], ...] | None = None
     dimensions: Mapping[str, int] = field(default_factory=dict)
-    half: str | None = None
+    half: bytes | None = None
     threads: int = 1
     given: tuple[tuple[str, dict[str, str]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A candidate, and what became of it.
+    """A candidate, and its result.
 
     Attributes:
         settings: those that differ from plain ONNX Runtime's; ``GIVEN`` names the providers of the caller.
@@ -111,7 +101,7 @@ class Trial:
         error: largest distance of a result from the right one, relative to the largest value of the output. None: there
             was no result to compare, or it has no distance, since it is of another shape or not finite.
         verdict: "kept", "not the fastest", or why it was rejected.
-        divergence: where results first go wrong, as far as that was looked for.
+        divergence: always None. ``ortgpu check --compare`` looks for the tensor where results of a session go wrong.
     """
 
     settings: Settings
@@ -122,34 +112,50 @@ class Trial:
     divergence: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The result of :func:`ortgpu.tune`.
+
+    Attributes:
+        device: the GPU.
+        automatic: the best settings that sessions apply by themselves.
+        named: the best settings of all, for sessions that name the record: ``GPUSession(model, tuned=record)``.
+        record: the file. None: none was written, because ``no_record``.
+        compared_with: what results were compared with.
+        trials: all candidates, in the order in which they were tried.
+        left_out: what was not tried, and why.
+        shapes: of the inputs, for each batch.
+        seconds: that it took.
+    """
+
+    device: str
+    automatic: Choice
+    named: Choice
+    record: Path | None
+    no_record: str | None
+    compared_with: str
+    trials: tuple[Trial, ...]
+    left_out: tuple[str, ...]
+    shapes: tuple[Mapping[str, list[int]], ...]
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, for JSON."""
+        return {**asdict(self), "record": str(self.record) if self.record is not None else None}
+
+
 def first_line(error: BaseException) -> str:
     """Return the beginning of an exception, for a table."""
     name = "" if isinstance(error, ChildFailedError) else f"{type(error).__name__}: "
     return name + str(error).strip().partition("\n")[0]
 
 
-class ChildFailedError(Exception):
-    """A child did not do its work, for the reason in the text. ``timed_out``: it was killed at its deadline."""
-
-    def __init__(self, text: str, *, timed_out: bool = False) -> None:
-        super().__init__(text)
-        self.timed_out = timed_out
-
-
 class Child:
-    """A process that answers one request after another; another one, where the last has ended.
+    """A child process, started when it is first asked, and another one where the last has ended."""
 
-    Args:
-        folder: for this user alone. Requests and answers are files in it.
-
-    Attributes:
-        errors: the file with what the process writes to its standard error.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-        self.errors = Path(folder, "errors.txt")
+    def __init__(self) -> None:
+        self._process: ChildProcess | None = None
+        self._preparation: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
 
     def __enter__(self) -> Child:
         return self
@@ -157,66 +163,36 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def ask(self, function: str, *arguments: Any, timeout: float) -> Any:
-        """Call a function of :mod:`ortgpu.session.tuning.trial`.
+    def prepare(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have each process call a function before anything else that is asked from now on."""
+        self.end()
+        self._preparation = function, arguments
+
+    def ask(self, function: Callable[..., Any], *arguments: Any, timeout: float) -> Any:
+        """Call a function in the child. A new process may take longer, to prepare.
 
         Raises:
             ChildFailedError: the process ended, or was killed after ``timeout`` seconds.
+            ExecutionError: no process can be started.
             Exception: what the function raised.
         """
-        answer = Path(self._folder, ANSWER)
-        answer.unlink(missing_ok=True)
-        Path(self._folder, REQUEST).write_bytes(pickle.dumps((function, arguments)))
-        end = time.monotonic() + timeout
-        process = self._process
-        if process is None or process.poll() is not None:  # it may have ended after its last answer
-            self.end()
-            process = self._process = self._started()
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended, which is seen below
-                process.stdin.write(b"\n")
-                process.stdin.flush()
-        while not answer.exists() and process.poll() is None:
-            if time.monotonic() > end:
+        try:
+            if self._process is None or not self._process.is_alive:  # it may have ended after its last answer
                 self.end()
-                raise ChildFailedError("it did not end in time", timed_out=True)
-            time.sleep(_LOOK)
-        if not answer.exists():
+                self._process = ChildProcess(keeps_output=True)
+                if self._preparation is not None:
+                    prepare, prepared = self._preparation
+                    self._process.ask(prepare, *prepared, timeout=LONGEST_START)
+            return self._process.ask(function, *arguments, timeout=timeout)
+        except ChildFailedError:
             self.end()
-            raise ChildFailedError(f"the process ended: {self._why(process.returncode)}")
-        kind, found = pickle.loads(answer.read_bytes())  # noqa: S301 - by our own child
-        if kind == "raised":
-            raise found
-        return found
+            raise
 
     def end(self) -> None:
         """End the process, which a candidate may have spoilt. The next request starts another one."""
         process, self._process = self._process, None
         if process is not None:
-            kill_group(process)
-            if process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.stdin.close()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        variables = {name: value for name, value in environ_of_child().items() if name != "ORTGPU_ENFORCE"}
-        try:
-            with self.errors.open("wb") as errors:
-                return subprocess.Popen(
-                    python_command(_PROGRAM, self._folder),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    env=variables,
-                    start_new_session=True,
-                )
-        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
-            raise ChildFailedError(f"no process was started: {error}") from None
-
-    def _why(self, code: int) -> str:
-        said = self.errors.read_text("utf-8", "replace")
-        words = [line for line in said.splitlines() if line.strip()][-1:]
-        return ": ".join([cause_of_death(code) or f"it ended with {code}", *words])
+            process.close()
 
 
 @contextlib.contextmanager

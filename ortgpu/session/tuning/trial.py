@@ -1,43 +1,39 @@
-"""What a child of ``tune`` does: open sessions, run them, compare their results, and measure.
-
-The parent calls :func:`main` with a folder, in which it finds the name of one of these functions and its arguments.
-"""
+"""Functions that ``tune`` calls in its child: open sessions, run them, compare their results, and measure."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
 import itertools
 import os
-import pickle
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ...provider.runtime import load_lazily_opened, load_runtime, open_provider
+
+load_runtime()
+
+# ruff: noqa: E402 - ONNX Runtime needs libraries that load_runtime loads first
 import onnxruntime
 
 from ...environment.libraries.catalogue import LIBRARIES
 from ...errors import ProviderFallbackError
 from ...model.files import ModelSource
 from ...model.outline import GraphOutline
-from ...provider.devices import Device, is_cpu
 from ...provider.interfaces import Value
-from ...provider.placement import PlacedNode, cudnn_operators, not_recorded
+from ...provider.placement import cudnn_operators
 from ...provider.records import Key, VoidRecordError, key_of
 from ...provider.requests import CPU, CUDA
-from ...provider.runtime import load_lazily_opened, open_provider
 from ...provider.settings import (
     CAPTURE,
     DEPTH,
     DIMENSIONS,
     FLOAT16,
     OF_THE_SESSION,
+    PINNED_MEMORY_LIMIT,
     STAGING,
     THREADS,
     Settings,
@@ -47,51 +43,26 @@ from ...running.cudart import runtime_on
 from ...running.graph_requests import obstacle
 from ...running.onnxruntimes import InferenceSession
 from ...running.pinned import PinnedMemory
-from ..gpu_session import GPUSession
-from ..request import PINNED_MEMORY_LIMIT
-from .children import ANSWER, GIVEN, ON_CPU, REQUEST, Beginning, ChildFailedError, Place, Trial, Work, first_line
-from .comparing import TOLERANCE, Comparison, compare, several_runs
+from .children import GIVEN, Beginning, Place, Trial, Work
+from .comparing import TOLERANCE, Comparison, several_runs
 from .feeds import batch_dimension, make_inputs, shape_of
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 200, 5
-_WARMING = 3  # runs
+WARMING = 3  # runs
 _HOPELESS = 3  # times plain ONNX Runtime's time: it is known without more rounds
 _BLOCK = 0.05  # seconds of several threads
-_EXPOSED = 8  # tensors at a time
-
-
-def main(folder: str) -> None:
-    """Do what the request in ``folder`` asks for and leave the answer there, for each line of the standard input."""
-    answer = Path(folder, ANSWER)
-    for _ in sys.stdin:
-        function, arguments = pickle.loads(Path(folder, REQUEST).read_bytes())  # noqa: S301 - by our own parent
-        try:
-            said = pickle.dumps(("returned", globals()[function](*arguments)))
-        except Exception as error:  # noqa: BLE001 - the parent raises it again
-            said = _raised(error)
-        temporary = answer.with_suffix(".part")
-        temporary.write_bytes(said)
-        temporary.replace(answer)  # it is there as a whole, or not
-    os._exit(0)  # the end of a process has its own faults, and the work is done
-
-
-def _raised(error: Exception) -> bytes:
-    with contextlib.suppress(Exception):  # not every exception pickles
-        said = pickle.dumps(("raised", error))
-        pickle.loads(said)  # noqa: S301 - what was made above
-        return said
-    return pickle.dumps(("raised", ChildFailedError(f"{type(error).__name__}: {error}")))
 
 
 def begin(
-    model: str,
+    model: ModelSource,
     device: Any,
     place: Place,
     batches: tuple[int, ...],
     feeds: tuple[Mapping[str, Any], ...] | None,
     by_content: bool,
+    session_class: Any,
 ) -> Beginning:
-    """Open the model on its GPU, make up inputs, and run them.
+    """Open the model on its GPU, make up inputs, and run them. ``session_class`` is GPUSession.
 
     Raises:
         GPUError: the GPU cannot be used.
@@ -99,14 +70,14 @@ def begin(
         Exception: ONNX Runtime's own, if the model does not run.
     """
     outline = GraphOutline(model)
-    gpu: Device | None = None
+    gpu = None
     left_out: list[str] = []
     if place.ordinal is None:
-        session = _open(model, place, {}, {})
+        session = open_at(place, model, {}, {})
         operators = {os.fsdecode(operator) for operator, _ in outline.operators()}
         needs_cudnn, no_graph = False, None
     else:
-        session = GPUSession(model, device=device, allow_cpu=False, cpu_nodes="allow", tuned=False)
+        session = session_class(model, device=device, allow_cpu=False, cpu_nodes="allow", tuned=False)
         gpu = session.device
         placement = session.placement
         operators = {node.op_type for node in placement.nodes} if placement.known else {"Conv"}
@@ -129,7 +100,7 @@ def begin(
         key: Key | str = key_of(outline, gpu, by_content=by_content)
     except VoidRecordError as error:
         key = str(error)
-    if isinstance(session, GPUSession):
+    if gpu is not None:
         session.close()  # the process goes on
     return Beginning(
         gpu,
@@ -158,53 +129,13 @@ def _dimensions(inputs: Sequence[Value], feeds: Sequence[Mapping[str, Any]]) -> 
     return found
 
 
-def place(model: ModelSource, device: Any, optimised: str) -> tuple[list[PlacedNode], bool]:
-    """Open a model with a log in full, and write it as it was optimised. Return its nodes; False if it is on the CPU.
-
-    Raises:
-        GPUError: it does not open, or ONNX Runtime did not record its placement.
-    """
-    os.umask(0o077)  # the optimised model contains the weights
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 0
-    options.optimized_model_filepath = optimised
-    allow_cpu = True if is_cpu(device) else None  # of a session that was allowed to be there
-    session = GPUSession(model, options, device=device, cpu_nodes="allow", allow_cpu=allow_cpu)
-    if not session.placement.known:
-        raise not_recorded("ONNX Runtime did not record where the nodes of this model are placed")
-    return list(session.placement.nodes), session.device.is_gpu
-
-
-def results(model: str, place: Place, feeds: Sequence[Mapping[str, Any]]) -> tuple[list[Any], ...]:
+def results(model: ModelSource, place: Place, feeds: Sequence[Mapping[str, Any]]) -> tuple[list[Any], ...]:
     """Return the results of plain ONNX Runtime at a place. The CPU computes in float32."""
-    session = _open(model, place, {}, {})
+    session = open_at(place, model, {}, {})
     return tuple(session.run(None, dict(feed)) for feed in feeds)
 
 
-def halve(model: str, half: str) -> None:
-    """Write the model with float16 inside. Its inputs and outputs stay as they are.
-
-    Raises:
-        Exception: whatever onnxruntime.transformers raises for a model that it cannot convert.
-    """
-    import onnx
-
-    converted = _halved(onnx.load(model))
-    if converted.ByteSize() > _LARGE:
-        raise ValueError(f"the model has {converted.ByteSize()} bytes in float16, and at most {_LARGE} are converted")
-    onnx.save(converted, half)
-
-
-def _halved(model: Any) -> Any:
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    return convert_float_to_float16(model, keep_io_types=True)
-
-
-_LARGE = 1 << 30  # bytes
-
-
-def open_session(model: str | bytes, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
+def open_session(model: ModelSource, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
     """Return an InferenceSession with these settings; without any it is plain ONNX Runtime's.
 
     Raises:
@@ -235,42 +166,42 @@ def _quiet() -> Any:
     return options
 
 
-def _open(model: str | bytes, place: Place, settings: Settings, dimensions: Mapping[str, int]) -> Any:
+def open_at(place: Place, model: ModelSource, settings: Settings, dimensions: Mapping[str, int]) -> Any:
+    """Open a session at a place, as :func:`open_session` does unless the place has another opener."""
     if place.ordinal is not None:
         open_provider()
         load_lazily_opened(frozenset(spec.stem for spec in LIBRARIES))
-    module, _, name = place.opener.partition(":")
-    return getattr(importlib.import_module(module), name)(model, settings, place, dimensions)
+    return (place.opener or open_session)(model, settings, place, dimensions)
 
 
-def prepare(path: str) -> None:
-    """Open plain ONNX Runtime for the :class:`Work` in a file.
+def prepare(work: Work) -> None:
+    """Open plain ONNX Runtime for the candidates that are measured afterwards.
 
     Raises:
         Exception: ONNX Runtime's own, if it does not run.
     """
-    _prepared(path)
+    global _prepared
+    plain = open_at(work.place, work.model, {}, {})
+    _prepared = work, plain, [plain.run(None, dict(feed)) for feed in work.feeds]
 
 
-def measure(path: str, settings: Settings, seconds: float) -> Trial:
-    """Measure a candidate, each batch for some seconds. The verdict says what it raises."""
-    work, plain, expected = _prepared(path)
-    try:
-        if GIVEN in settings:
-            return _measured(work, settings, {}, _open_given(work), plain, expected, seconds)
-        asked = options_of(settings)
-        model = work.half if FLOAT16 in asked and work.half is not None else work.model
-        opened = _open(model, work.place, settings, work.dimensions)
-        return _measured(work, settings, asked, opened, plain, expected, seconds)
-    except Exception as error:  # noqa: BLE001 - whatever a candidate does, others may be tried
-        return Trial(settings, verdict=f"rejected: {first_line(error)}")
+_prepared: tuple[Work, Any, list[Any]] | None = None
 
 
-@functools.lru_cache(maxsize=1)
-def _prepared(path: str) -> tuple[Work, Any, list[Any]]:
-    work: Work = pickle.loads(Path(path).read_bytes())  # noqa: S301 - by our own parent
-    plain = _open(work.model, work.place, {}, {})
-    return work, plain, [plain.run(None, dict(feed)) for feed in work.feeds]
+def measure(settings: Settings, seconds: float) -> Trial:
+    """Measure a candidate, each batch for some seconds.
+
+    Raises:
+        Exception: whatever a candidate raises.
+    """
+    assert _prepared is not None
+    work, plain, expected = _prepared
+    if GIVEN in settings:
+        return _measured(work, settings, {}, _open_given(work), plain, expected, seconds)
+    asked = options_of(settings)
+    model = work.half if FLOAT16 in asked and work.half is not None else work.model
+    opened = open_at(work.place, model, settings, work.dimensions)
+    return _measured(work, settings, asked, opened, plain, expected, seconds)
 
 
 def _open_given(work: Work) -> Any:
@@ -335,9 +266,9 @@ def _timed(
         )
     else:
         graph = number if CAPTURE in asked else None
-        ways = (_Single(plain, feed, expected, work.place, None), _Single(found, feed, expected, work.place, graph))
+        ways = (Single(plain, feed, expected, work.place, None), Single(found, feed, expected, work.place, graph))
     for way in ways:
-        for _ in range(_WARMING):
+        for _ in range(WARMING):
             way.run()
     checked.add_all(ways[1].results)
     times: tuple[list[float], list[float]] = ([], [])
@@ -356,7 +287,7 @@ def _timed(
     return statistics.median(ours / theirs for theirs, ours in zip(*times, strict=True)), statistics.median(times[1])
 
 
-class _Single:
+class Single:
     """Single runs of a session with its arrays in fixed memory of its device, if they are tensors of numbers.
 
     Args:
@@ -445,79 +376,3 @@ class _Crowd:
 
     def _staged(self) -> dict[str, Any]:
         return self._feed if self._pinned is None else self._pinned.staged(self._feed)
-
-
-# The first diverging tensor
-
-
-_VANISHED = "exposing tensors made it vanish: with them as outputs, operators are not fused"
-_TOO_LARGE = "the model is too large to look inside"
-
-
-def locate(path: str, settings: Settings) -> str:
-    """Return between which tensors of the main graph results go wrong, for a person.
-
-    Few tensors at a time become outputs of the model, since each may keep operators from being fused.
-    """
-    import onnx
-
-    work: Work = _prepared(path)[0]
-    if os.path.getsize(work.model) > _LARGE:
-        return _TOO_LARGE
-    model = onnx.load(work.model)
-    if model.ByteSize() > _LARGE:  # with its external data
-        return _TOO_LARGE
-    made = {output.name for output in model.graph.output}
-    last = max(at for at, node in enumerate(model.graph.node) if made.intersection(node.output))
-    tensors = [name for node in model.graph.node[: last + 1] for name in node.output if name and name not in made]
-    found = (_located(work, settings, model, tensors, feed) for feed in work.feeds)
-    return next((where for where in found if where != _VANISHED), _VANISHED)
-
-
-def _located(work: Work, settings: Settings, model: Any, tensors: Sequence[str], feed: Mapping[str, Any]) -> str:
-    agreeing, diverging = -1, len(tensors)
-    while diverging - agreeing > 1:
-        between = diverging - agreeing - 1
-        few = sorted({agreeing + 1 + between * (step + 1) // (_EXPOSED + 1) for step in range(_EXPOSED)})
-        wrong = _first_wrong(work, settings, model, [tensors[at] for at in few], feed)
-        if wrong is None:
-            return _VANISHED
-        if wrong < len(few):
-            diverging = few[wrong]
-        if wrong > 0:
-            agreeing = few[wrong - 1]
-    before = f"tensor {tensors[agreeing]!r}" if agreeing >= 0 else "the inputs"
-    after = f"tensor {tensors[diverging]!r}" if diverging < len(tensors) else "the outputs"
-    return f"{before} still agreed, {after} did not"
-
-
-def _first_wrong(
-    work: Work, settings: Settings, model: Any, exposed: Sequence[str], feed: Mapping[str, Any]
-) -> int | None:
-    """Return the position of the first exposed tensor that is wrong, or their number if only the outputs are."""
-    import onnx
-
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    changed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in exposed)
-    source = changed.SerializeToString()
-    asked = options_of(settings)
-    expected = _open(source, work.place, {}, {}).run(None, dict(feed))
-    right = expected if work.right is None else _open(source, ON_CPU, {}, {}).run(None, dict(feed))
-    tolerance = TOLERANCE if work.right is None or FLOAT16 in asked else None
-    if FLOAT16 in asked:
-        source = _halved(changed).SerializeToString()
-    session = _open(source, work.place, settings, work.dimensions)
-    if CAPTURE in asked:  # each run would capture
-        captured = _Single(session, feed, expected, work.place, 0)
-        for _ in range(_WARMING):
-            captured.run()
-        several: Sequence[Sequence[Any]] = captured.results
-    else:
-        several = several_runs(session, feed)
-    count = len(changed.graph.output) - len(exposed)
-    order = [*range(count, count + len(exposed)), *range(count)]
-    for position, at in enumerate(order):
-        if any(compare(right[at], expected[at], found[at], tolerance)[1] is not None for found in several):
-            return min(position, len(exposed))
-    return None

@@ -1,4 +1,4 @@
-"""``ortgpu.tune``: find the settings with which a model is fastest on its GPU, and keep them in a record."""
+"""The search of ``ortgpu.tune`` for the settings with which a model is fastest on its GPU."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import contextlib
 import logging
 import math
 import os
-import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from ...model.files import ModelSource, write_temporary
-from ...provider.lifetime import device_of
+from ...environment.child_process import ChildFailedError
+from ...model.files import ModelSource
 from ...provider.records import Choice, Key, Record, VoidRecordError, default_path, read_record
-from ...provider.requests import parse
-from ...provider.runtime import load_runtime
 from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described
-from .children import GIVEN, ON_CPU, Beginning, Child, ChildFailedError, Place, Trial, Work, first_line, only_tuner
-from .comparing import Comparison, several_runs
+from ...running.onnxruntimes import gpu_session_class
+from .children import GIVEN, LONGEST_START, ON_CPU, Beginning, Child, Place, Trial, Tuning, Work, first_line, only_tuner
 from .feeds import shape_of
-
-if TYPE_CHECKING:
-    from ...provider.devices import Device, DeviceRequest
-    from ...provider.interfaces import VerifiedSession
+from .halving import halve, source_of
+from .trial import begin, measure, prepare, results
 
 logger = logging.getLogger("ortgpu")
 
@@ -36,104 +31,14 @@ Objective = Literal["latency", "throughput"]
 Precision = Literal["float32", "float16"]
 
 BUDGET = 60.0  # seconds
-_BATCHES: Mapping[Objective, tuple[int, ...]] = {"latency": (1,), "throughput": (32,)}
 _THREADS: Mapping[Objective, int] = {"latency": 1, "throughput": MAP_DEPTH}  # runs at a time
 _GAIN = 0.99  # of the time: less is noise, and is not worth another setting
 _SECONDS = 0.4  # to measure each batch of a candidate
 _HOPELESS = 1.5  # times as long as without a setting: it is not combined with others
 _FLOAT16 = 0.4  # of the time to search is for float16, where that is a candidate
-_SEARCHING = 0.8  # of the budget; the rest is for measuring the best once more, and for where others diverge
+_SEARCHING = 0.8  # of the budget; the rest is for measuring the best once more
 _PATIENCE = 2  # budgets, for which another tuner of the GPU is waited for: those that began together end together
-_LONGEST_START = 120.0  # seconds of the first child, which has everything to load
 _SHORTEST = 15.0  # seconds that any child may take
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """The result of :func:`tune`.
-
-    Attributes:
-        device: the GPU.
-        automatic: the best settings that sessions apply by themselves.
-        named: the best settings of all, for sessions that name the record: ``GPUSession(model, tuned=record)``.
-        record: the file. None: none was written, because ``no_record``.
-        compared_with: what results were compared with.
-        trials: all candidates, in the order in which they were tried.
-        left_out: what was not tried, and why.
-        shapes: of the inputs, for each batch.
-        seconds: that it took.
-    """
-
-    device: str
-    automatic: Choice
-    named: Choice
-    record: Path | None
-    no_record: str | None
-    compared_with: str
-    trials: tuple[Trial, ...]
-    left_out: tuple[str, ...]
-    shapes: tuple[Mapping[str, list[int]], ...]
-    seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, for JSON."""
-        return {**asdict(self), "record": str(self.record) if self.record is not None else None}
-
-
-def tune(
-    model: ModelSource,
-    *,
-    device: Device | DeviceRequest = None,
-    feeds: Sequence[Mapping[str, Any]] | None = None,
-    batches: Sequence[int] | None = None,
-    objective: Objective = "latency",
-    precision: Precision = "float32",
-    budget: float = BUDGET,
-    record: str | os.PathLike[str] | None = None,
-    on_trial: Callable[[Trial], object] = lambda _: None,
-    providers: Sequence[Any] = (),
-) -> Tuning:
-    """Measure which settings suit a model on its GPU, compare every result, and keep the best in a record.
-
-    Each candidate has a deadline in a child process, in turns with plain ONNX Runtime. Its results may be twice
-    as far from those of the CPU in float32 as plain ONNX Runtime's are. Only one process of this user at a time tunes
-    on a GPU. Other work on the GPU spoils the measurement.
-
-    Args:
-        model: path or bytes.
-        device: as for GPUSession.
-        feeds: inputs to measure with, one mapping for each batch. Without them inputs are made up: batches of
-            ``batches`` items, other free dimensions are 1.
-        objective: "latency" measures single runs with their arrays on the GPU, by default one item; "throughput" four
-            runs at a time from arrays to arrays, as ``map`` makes them, by default 32 items.
-        precision: "float16" also tries float16 inside, with inputs and outputs as they are. Its results may be off by
-            2e-2 of the largest value of an output.
-        budget: seconds after which no further candidate is tried.
-        record: where to write the record, instead of the user's cache folder.
-        on_trial: called with each trial when it has ended.
-        providers: as for GPUSession, to be measured as they are given at the end, for the budget again: TensorRT, say,
-            which is no candidate and was never run here. No record has them.
-
-    Raises:
-        GPUError: the model cannot be opened on the GPU.
-        UnknownInputError: no inputs can be made up. It is a ValueError.
-        TimeoutError: another process tuned on this GPU all the time, or the model takes minutes to open.
-        OSError: ``record`` cannot be written.
-        ValueError: an argument is invalid.
-        Exception: ONNX Runtime's own, if it refuses the model or the inputs.
-
-    Not promised: the same choice each time. Settings whose times differ by 1 % or less are equal to this function.
-    """
-    if objective not in _BATCHES:
-        raise ValueError(f'objective must be "latency" or "throughput", not {objective!r}')
-    if precision not in ("float32", "float16"):
-        raise ValueError(f'precision must be "float32" or "float16", not {precision!r}')
-    shapes = tuple(batches or _BATCHES[objective])
-    if (feeds is not None and not feeds) or min(shapes) < 1:
-        raise ValueError("there must be a feed, or a batch, and batches must be of one item or more")
-    given = tuple(parse(list(providers), None).as_arguments())
-    wanted = Wanted(model, device, feeds, shapes, objective, precision, budget, on_trial, given)
-    return tune_at(Place(), wanted, record)
 
 
 def tune_unless_tuned(model: ModelSource, device: int | None) -> None:
@@ -148,7 +53,7 @@ class _OfNoUseError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The arguments of :func:`tune`."""
+    """The arguments of :func:`ortgpu.tune`."""
 
     model: ModelSource
     device: Any = None
@@ -168,20 +73,18 @@ def tune_at(
     record: str | os.PathLike[str] | None = None,
     kind: Callable[..., Search] | None = None,
 ) -> Tuning:
-    """Tune as :func:`tune` does, at another place, or with another search.
+    """Tune as :func:`ortgpu.tune` does, at another place, or with another search.
 
     Tests have the CPU in the place of a GPU, and benchmarks a search that goes on.
     """
     started = time.monotonic()
-    runtime = load_runtime()
-    if runtime.module is None:
-        from ...diagnosis import diagnosing
-
-        raise diagnosing.why_no_module(runtime)
+    session_class = gpu_session_class() if place.ordinal is not None else None
+    model = source_of(wanted.model)
     by_content = isinstance(wanted.model, bytes) or wanted.precision == "float16"
     feeds = tuple(dict(feed) for feed in wanted.feeds) if wanted.feeds is not None else None
-    with model_in_folder(wanted.model) as (folder, model), Child(folder) as child:
-        begun: Beginning = _asked(child, "begin", model, wanted.device, place, wanted.batches, feeds, by_content)
+    with Child() as child:
+        arguments = (model, wanted.device, place, wanted.batches, feeds, by_content, session_class)
+        begun: Beginning = asked(child, begin, *arguments)
         try:
             path, no_record = _path_of_record(wanted, record, begun), None
         except VoidRecordError as error:  # what is measured is of use without it
@@ -194,9 +97,11 @@ def tune_at(
             if wanted.once and path is not None and _fits(path, begun.key):
                 raise _OfNoUseError
             since = time.monotonic() - opening  # waiting is not searching
-            search = (kind or Search)(wanted, place, begun, child, folder, model, since)
+            search = (kind or Search)(wanted, place, begun, child, since)
             search.run()
             shapes = tuple({name: list(shape_of(value)) for name, value in feed.items()} for feed in begun.feeds)
+            if search.unsound is not None:
+                path, no_record = None, search.unsound
             if isinstance(begun.key, Key) and path is not None:  # before the next tuner looks for it
                 Record(begun.key, search.automatic, search.named, shapes, begun.dimensions).write(path)
                 logger.info("tuned: %s, written to %s", described(search.automatic.settings), path)
@@ -250,103 +155,34 @@ def _fits(path: Path, key: Key | str) -> bool:
         return False
 
 
-def _asked(child: Child, function: str, *arguments: Any) -> Any:
+def asked(child: Child, function: Callable[..., Any], *arguments: Any) -> Any:
     """Ask a child to open and run a model. Raises TimeoutError, RuntimeError, or what the function raises."""
     try:
-        return child.ask(function, *arguments, timeout=_LONGEST_START)
+        return child.ask(function, *arguments, timeout=LONGEST_START)
     except ChildFailedError as error:
         if error.timed_out:
             raise TimeoutError(f"to open and run the model: {error}") from None
         raise RuntimeError(f"the model could not be opened and run: {error}") from None
 
 
-def _results_of_cpu(
-    child: Child, model: str, feeds: Sequence[Mapping[str, Any]], patience: float
+def results_of_cpu(
+    child: Child, model: ModelSource, feeds: Sequence[Mapping[str, Any]], patience: float
 ) -> tuple[tuple[list[Any], ...] | None, str]:
     """Return the results of the CPU, or None if it gives none in time; and what results are compared with."""
     try:
-        return child.ask("results", model, ON_CPU, feeds, timeout=patience), "the CPU's float32"
+        return child.ask(results, model, ON_CPU, feeds, timeout=patience), "the CPU's float32"
     except Exception as error:  # noqa: BLE001 - of whatever class: then there is nothing from the CPU
         return None, f"plain ONNX Runtime on the GPU, since the CPU gave no results: {first_line(error)}"
-
-
-def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping[str, Any]) -> tuple[Comparison, str]:
-    """Compare the results of an open session as :func:`tune` compares those of candidates.
-
-    Return the comparison, whose fault says where results first go wrong, and what they were compared with.
-
-    Raises:
-        Exception: whatever plain ONNX Runtime or the session raises.
-    """
-    place = Place(device_of(session).ordinal)
-    with model_in_folder(model) as (folder, path), Child(folder) as child:
-        right, compared_with = _results_of_cpu(child, path, [feed], _LONGEST_START)
-        (plain,) = _asked(child, "results", path, place, [feed])
-        names = [output.name for output in session._outputs_meta]
-        found = Comparison(names, right[0] if right is not None else None, plain)
-        found.add_all(several_runs(session, feed))
-        if found.wrong is not None:
-            work = write_work(folder, Work(path, place, (feed,), right))
-            found.wrong += f"; {_divergence(child, work, _settings_of(session), _LONGEST_START)}"
-    return found, compared_with
-
-
-def _settings_of(session: VerifiedSession) -> Settings:
-    """Return the settings that a session has chosen."""
-    chosen = {option: value for option, (value, _) in session._verified.options_chosen.items()}
-    return {
-        name: value
-        for name, values in SETTINGS.items()
-        for value, options in values.items()
-        if options and options.items() <= chosen.items()
-    }
-
-
-def _divergence(child: Child, work: str, settings: Settings, timeout: float) -> str:
-    """Return where the results of a candidate first go wrong, for a person."""
-    try:
-        where: str = child.ask("locate", work, settings, timeout=timeout)
-    except Exception as error:  # noqa: BLE001 - of whatever class: the rejection stands
-        return f"the tensor at fault was not found: {first_line(error)}"
-    return where
-
-
-def in_float16(model: ModelSource) -> bytes:
-    """Return a model with float16 inside. A child converts it, which takes seconds.
-
-    Raises:
-        Exception: whatever the converter raises.
-    """
-    with model_in_folder(model) as (folder, path), Child(folder) as child:
-        half = os.path.join(folder, "half.onnx")
-        child.ask("halve", path, half, timeout=_LONGEST_START)
-        return Path(half).read_bytes()
-
-
-@contextlib.contextmanager
-def model_in_folder(model: ModelSource) -> Iterator[tuple[str, str]]:
-    """Yield a folder of this user alone for the time of the block, and the path of the model."""
-    with tempfile.TemporaryDirectory(prefix="ortgpu-tuning-") as folder:
-        path = os.path.join(folder, "model.onnx")
-        if isinstance(model, bytes):
-            write_temporary(path, model)
-        yield folder, path if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
-
-
-def write_work(folder: str, work: Work) -> str:
-    """Write what a child works on, and return the path of the file."""
-    path = os.path.join(folder, "work.pickle")
-    Path(path).write_bytes(pickle.dumps(work))
-    return path
 
 
 class Search:
     """A climb over the table of settings: of all changes of one setting the best is kept, until none is better."""
 
-    def __init__(
-        self, wanted: Wanted, place: Place, begun: Beginning, child: Child, folder: str, model: str, started: float
-    ) -> None:
-        self._wanted, self._begun, self._child, self._folder = wanted, begun, child, folder
+    #: Why no settings can be recommended, once the search has ended; None if some can.
+    unsound: str | None = None
+
+    def __init__(self, wanted: Wanted, place: Place, begun: Beginning, child: Child, started: float) -> None:
+        self._wanted, self._begun, self._child = wanted, begun, child
         self._started = started
         self._seconds = min(_SECONDS, wanted.budget / 100)
         self.end = started + wanted.budget * _SEARCHING
@@ -358,7 +194,7 @@ class Search:
         self._late: dict[_Key, str] = {}  # candidates that the time did not suffice for, when they were due
         self.compared_with = ""
         self._work = Work(
-            model,
+            source_of(wanted.model),
             replace(place, ordinal=begun.gpu.ordinal) if begun.gpu is not None else place,
             begun.feeds,
             dimensions=begun.dimensions,
@@ -369,9 +205,9 @@ class Search:
     def run(self) -> None:
         """Find ``automatic`` and ``named``."""
         patience = max(_SHORTEST, self._wanted.budget / 3)
-        right, self.compared_with = _results_of_cpu(self._child, self._work.model, self._begun.feeds, patience)
+        right, self.compared_with = results_of_cpu(self._child, self._work.model, self._begun.feeds, patience)
         self._work = replace(self._work, right=right, half=self._half(patience))
-        self._file = write_work(self._folder, self._work)
+        self._child.prepare(prepare, self._work)
         plain: Settings = {"search": "exhaustive"} if self._begun.convolves else {}
         start: Settings = {"search": "heuristic"} if self._begun.convolves else {}  # as sessions have it untuned
         # Settings that sessions apply by themselves are among all, so their own climb comes last
@@ -384,9 +220,15 @@ class Search:
         allowed = [each.settings for each in self.trials if each.settings.keys() <= {"search", *AUTOMATIC}]
         automatic = self._climb(min(allowed, key=self._ratio, default=start), self.spaces(AUTOMATIC))
         self.try_all([start, automatic, named], again=True)
-        self.automatic = self._better(self._better(Choice(plain, 1.0), start, gain=1.01), automatic)
+        # The search of plain ONNX Runtime is a candidate as well, and no choice if that candidate was rejected
+        rejection = next((each for each in self.trials if each.settings == plain and each.ratio is None), None)
+        first = Choice(plain, 1.0) if rejection is None else Choice(start, self._ratio(start))
+        if rejection is not None and math.isinf(first.ratio):
+            first, self.unsound = Choice({}, 1.0), f"plain ONNX Runtime's own settings were {rejection.verdict}"
+        self.automatic = self._better(self._better(first, start, gain=1.01), automatic)
         self.named = self._better(self.automatic, named)
-        self._look_where_they_diverge()
+        for key in {_key(self.automatic.settings), _key(self.named.settings)} & self._seen.keys():
+            self._seen[key] = replace(self._seen[key], verdict="kept")
         if self._wanted.providers:
             self._measure_given()
 
@@ -399,16 +241,15 @@ class Search:
     def trials(self) -> tuple[Trial, ...]:
         return tuple(self._seen.values())
 
-    def _half(self, patience: float) -> str | None:
+    def _half(self, patience: float) -> bytes | None:
         if self._wanted.precision != "float16":
             return None
-        path = os.path.join(self._folder, "half.onnx")
         try:
-            self._child.ask("halve", self._work.model, path, timeout=patience)
+            half: bytes = self._child.ask(halve, self._work.model, timeout=patience)
         except Exception as error:  # noqa: BLE001 - the converter raises what it likes
             self._left_out.append(f"precision float16: {first_line(error)}")
             return None
-        return path
+        return half
 
     def spaces(self, names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
         """Return the settings that can matter to this model, each with its values."""
@@ -470,8 +311,7 @@ class Search:
 
     def _measure(self, settings: Settings, seconds: float) -> Trial:
         try:
-            self._child.ask("prepare", self._file, timeout=_LONGEST_START)
-            found: Trial = self._child.ask("measure", self._file, settings, seconds, timeout=self._patience)
+            found: Trial = self._child.ask(measure, settings, seconds, timeout=self._patience)
         except Exception as error:  # noqa: BLE001 - whatever a candidate does, the others are tried
             found = Trial(settings, verdict=f"rejected: {first_line(error)}")
         if found.ratio is None:
@@ -485,21 +325,7 @@ class Search:
         self._seen[_key(trial.settings)] = trial
         self._wanted.on_trial(trial)
 
-    def _look_where_they_diverge(self) -> None:
-        """Find the first diverging tensor of each rejected candidate, and set the verdicts."""
-        for choice in (self.automatic, self.named):
-            if (key := _key(choice.settings)) in self._seen:
-                self._seen[key] = replace(self._seen[key], verdict="kept")
-        for key, trial in self._seen.items():
-            if trial.verdict.startswith(_WRONG):
-                left = self._started + self._wanted.budget - time.monotonic()
-                where = "not looked for: the time was up"
-                if left >= _SHORTEST / 3:
-                    where = _divergence(self._child, self._file, trial.settings, left)
-                self._seen[key] = replace(trial, divergence=where)
 
-
-_WRONG = "rejected: output"
 _PLAIN = {name: next(iter(values)) for name, values in SETTINGS.items() if name != "search"}
 
 

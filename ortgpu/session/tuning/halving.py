@@ -1,0 +1,47 @@
+"""Models with float16 inside. A child converts them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ...model.files import ModelSource
+from .children import LONGEST_START, Child
+
+LARGE = 1 << 30  # bytes of a model that is converted or looked into
+
+
+def in_float16(model: ModelSource) -> bytes:
+    """Return a model with float16 inside. A child converts it, in some seconds.
+
+    Raises:
+        Exception: whatever the converter raises.
+    """
+    with Child() as child:
+        half: bytes = child.ask(halve, source_of(model), timeout=LONGEST_START)
+    return half
+
+
+def source_of(model: ModelSource) -> bytes | str:
+    """Return a model as a child opens it, in whatever folder that is."""
+    return model if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
+
+
+def halve(model: bytes | str) -> bytes:
+    """Return the model with float16 inside. Its inputs and outputs stay as they are.
+
+    Raises:
+        Exception: whatever onnxruntime.transformers raises for a model that it cannot convert.
+    """
+    import onnx
+
+    converted = halved(onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model))
+    if converted.ByteSize() > LARGE:
+        raise ValueError(f"the model has {converted.ByteSize()} bytes in float16, and at most {LARGE} are converted")
+    return bytes(converted.SerializeToString())
+
+
+def halved(model: Any) -> Any:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    return convert_float_to_float16(model, keep_io_types=True)
