@@ -2,7 +2,9 @@
 
     python examples/ray_data.py [--allow-cpu]
 
-Needs `pip install 'ortgpu[ray]'`. Exit code 0: the model ran, on the GPUs or, with --allow-cpu, on CPUs. 1: no GPU can
+Needs `pip install '.[ray]'` in a clone of ortgpu.
+
+Exit code 0: the model ran, on the GPUs or, with --allow-cpu, on CPUs. 1: no GPU can
 be used. Ray starts on this machine, or is the cluster that RAY_ADDRESS names.
 """
 

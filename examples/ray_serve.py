@@ -2,7 +2,9 @@
 
     python examples/ray_serve.py [--allow-cpu]
 
-Needs `pip install 'ortgpu[ray]'`. Exit code 0: it answered, on the GPUs or, with --allow-cpu, on CPUs. 1: no GPU
+Needs `pip install '.[ray]'` in a clone of ortgpu.
+
+Exit code 0: it answered, on the GPUs or, with --allow-cpu, on CPUs. 1: no GPU
 can be used. Ray starts on this machine, or is the cluster that RAY_ADDRESS names.
 """
 

@@ -590,6 +590,10 @@ class CPUExecutionWarning(UserWarning):
         return CPUExecutionWarning, (self.error, self.model)
 
 
+class PerformanceWarning(UserWarning):
+    """A warning of time that ONNX Runtime loses silently, for instance by planning convolutions again and again."""
+
+
 def catalogue() -> dict[str, type[GPUError]]:
     """Return every error class of this module, by code."""
     classes = [each for each in globals().values() if isinstance(each, type)]
@@ -597,4 +601,6 @@ def catalogue() -> dict[str, type[GPUError]]:
 
 
 if not TYPE_CHECKING:  # type checkers read no computed list, and take every name without an underscore
-    __all__ = sorted(["CPUExecutionWarning", "Fix", *(each.__name__ for each in catalogue().values())])
+    __all__ = sorted(
+        ["CPUExecutionWarning", "Fix", "PerformanceWarning", *(each.__name__ for each in catalogue().values())]
+    )

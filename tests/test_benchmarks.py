@@ -269,9 +269,7 @@ def test_the_commit_of_a_checkout_and_of_its_worktrees(tmp_path: Path, packed: b
 RECORDED = ROOT / "benchmarks" / "results"
 # Rows of README.md, and the recorded figures that they are
 ROWS = {
-    "`ortgpu doctor`": ("overhead-h200-2026-11-23-1ac2759", "doctor"),
-    "no GPU shown": ("overhead-h200-2026-11-23-1ac2759", "broken-no-device"),
-    "session of a model with one": ("overhead-h200-2026-11-23-1ac2759", "session-options"),
+    "no GPU visible": ("overhead-h200-2026-11-23-1ac2759", "broken-no-device"),
     "`run` of a model with two": ("overhead-h200-2026-11-23-1ac2759", "run-small"),
 }
 
@@ -288,37 +286,20 @@ def test_figures_of_the_readme_are_recorded_and_the_worst_is_first() -> None:
         assert f"{figure['plain']['median'] / figure['ours']['median']:.2f}" == shown, row
 
 
-SAID = re.compile(r"^\| (.+?) \| ([\d.; ]+) \| ([\d.; ]+) \| ([\d.; ]+) \|$", re.MULTILINE)
-
-
 def spread_of(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Return the worst, the mean and the best times plain."""
     times = [1 / ratio for ratio in ratios]
     return min(times), statistics.geometric_mean(times), max(times)
 
 
-def test_what_the_readme_says_of_untuned_and_tuned_sessions_is_recorded() -> None:
-    rows = SAID.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+def test_what_the_readme_says_of_untuned_sessions_is_recorded() -> None:
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     zoo = json.loads((RECORDED / "zoo-h200-2026-11-23-4fba0b2.json").read_text(encoding="utf-8"))
-    kinds = [part["figures"] for part in zoo["parts"].values() if part["options"]]
-    untuned = [
-        part["figures"] for part in zoo["parts"].values() if part["options"] and "prefer_nhwc" not in part["options"]
-    ]
-    assert (len(kinds), len(untuned)) == (13, 10)
-    tuned = json.loads((RECORDED / "zoo-tuned-h200-2026-11-23-cdb049c.json").read_text(encoding="utf-8"))
-
-    def of_all(*names: str) -> list[tuple[float, float, float]]:
-        return [spread_of([part["figures"][name]["ratio"] for part in tuned["parts"].values()]) for name in names]
-
-    names = (["map b1", "map b32"], ["cuda_graph b1"])
-    expected = [of_all("constructor")]
-    expected += [[spread_of([kind[name]["ratio"] for kind in untuned]) for name in each] for each in names]
-    expected[-1].append(spread_of([each["ratio"] for each in zoo["parts"]["graphs"]["figures"].values()]))
-    expected.append(of_all("map b1, tuned", "map b32, tuned"))
-    for precision in ("TF32", "float16"):
-        expected.append(of_all(f"tuned {precision} without graphs b32", f"tuned {precision} b32"))
-    said = [list(zip(*(each.split("; ") for each in row[1:]), strict=True)) for row in rows]
-    assert said == [[tuple(f"{each:.2f}" for each in spread) for spread in row] for row in expected]
+    parts = [part for part in zoo["parts"].values() if part["options"] and "prefer_nhwc" not in part["options"]]
+    assert len(parts) == 10
+    for batch in (1, 32):
+        worst, mean, best = spread_of([part["figures"][f"map b{batch}"]["ratio"] for part in parts])
+        assert f"{mean:.2f} in batches of {batch} ({worst:.2f} to {best:.2f})" in page
 
 
 def test_every_row_of_the_figures_is_as_many_times_plain_as_it_says() -> None:

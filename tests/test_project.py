@@ -194,6 +194,15 @@ def test_pages_name_only_commands_that_exist(page: str) -> None:
     assert named <= set(COMMANDS)
 
 
+@pytest.mark.parametrize("folder", ["ortgpu", "examples"])
+def test_nothing_tells_people_to_fetch_it_by_name_from_an_index(folder: str) -> None:
+    """No index has it. It comes from a clone, a wheel or a URL; see ortgpu/environment/packages/origin.py."""
+    by_name = re.compile(r"\b(?:pip install|uv add|uv tool install|pipx \w+|uvx)(?: +-\S+)* +['\"]?ortgpu\b(?!\S* @)")
+    files = [ROOT / "README.md", *(ROOT / folder).rglob("*")]
+    read = [path for path in files if path.suffix in (".md", ".py", ".yml", "") and path.is_file()]
+    assert [(path.name, found) for path in read for found in by_name.findall(path.read_text(encoding="utf-8"))] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_name_only_files_that_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -233,19 +242,20 @@ def test_code_and_commands_of_a_page_name_only_what_exists(page: str) -> None:
 
 def test_readme_is_short_and_begins_with_what_a_reader_needs_first() -> None:
     lines = README.splitlines()
-    assert len(lines) <= 110
+    assert len(lines) <= 100
     places = [
         README.index(each)
         for each in (
             "ONNX Runtime moves the model",
             "python3 -m venv .venv && . .venv/bin/activate\n",
-            "pip install '.[cuda]' && ortgpu demo\n",
+            "pip install '.[cuda]' && ortgpu demo --save model.onnx\n",
             "# app.py",
+            "\nrunning on cuda:0 (NVIDIA H200, GPU-",
             "$ python app.py",
             "## Uses",
-            "## What is promised",
+            "## Guarantees",
             "## Figures",
-            "## For the next engineer",
+            "## Contributing",
             "pip install -e '.[cuda,test]' && pytest\n",
         )
     ]
@@ -282,8 +292,8 @@ def test_guide_counts_the_faults_as_they_were_recorded() -> None:
     assert f"[{cases} faults]" in doctor
     assert f"[{cases} faults]" in promises
     assert f"{right} right errors. {fixes} fixes are commands" in promises
-    assert f"{right} of [{cases} faults]" in README
-    assert f"{true} of {fixes} printed" in README
+    assert f"In [{cases} deliberately broken environments](tests/faults/README.md)" in README
+    assert f"all {true} printed commands worked" in README
 
 
 def test_guide_names_every_page_and_example() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
@@ -40,7 +41,13 @@ print("\\n{_MARK}" + json.dumps(observed), flush=True)
 
 @click.command()
 @click.option("--timeout", type=click.IntRange(min=1), default=120, show_default=True, help="Seconds for 1.")
-def demo(timeout: float) -> int:
+@click.option(
+    "--save",
+    metavar="FILE",
+    type=output.FileToWrite(),
+    help="Also write a model to try: one Relu, input x, float32 [n, 4].",
+)
+def demo(timeout: float, save: Path | None) -> int:
     """Show what plain ONNX Runtime does on this machine, and what a GPUSession does.
 
     1. An ordinary program, in a child process: an InferenceSession that asks for CUDA before the CPU.
@@ -51,6 +58,8 @@ def demo(timeout: float) -> int:
     Runtime alone reached the GPU and the GPUSession did not.
     """
     console = output.stdout()
+    if save is not None:
+        save.write_bytes(example_model())
     output.heading(console, "1. Plain ONNX Runtime")
     output.line(console, f"  onnxruntime.InferenceSession(model, providers={[CUDA, CPU]})")
     with signals.as_exceptions():
@@ -73,6 +82,14 @@ def demo(timeout: float) -> int:
         return 1
     output.line(console, "Raised instead of running on the CPU unnoticed.", style="bold")
     return 0
+
+
+def example_model() -> bytes:
+    """Return a model that programs of one's own can open: one Relu, with any number of rows."""
+    import onnx.parser  # not at the top: `ortgpu --help` imports this module
+
+    text = '<ir_version: 8, opset_import: ["": 17]> relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'
+    return bytes(onnx.parser.parse_model(text).SerializeToString())
 
 
 @dataclass(frozen=True, slots=True)

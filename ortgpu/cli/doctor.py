@@ -74,7 +74,7 @@ def doctor(
     Looks at packages, libraries, driver and GPUs, and judges them. Then, in a child process with a deadline, the
     driver, the provider and a session are really opened: a library that ends its process ends the child.
 
-    With --python the other environment needs neither ortgpu nor what it needs: uvx ortgpu doctor --python .venv
+    With --python the other environment needs neither ortgpu nor what it needs: ortgpu doctor --python .venv
 
     With --profile training: the training package of ONNX Runtime, MPI, NCCL, the network; in child processes, the
     driver, onnxruntime.training and MPI are really started. --ssh HOST runs `true` there, with ssh's BatchMode.

@@ -48,6 +48,7 @@ NAMES: Final[tuple[str, ...]] = (
     "ORT_CUDA_UNAVAILABLE",
     "ORTGPU_ALLOW_CPU",
     "ORTGPU_ENFORCE",
+    "ORTGPU_MEMORY",
     "ORTGPU_ENFORCE_EXCEPT",
 )
 

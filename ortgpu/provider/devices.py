@@ -18,7 +18,7 @@ DeviceRequest = int | str | None
 logger = logging.getLogger("ortgpu")
 
 _UUID = r"(gpu|mig)-[0-9a-f]"
-_FORMS = 'an ordinal (0), "cuda", "cuda:0", a UUID ("GPU-...") or "auto"'
+_FORMS = 'an index (0), "cuda", "cuda:0", "gpu", "gpu:0", a UUID ("GPU-...") or "auto"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +140,14 @@ def choose_visible(device: DeviceRequest, cuda: CudaState) -> CudaDevice:
         return _unlisted(device)
     now = os.environ.get("CUDA_VISIBLE_DEVICES")
     narrowed = narrowed_by(now, cuda.hidden_by)
-    chosen = choose(device, cuda.devices, _free_memory, narrowed)
+    chosen = choose(device, cuda.devices, free_memory, narrowed)
     if now != cuda.hidden_by:
         logger.warning("%s; this session is on %s", narrowed, chosen.uuid or f"cuda:{chosen.ordinal}")
     return chosen
 
 
-def _free_memory(uuid: str) -> int | None:
+def free_memory(uuid: str) -> int | None:
+    """Return the free bytes of a GPU. None if they are unknown."""
     from ..environment.gpu.driver import read_gpu_memory
 
     memory = read_gpu_memory(uuid)

@@ -51,6 +51,11 @@ class Carried:
         return _arrived, (_state_of(self.options) if self.options is not None else None,)
 
 
+def copied(options: Any) -> Any:
+    """Return new SessionOptions with what can be read back of ``options``."""
+    return _arrived(_state_of(options)).options
+
+
 def _arrived(state: dict[str, dict[str, Any]] | None) -> Carried:
     if state is None:
         return Carried(None)

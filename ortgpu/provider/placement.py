@@ -14,7 +14,7 @@ from ..model.files import is_ort_format
 from ..model.outline import UNREADABLE, GraphOutline
 from .interfaces import AssignedNodes, NativeSession, Node, Opened
 from .options import RECORDING_KEY, config_entry
-from .requests import CPU
+from .requests import CPU, CUDA
 from .runtime import load_runtime
 
 NO_KERNEL = "no CUDA kernel for this operator with these types, attributes and this opset"
@@ -351,3 +351,11 @@ def cufft_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the names of the operators that need cuFFT, sorted. ``operators``: type and domain."""
     own = {op_type for op_type, domain in operators if domain == "com.microsoft"}
     return tuple(sorted(own & {"Rfft", "Irfft"}))
+
+
+CONVOLUTIONS = frozenset(("Conv", "ConvTranspose", "FusedConv", "NhwcConv", "NhwcFusedConv"))
+
+
+def has_convolutions(placement: Placement) -> bool:
+    """Return True if convolutions are on CUDA, whose plans of cuDNN hold for one shape."""
+    return any(node.op_type in CONVOLUTIONS and node.provider == CUDA for node in placement.nodes)

@@ -20,6 +20,7 @@ from ..provider import lifetime
 from .cudart import LEGACY_STREAM, CudaCallError, runtime_of
 
 if TYPE_CHECKING:
+    from ..provider.devices import Device
     from ..provider.interfaces import VerifiedSession
     from .plain_runs import RunningSession
 
@@ -109,13 +110,31 @@ def refuse_on_gpu(feed: Any, why: str = "a pool chooses the GPU itself") -> None
 
 def run_on_device(session: RunningSession, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
     """Run the model and keep the results on the device; see GPUSession.run_on_device."""
-    binding = session.io_binding()
+
+    lifetime.refuse_if_unusable(session)
+    session._gpu_runner.check_binding()
     # Check names first: a binding reports a missing input only through some node, and takes None for NaN.
-    given = {name: value for name, value in feed.items() if value is not None}
+    given: Mapping[str, Any] = {name: value for name, value in feed.items() if value is not None}
     session._validate_input(list(given))
+    given = with_values(session, given) or given
+    device = lifetime.device_of(session)
+
+    def run(target: RunningSession, _runner: object, feed: Mapping[str, Any]) -> list[Any]:
+        return _run_bound(target, device, output_names, feed, run_options)
+
+    if run_options is not None:
+        return run(session, None, given)
+    results: list[Any] = session._gpu_runner.through(session, given, run)
+    return results
+
+
+def _run_bound(
+    session: RunningSession, device: Device, output_names: Any, feed: Mapping[str, Any], run_options: Any
+) -> list[Any]:
+    binding = session.io_binding()
     overridable = {each.name for each in session._overridable_initializers}
     kept = []  # a binding on the CPU keeps only the address of an array
-    for name, value in (with_values(session, given) or given).items():
+    for name, value in feed.items():
         if isinstance(value, onnxruntime.OrtValue):
             binding.bind_ortvalue_input(name, value)
             continue
@@ -125,7 +144,6 @@ def run_on_device(session: RunningSession, output_names: Any, feed: Mapping[str,
             binding.bind_ortvalue_input(name, kept[-1])
         else:
             binding.bind_cpu_input(name, array)
-    device = lifetime.device_of(session)
     names = list(output_names or [output.name for output in session._outputs_meta])
     for name in names:
         binding.bind_output(name, device.kind, device.ordinal or 0)

@@ -7,6 +7,7 @@ session, which measure it and ask it to give back.
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -43,10 +44,12 @@ class Holdings:
 
     Attributes:
         budget: the bytes of the GPU that the session may take; None: unlimited.
+        retrying: held by a run that was out of memory, while memory is given back and it runs again.
     """
 
     def __init__(self, budget: int | None = None) -> None:
         self.budget = budget
+        self.retrying = threading.RLock()
         self._holders: tuple[tuple[Part, Holder], ...] = ()
         self._weights: list[int | None] = []  # once they were read
 

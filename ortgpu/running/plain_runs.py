@@ -78,6 +78,10 @@ class PlainRunner:
     def _run_indirectly(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
         return run_behind(session)(output_names, feed, run_options)
 
+    def through(self, session: RunningSession, feed: Any, run: Callable[..., Any]) -> Any:
+        """Return ``run(session, runner, feed)``. A runner with further sessions may pass one of these, and its feed."""
+        return run(session, self, feed)
+
     def stages(self, feed: Any) -> bool:
         """Return True if ``run`` had better copy the arrays of ``feed`` itself, in several threads."""
         return False

@@ -15,7 +15,14 @@ from typing import Any
 from onnxruntime.capi.onnxruntime_inference_collection import IOBinding  # a tracer may replace the public name
 
 from ..environment.gpu.cuda import initialised_in
-from ..errors import GPUError, LibraryNotFoundError, PoisonedContextError, ProviderFailureError, manual
+from ..errors import (
+    GPUError,
+    GPUOutOfMemoryError,
+    LibraryNotFoundError,
+    PoisonedContextError,
+    ProviderFailureError,
+    manual,
+)
 from ..provider import lifetime
 from ..provider.interfaces import Opened
 
@@ -45,6 +52,37 @@ def explained(session: Opened, error: Exception) -> Exception:
     lifetime.let_go_of_variables(error)
     found.__cause__ = error
     return lifetime.noted(found)
+
+
+def call_again(session: Any, error: Exception, call: Callable[[], Any]) -> Any:
+    """Return the result of a second ``call`` if the first ended for want of memory and the session has a budget.
+
+    Before the second call the session gives back what no run needs.
+
+    Raises:
+        Exception: the error to raise for ``error``, or for that of the second call.
+    """
+    refusal = explained(session, error)
+    try:
+        budget = session._holdings.budget if session._holdings is not None else None
+        if budget is None or not isinstance(refusal, GPUOutOfMemoryError):
+            raise refusal
+        from ..running.memory import give_back
+
+        with session._holdings.retrying:  # one at a time, so that no other takes what was given back
+            give_back(session)
+            try:
+                return call()
+            except Exception as second:  # noqa: BLE001 - what is not about the GPU is raised as it is
+                refusal = explained(session, second)
+            give_back(session)
+        if not isinstance(refusal, GPUOutOfMemoryError):
+            raise refusal
+        from .budget import exceeded
+
+        raise exceeded(refusal, session, budget) from refusal.__cause__
+    finally:
+        del refusal, error  # else the error and this frame, in its traceback, would refer to each other
 
 
 def _found(session: Opened, text: str, exception: str | None) -> GPUError | None:
@@ -105,7 +143,7 @@ def _explaining(name: str) -> Callable[..., Any]:
             session = self._of()
             if session is None:
                 raise
-            raise explained(session, error)  # noqa: B904 - which sets the cause
+            return call_again(session, error, functools.partial(getattr(IOBinding, name), self, *args, **kwargs))
 
     return call
 

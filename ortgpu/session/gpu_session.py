@@ -27,10 +27,21 @@ from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest, as_request
 from ..provider.requests import CPUNodes, check_names, parse  # CPUNodes for typing.get_type_hints
 from ..provider.settings import CAPTURE
+from ..provider.sizes import GPUSize, Size, parse_size
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.plain_runs import PlainRunner
 from . import failures
-from .request import PINNED_MEMORY_LIMIT, SessionRequest, Tuned, checked, no_fallback
+from .request import (
+    FACTS,
+    PINNED_MEMORY_LIMIT,
+    InferenceSessionArguments,
+    SessionArguments,
+    SessionRequest,
+    Tuned,
+    Unpack,
+    checked,
+    no_fallback,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -74,6 +85,12 @@ class GPUSession(LastOfOurs):
     caller set it. Without ``device`` the session is on the GPU of the provider option ``device_id``, or on the first
     one. ``run``, CUDA graphs and ``pinned_empty`` pin host memory up to ``pinned_memory_limit``; ``run`` also keeps at
     most as much ordinary memory for results.
+
+    With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget: the
+    provider option gpu_mem_limit, unless the caller set that. A run that reaches it has the session give back what no
+    run needs, and is made again, once. If it still does not fit, it raises GPUOutOfMemoryError. Such a session keeps no
+    plans for further shapes. The CUDA context and the kernels that the process has loaded are not counted. With a
+    TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises ProviderRequestError.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
@@ -163,9 +180,10 @@ class GPUSession(LastOfOurs):
         cpu_nodes: CPUNodes = "warn",
         allow_cpu: bool | None = None,
         cuda_graph: bool = False,
-        pinned_memory_limit: int = PINNED_MEMORY_LIMIT,
+        pinned_memory_limit: Size = PINNED_MEMORY_LIMIT,
         tuned: Tuned = True,
-        **kwargs: Any,
+        memory: GPUSize | None = None,
+        **kwargs: Unpack[InferenceSessionArguments],
     ) -> None:
         """Open a model on the GPU, and verify that it is there.
 
@@ -174,13 +192,14 @@ class GPUSession(LastOfOurs):
             sess_options: an onnxruntime.SessionOptions.
             providers: names of providers, or pairs of a name and a dict of options; CUDA by default.
             provider_options: a dict of options for each of ``providers``, if those are names.
-            device: ordinal, "cuda:1", UUID ("GPU-..."), ``session.device``, torch.device, or "auto" (most free memory).
+            device: index (0), "cuda:0", "gpu:0", UUID, ``session.device``, torch.device, or "auto" (most free memory).
             cpu_nodes: what to do if nodes compute on the CPU: "warn", "forbid" (raise PlacementError) or "allow".
             allow_cpu: True runs on the CPU if no GPU can be used, False never; None: as ORTGPU_ALLOW_CPU says.
             cuda_graph: True captures a CUDA graph for each shape of the inputs, and replays it where that is faster.
-            pinned_memory_limit: bytes of host memory that may be pinned, 2 GiB by default; 0: ``run`` stages no copies.
+            pinned_memory_limit: bytes of host memory that may be pinned, or "2GB"; 0: ``run`` stages no copies.
             tuned: True uses the record that ortgpu.tune keeps, False none, a path that record; "now" measures first.
-            kwargs: other arguments of InferenceSession, such as ``disabled_optimizers``.
+            memory: most that it takes of the GPU: bytes, "2GiB" or 0.25, a part; None: as ORTGPU_MEMORY says, or all.
+            kwargs: other arguments of InferenceSession: ``disabled_optimizers``, ``read_config_from_model``.
 
         Raises:
             GPUError: a subclass names the cause and the fixes. No session or GPU memory is left behind.
@@ -200,6 +219,7 @@ class GPUSession(LastOfOurs):
                     cuda_graph,
                     pinned_memory_limit,
                     tuned,
+                    memory,
                     is_guarded=self._guards is not None,
                     others=kwargs,
                 )
@@ -226,7 +246,7 @@ class GPUSession(LastOfOurs):
 
                 verified = open_on_cpu(self, construct, request, error)
             self._keep(request, verified)
-            self._gpu_runner = _runner_of(self, cuda_graph=request.cuda_graph or CAPTURE in verified.options_chosen)
+            self._gpu_runner = _runner_of(self, self._request, verified)
         except BaseException as error:
             self._let_go(error)  # a failure must leave nothing behind
             raise
@@ -251,7 +271,7 @@ class GPUSession(LastOfOurs):
         sess_options: Any = None,
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[dict[Any, Any]] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[SessionArguments],
     ) -> Self:
         """Open a session on the GPU of this process's rank, under torchrun, mpirun or srun; otherwise on the first GPU.
 
@@ -297,7 +317,9 @@ class GPUSession(LastOfOurs):
 
             values = with_values(self, input_feed)
             if values is None:
-                raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+                again = functools.partial(self._gpu_runner.run, self, output_names, input_feed, run_options)
+                results: Results = failures.call_again(self, error, again)
+                return results
         return GPUSession.run(self, output_names, values, run_options)  # a subclass's run has seen this call
 
     def run_async(
@@ -568,7 +590,7 @@ class GPUSession(LastOfOurs):
         Writes to ``__dict__`` and keeps attributes of others: a guarded class may define properties of these names.
         """
         held, before = self.__dict__, self.__dict__.get("_verified")
-        for name in verified.__dataclass_fields__:
+        for name in FACTS:
             if next(cls for cls in type(self).__mro__ if name in vars(cls)) is not GPUSession:
                 continue  # A subclass defines this name, and an entry here would hide its value.
             if name not in held or (before is not None and held[name] is getattr(before, name)):
@@ -583,7 +605,11 @@ class GPUSession(LastOfOurs):
             request = dataclasses.replace(request, model=os.path.abspath(os.fsdecode(request.model)))
         self._request = request
         self._model_stamp = stamp_of(request.model)
-        self._pinned_memory_limit = request.pinned_memory_limit
+        if verified.budget is not None:
+            from ..running.memory import Holdings
+
+            self._holdings = Holdings(verified.budget)
+        self._pinned_memory_limit = parse_size("pinned_memory_limit", request.pinned_memory_limit)
 
     def _refuse_if_lost(self) -> None:
         """Raise the error by which this process lost the GPU, if it did. A subclass may check more."""
@@ -596,17 +622,33 @@ class GPUSession(LastOfOurs):
         lifetime.let_go_of_variables(error)
 
 
-def _runner_of(session: GPUSession, *, cuda_graph: bool) -> PlainRunner:
+def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified) -> PlainRunner:
     """Return the runner of an open session. Raises ProviderRequestError if it cannot be captured as it should be."""
-    if not lifetime.device_of(session).is_gpu:
+    if not verified.device.is_gpu:
         return PlainRunner(session)
-    if cuda_graph:
+    if request.cuda_graph or CAPTURE in verified.options_chosen:
         from ..running.graph_requests import captured
 
         return captured(session)
     from ..running.staging import StagedRunner, may_stage
 
-    return StagedRunner(session) if may_stage(session) else PlainRunner(session)
+    staged = may_stage(session)
+    runner = StagedRunner(session) if staged else PlainRunner(session)
+    from ..provider.placement import has_convolutions
+
+    if not has_convolutions(verified.placement):
+        return runner
+    from .shapes import maker_of
+
+    make = maker_of(session, request, verified, staged=staged)
+    if make is None:
+        return runner
+    from ..running.memory import holdings_of
+    from ..running.shaped_runs import ShapedRunner
+
+    shaped = ShapedRunner(session, runner, make)
+    holdings_of(session).add("plans", shaped)
+    return shaped
 
 
 def _explaining(name: str) -> Callable[..., Any]:
@@ -617,7 +659,8 @@ def _explaining(name: str) -> Callable[..., Any]:
         try:
             return getattr(super(GPUSession, self), name)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+            again = functools.partial(getattr(super(GPUSession, self), name), *args, **kwargs)
+            return failures.call_again(self, error, again)
 
     return call
 

@@ -12,6 +12,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from onnxruntime.capi import onnxruntime_pybind11_state as native
@@ -25,6 +26,7 @@ from ..errors import (
     CollectiveOpsUnavailableError,
     CPUExecutionWarning,
     GPUError,
+    InsufficientDeviceMemoryError,
     PlacementError,
     PoisonedContextError,
     ProviderError,
@@ -47,8 +49,9 @@ from ..provider.preloading import PreloadReport
 from ..provider.records import Found, VoidRecordError, find_record
 from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
-from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, THREADS
+from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, LIMIT, THREADS
 from ..running.onnxruntimes import InferenceSession, session_on_cpu
+from .budget import not_limited, too_small
 from .chosen import unfit
 from .plan import STREAM, Plan, bound_to, for_model, on_cpu, on_gpu, plan_of, why_untuned
 from .plugin_limits import check_before_opening, check_before_running
@@ -220,6 +223,8 @@ def _open_as_chosen(
     except Exception as cause:
         error = _placement_refused(cause) or _capture_refused(cause, session, construct, plan)
         error = error or context.diagnose(cause)
+        if isinstance(error, InsufficientDeviceMemoryError) and plan.budget is not None and LIMIT in plan.chosen:
+            error = too_small(error, plan.budget)
         if error is None or (isinstance(error, PoisonedContextError) and lifetime.gpu_works(plan.gpu.ordinal)):
             raise  # ONNX Runtime's own error, not about the GPU
         if context_is_active(plan.gpu.ordinal) is False:
@@ -333,7 +338,7 @@ def _verify(session: RunningSession, plan: Plan, placement: Placement, context: 
 
     gpu, version = plan.gpu, read_driver_version()
     device = Device("cuda", gpu.ordinal, gpu.uuid, gpu.name, gpu.compute_capability, gpu.total_memory, version)
-    return Verified(device, placement, dict(plan.chosen))
+    return Verified(device, placement, dict(plan.chosen), plan.budget)
 
 
 def _verified_plan(session: RunningSession, plan: Plan, context: OpeningContext) -> Plan:
@@ -357,6 +362,10 @@ def _verified_plan(session: RunningSession, plan: Plan, context: OpeningContext)
     ignored = [name for name, (value, _) in plan.chosen.items() if options.get(name, value) != value]
     if ignored:  # a plugin of 1.31.1 leaves enable_cudnn on, for instance
         plan = plan.without(ignored)
+    if LIMIT in ignored:
+        if plan.request.memory is not None:
+            raise not_limited("the CUDA provider of this process ignores gpu_mem_limit")
+        plan = replace(plan, budget=None)
     found, cuda = options.get("device_id", "0"), context.ask_driver()
     if plan.is_carried:
         plan = context.plan = bound_to(plan, int(found), cuda)

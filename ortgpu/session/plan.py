@@ -29,6 +29,8 @@ from ..provider.requests import (
 )
 from ..provider.runtime import Runtime
 from ..provider.settings import CAPTURE, DIMENSIONS, OF_THE_SESSION, SETTINGS
+from ..provider.sizes import bytes_of_gpu, memory_by_variable, parse_gpu_size
+from .budget import choose_limits, not_limited, why_not_limited
 from .chosen import choose
 from .request import SessionRequest
 
@@ -54,6 +56,7 @@ class Plan:
     gpu: CudaDevice = _UNKNOWN
     chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     is_carried: bool = False
+    budget: int | None = None  # bytes of the GPU that the session may take
 
     @property
     def cudnn_disabled(self) -> bool:
@@ -98,8 +101,8 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
     check_form(request.device)
     requested = request.providers
     if carries_providers(request.sess_options):
-        if requested.names or request.cuda_graph:
-            argument = "cuda_graph=True" if request.cuda_graph else "providers="
+        if requested.names or request.cuda_graph or request.memory is not None:
+            argument = "cuda_graph=True" if request.cuda_graph else "providers=" if requested.names else "memory="
             raise ProviderRequestError(
                 f"the SessionOptions carry execution providers of their own, and {argument} would change them",
                 evidence=["set by add_provider, add_provider_for_devices or set_provider_selection_policy"],
@@ -136,6 +139,7 @@ def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
     providers = plan.providers
     if plan.is_carried:
         return replace(plan, gpu=gpu)
+    plan = _with_budget(plan, gpu.total_memory)
     if gpu.ordinal != 0 or any("device_id" in options for options in providers.options.values()):
         ordinal = {"device_id": str(gpu.ordinal)}
         options = {
@@ -144,6 +148,29 @@ def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
         }
         providers = ProviderList(providers.names, options)
     return replace(plan, gpu=gpu, providers=providers)
+
+
+def _with_budget(plan: Plan, total: int | None) -> Plan:
+    """Return the plan with the limit that keeps the session within its budget, unless the caller set a limit.
+
+    A budget of the variable is left out where no limit would keep it.
+
+    Raises:
+        ProviderRequestError: no limit would keep the budget of the argument.
+        ValueError: the budget is a part of a GPU whose memory is unknown.
+    """
+    request = plan.request
+    size = request.memory if request.memory is not None else memory_by_variable()
+    if size is None:
+        return plan
+    reason = why_not_limited(plan.providers, request.sess_options)
+    if reason is not None:
+        if request.memory is None:
+            return plan
+        raise not_limited(reason)
+    budget = bytes_of_gpu(parse_gpu_size("memory", size), total)
+    limits = choose_limits(budget, plan.providers.options_of(CUDA))
+    return replace(plan, budget=budget, chosen={**plan.chosen, **limits})
 
 
 def for_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline, record: Found | None = None) -> Plan:

@@ -13,11 +13,10 @@ from ..environment.packages.plugins import tell
 from ..provider.lifetime import refuse_from_the_start
 from ..provider.options import Carried, carries_providers
 from ..provider.runtime import load_runtime
-from .request import SessionRequest, Verified
+from .request import FACTS, SessionRequest, Verified
 
 _RECEIVERS = ("multiprocessing", "multiprocess")  # The second pickles by dill.
 _PICKLERS = ("pickle", "dill", "cloudpickle")
-_FACTS = frozenset(each.name for each in fields(Verified))
 
 
 class Reopened(Protocol):
@@ -50,7 +49,7 @@ def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
 
 
 def _is_added(session: Reopened, name: str, value: Any) -> bool:
-    if name in _FACTS:  # a subclass may use these names for other values
+    if name in FACTS:  # a subclass may use these names for other values
         return value is not getattr(session._verified, name)
     return name not in session._own_names
 

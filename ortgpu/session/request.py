@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from ..errors import ProviderRequestError, manual
 from ..model.files import ModelSource, is_special_file
 from ..provider.devices import DeviceRequest, check_form, is_cpu
 from ..provider.requests import NO_PROVIDERS, CPUNodes, ProviderList
 from ..provider.settings import PINNED_MEMORY_LIMIT as PINNED_MEMORY_LIMIT
+from ..provider.sizes import GPUSize, Size, memory_by_variable, parse_gpu_size, parse_size
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack  # type checkers bring it
+
     from ..provider.devices import Device
     from ..provider.placement import Placement
+elif sys.version_info >= (3, 11):
+    from typing import Unpack
+else:
+    Unpack = type  # For typing.get_type_hints alone, which needs a name that takes brackets.
 
 #: Arguments that GPUSession takes and InferenceSession ignores.
-OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit", "tuned")
+OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit", "tuned", "memory")
 NAMES = (*OWN, "sess_options", "providers", "provider_options")
 
 Tuned: TypeAlias = bool | Literal["now"] | str | os.PathLike[str]  # whether to use a record of tune, or its path
+
+
+class InferenceSessionArguments(TypedDict, total=False):
+    """Further arguments of InferenceSession by name. It ignores other names, and so does a session at run time."""
+
+    disabled_optimizers: Iterable[str]
+    enable_fallback: Literal[0, False]
+    read_config_from_model: bool
+
+
+class SessionArguments(InferenceSessionArguments, total=False):
+    """The arguments of a GPUSession by name, for functions that pass them on; without ``device``."""
+
+    cpu_nodes: CPUNodes
+    allow_cpu: bool | None
+    cuda_graph: bool
+    pinned_memory_limit: Size
+    tuned: Tuned
+    memory: GPUSize | None
+
 
 _CLOSE = 0.7  # difflib's ratio: "device_id" and "enable_cuda_graph" are close, no argument of ONNX Runtime's own is
 
@@ -39,8 +65,9 @@ class SessionRequest:
     cpu_nodes: CPUNodes = "warn"
     allow_cpu: bool | None = False  # None: the variable ORTGPU_ALLOW_CPU decides
     cuda_graph: bool = False
-    pinned_memory_limit: int = PINNED_MEMORY_LIMIT
+    pinned_memory_limit: Size = PINNED_MEMORY_LIMIT
     tuned: Tuned = True
+    memory: GPUSize | None = None
     is_guarded: bool = False  # of a library, which chose its options, and may have measured with them
     others: Mapping[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
 
@@ -50,6 +77,11 @@ class Verified:
     device: Device
     placement: Placement
     options_chosen: dict[str, tuple[str, str]]
+    budget: int | None = None  # bytes of the GPU that the session may take
+
+
+#: The fields of ``Verified`` that are attributes of a session
+FACTS = ("device", "placement", "options_chosen")
 
 
 def checked(request: SessionRequest) -> SessionRequest:
@@ -72,15 +104,14 @@ def checked(request: SessionRequest) -> SessionRequest:
         check_form(request.device)
     if request.cpu_nodes not in ("allow", "warn", "forbid"):
         raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {request.cpu_nodes!r}')
-    limit = operator.index(request.pinned_memory_limit)
-    if limit < 0:
-        raise ValueError(f"pinned_memory_limit must be at least 0, not {limit}")
+    memory_by_variable()
     return replace(
         request,
         sess_options=options or None,  # ONNX Runtime takes any falsy value for none
         allow_cpu=None if request.allow_cpu is None else _flag("allow_cpu", request.allow_cpu),
         cuda_graph=_flag("cuda_graph", request.cuda_graph),
-        pinned_memory_limit=limit,
+        pinned_memory_limit=parse_size("pinned_memory_limit", request.pinned_memory_limit),
+        memory=None if request.memory is None else parse_gpu_size("memory", request.memory),
         tuned=_checked_tuned(request.tuned),
         others=_checked_others(request.others),
     )
@@ -118,7 +149,11 @@ def _checked_tuned(value: Tuned) -> Tuned:
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f'tuned must be True, False, "now" or the path of a record, not {value!r}')
     path = os.path.abspath(os.fsdecode(value))
-    os.stat(path)
+    try:
+        os.stat(path)
+    except FileNotFoundError as error:
+        words = f'no record of tune is there, and tuned={value!r} is none of True, False, "now"'
+        raise FileNotFoundError(error.errno, words, path) from None
     return path
 
 

@@ -61,7 +61,7 @@ def test_a_runner_without_a_gpu_passes_and_says_what_it_left_out(project: Path, 
     call([sys.executable, "-m", "venv", str(environment)])
     variables = {
         **network_variables(tmp_path / "pip"),
-        "PIP_FIND_LINKS": f"{wheels} {os.environ.get('PIP_FIND_LINKS', '')}".strip(),  # where ortgpu comes from here
+        "ORTGPU": next(wheels.glob("ortgpu-*.whl")).as_uri(),
         "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "CI": "true",
         **dict(re.findall(r'^      (\w+): "(\w+)"', job("cpu"), re.MULTILINE)),
@@ -82,7 +82,7 @@ def test_a_gpu_runner_that_lost_its_gpu_fails_with_the_cause(project: Path, tmp_
     write_commands(tmp_path / "bin")
     variables = {**os.environ, **NO_GPU, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "CI": "true"}
     install, doctor, tests = steps_of("gpu")
-    assert "'ortgpu[cuda]'" in install
+    assert '"ortgpu[cuda] @ $ORTGPU"' in install
     for step in (doctor, f"{tests} -p ortgpu.pytest_plugin -p no:cacheprovider"):
         done = run_step(step, project, variables)
         assert done.returncode == 1, done

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
 import pytest
 
 from ortgpu.__main__ import main
@@ -18,6 +22,17 @@ def test_demo_without_a_gpu() -> None:
     assert "no exception says so" in result.stdout
     assert "To fix it:" in result.stdout
     assert "Raised instead of running on the CPU unnoticed." in result.stdout
+
+
+def test_the_model_that_it_saves_is_that_of_the_guide(tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    assert ortgpu("demo", "--save", str(model), env=NO_GPU).returncode == 0
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (value,) = session.get_inputs()
+    assert (value.name, value.type, value.shape) == ("x", "tensor(float)", ["n", 4])
+    assert session.run(None, {"x": np.array([[-1, 0, 1, 2]], np.float32)})[0].tolist() == [[0, 0, 1, 2]]
+    refused = ortgpu("demo", "--save", str(tmp_path / "no" / "model.onnx"), env=NO_GPU)
+    assert (refused.returncode, refused.stdout) == (2, "")
 
 
 def test_demo_that_may_use_the_cpu_does_not_claim_the_gpu() -> None:

@@ -22,7 +22,7 @@ from tests.lab.fixtures import Lab
 KEPT = (
     *("onnxruntime", "nvidia", "numpy", "onnx", "google", "protobuf", "flatbuffers", "packaging", "ml_dtypes"),
     *("typing_extensions", "pynvml", "pip"),
-    *("ortgpu-", "click", "rich", "pygments", "markdown_it", "mdurl"),  # what `ortgpu fix` is made of
+    *("ortgpu-", "click", "rich", "pygments", "markdown_it", "mdurl", "platformdirs"),  # what `ortgpu fix` is made of
 )
 #: Not pip's to change: it is linked as it is.
 LIBRARY_UNDER_TEST = "ortgpu"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from ortgpu.distributed import Rank
 from ortgpu.environment.gpu.driver import GPU
+from ortgpu.environment.packages.installer import install_extra
 from ortgpu.errors import PackageError, RankDeviceError
 from ortgpu.integrations.ray import assignment
 from tests.support.children import run_python
@@ -43,9 +43,7 @@ except ImportError as error:
     error = pickle.loads(bytes.fromhex(run_python(code).ok().stdout))
     assert type(error) is PackageError
     assert error.evidence[0].startswith("there is no module ray")
-    assert [(str(fix), fix.executable) for fix in error.fixes] == [
-        (f"{sys.executable} -m pip install 'ortgpu[ray]'", True)
-    ]
+    assert [(str(fix), fix.executable) for fix in error.fixes] == [(install_extra("ray"), True)]
 
 
 def test_a_ray_that_is_broken_raises_what_it_raises(tmp_path: Path) -> None:

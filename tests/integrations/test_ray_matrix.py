@@ -102,7 +102,7 @@ def serving(python: Path) -> dict[str, Any]:
 )
 def test_what_is_said_without_ray_installed_it(python: Path, name: str, hidden: str) -> None:
     said = run(python, "-c", ASK_FOR_ADVICE, name, hidden)
-    assert said.stdout == f"{python} -m pip install 'ortgpu[ray]'\n"
+    assert re.fullmatch(rf"{re.escape(str(python))} -m pip install .*\bray\b.*\n", said.stdout)
     assert run(python, "-c", ASK_FOR_ADVICE, name).stdout == "", "and with all of Ray there is nothing to say"
 
 

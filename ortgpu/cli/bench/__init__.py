@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortgpu.cli import output
+from ortgpu.environment.packages.installer import install_extra
 from ortgpu.errors import GPUError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | No
     try:
         importlib.import_module("ortgpu.cli.bench.plot")
     except ImportError as error:
-        raise click.BadParameter(f"a plot needs matplotlib ({error}): pip install 'ortgpu[bench]'") from None
+        raise click.BadParameter(f"a plot needs matplotlib ({error}): {install_extra('bench')}") from None
     return path
 
 

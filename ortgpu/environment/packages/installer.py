@@ -80,6 +80,14 @@ def as_command(path: str, *, windows: bool) -> str:
     return "\\".join(quoted(part, windows=True) for part in path.split("\\")) if windows else shlex.quote(path)
 
 
+def install_extra(extra: str) -> str:
+    """Return the command that adds an extra of ortgpu to this environment."""
+    from .origin import words_for_extra  # not at the top: it imports importlib.metadata
+
+    windows = os.name == "nt"
+    return " ".join([read_installer().install, *(quoted(word, windows=windows) for word in words_for_extra(extra))])
+
+
 def read_installer() -> Installer:
     python = this_interpreter() or "python3"
     # Not importlib.util.find_spec: setuptools takes a search for pip as the sign that this process is pip's, and takes

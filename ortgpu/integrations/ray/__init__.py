@@ -24,9 +24,8 @@ exception, call :func:`probe` before ``serve.run``.
 from __future__ import annotations
 
 import importlib
-import os
 
-from ...environment.packages.installer import quoted, read_installer
+from ...environment.packages.installer import install_extra
 from ...errors import PackageError, shell
 
 TYPE_CHECKING = False
@@ -60,7 +59,7 @@ def _require(module: str) -> None:
         raise PackageError(
             f"{module} cannot be imported, and ortgpu.integrations.ray needs it",
             evidence=[f"there is no module {cause.name}"],
-            fixes=[shell(f"{read_installer().install} {quoted('ortgpu[ray]', windows=os.name == 'nt')}")],
+            fixes=[shell(install_extra("ray"))],
         ) from cause
 
 

@@ -1,0 +1,50 @@
+"""Where this copy of ortgpu came from, for commands that install one of its extras from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from importlib import metadata
+from typing import Final
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import ortgpu
+
+#: Whether a package index has ortgpu. While none has, no printed command fetches it by its name.
+ON_AN_INDEX: Final = False
+
+
+def words_for_extra(extra: str, *, on_an_index: bool = ON_AN_INDEX) -> list[str]:
+    """Return the arguments of `pip install` and `uv pip install` that add an extra to this copy of ortgpu.
+
+    They name the clone, wheel or repository that it was installed from (direct_url.json). Where that is unknown or
+    gone, they name what the extra requires.
+    """
+    if on_an_index:
+        return [f"ortgpu[{extra}]"]
+    try:
+        installed = metadata.distribution("ortgpu")
+        origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError, OSError):
+        installed, origin = None, {}
+    url = origin.get("url", "")
+    folder = url2pathname(urlsplit(url).path) if url.startswith("file:") else ""
+    if folder and os.path.exists(folder) and origin.get("dir_info", {}).get("editable"):
+        return ["-e", f"{folder}[{extra}]"]
+    if (version_control := origin.get("vcs_info")) and url:
+        return [f"ortgpu[{extra}] @ {version_control['vcs']}+{url}@{version_control['commit_id']}"]
+    if url and (not folder or os.path.exists(folder)):
+        return [f"ortgpu[{extra}] @ {url}"]
+    clone = os.path.dirname(os.path.dirname(os.path.abspath(ortgpu.__file__)))
+    if os.path.isfile(os.path.join(clone, "pyproject.toml")):  # on PYTHONPATH, or installed by an old setuptools
+        return [f"{clone}[{extra}]"]
+    return _requirements_of(installed, extra) or [f"ortgpu[{extra}]"]
+
+
+def _requirements_of(installed: metadata.Distribution | None, extra: str) -> list[str]:
+    marked = (line.partition(";") for line in (installed.requires or [] if installed is not None else []))
+    return [
+        name.strip() for name, _, marker in marked if re.fullmatch(rf"\s*extra\s*==\s*[\"']{extra}[\"']\s*", marker)
+    ]

@@ -1,0 +1,226 @@
+"""Rewrite a model as one whose nodes are there several times, as branches of which a run takes one.
+
+ONNX Runtime's Conv keeps one cuDNN plan for each *node* (conv.cc, 1.20 to 1.31). Copies of a node keep plans for
+several shapes. A binary tree of ``If`` nodes has the copies as its branches. Boolean inputs choose the branch, and a
+run computes no other. Weights stay outside of the branches, which share them.
+
+``onnx`` is imported here, so this module is imported only where branches are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+_COPIES = ("MemcpyFromHost", "MemcpyToHost")  # ONNX Runtime adds these between devices, and again for each branch
+_STANDARD = ("", "ai.onnx")
+_CHANNELS_LAST = "com.ms.internal.nhwc"
+
+# An initialiser of fewer bytes is copied into each branch: it may be a shape or a scalar that an operator on the GPU
+# reads on the CPU, and ONNX Runtime would copy it between devices in each run if it were outside. Weights are larger.
+_SMALL = 256
+
+# Operators whose copies would not return what the node returns, since each keeps a state of its own.
+STATEFUL = frozenset(
+    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+)
+
+
+class NotBranchableError(ValueError):
+    """The model cannot be rewritten; the message says why."""
+
+
+def read_model(path: str) -> ModelProto:
+    """Return a model, whose weights stay in their files."""
+    return onnx.load(path, load_external_data=False)
+
+
+def selectors(branches: int, taken: Collection[str] = ()) -> list[str]:
+    """Return the names of the Boolean inputs that choose among ``branches``; none of them is in ``taken``."""
+    prefix = "ortgpu_branch_bit_"
+    while any(name.startswith(prefix) for name in taken):
+        prefix += "_"
+    return [f"{prefix}{number}" for number in range(max(1, (branches - 1).bit_length()))]
+
+
+def bits_of(branch: int, count: int) -> list[bool]:
+    """Return the values of the ``count`` selectors that choose ``branch``; the first one is the lowest bit."""
+    return [bool(branch >> number & 1) for number in range(count)]
+
+
+def with_branches(model: ModelProto, branches: int, overridable: Collection[str] = ()) -> tuple[ModelProto, list[str]]:
+    """Return a model whose runs take one of so many copies of the nodes of ``model``, and the names of its selectors.
+
+    Args:
+        model: as ONNX Runtime wrote it after its optimisations. Its weights may be in other files.
+        branches: at least two.
+        overridable: the names of the initialisers that a run may replace by inputs.
+
+    Raises:
+        NotBranchableError: a node keeps a state, or the graph has sparse initialisers.
+    """
+    graph = model.graph
+    if graph.sparse_initializer:
+        raise NotBranchableError("it has sparse initializers")
+    for node in _all_nodes(graph):
+        if node.domain == _CHANNELS_LAST:
+            raise NotBranchableError("its images are channels-last, whose weights ONNX Runtime copies for each branch")
+        if node.op_type in STATEFUL and node.domain in _STANDARD:
+            raise NotBranchableError(f"its {node.op_type} nodes keep a state between runs")
+    weights = {tensor.name for tensor in graph.initializer}
+    made = {name for node in graph.node for name in node.output}
+    outputs = [value for value in graph.output if value.name in made]  # the others are inputs or initialisers
+    if not outputs:
+        raise NotBranchableError("no node makes an output of it")
+    as_they_are = {value.name for value in graph.output} - made
+    inputs = [value for value in graph.input if value.name not in weights or value.name in overridable]
+    fixed = {value.name for value in inputs}
+    kept = fixed | as_they_are
+    outside = [tensor for tensor in graph.initializer if tensor.name in kept or not _is_small(tensor)]
+    inside = [tensor for tensor in graph.initializer if tensor.name not in kept and _is_small(tensor)]
+    shared = fixed.union(tensor.name for tensor in outside)
+    chosen_by = selectors(branches, shared)
+    source = _branch_source(graph, inside, outputs)
+
+    prefix = "branch"
+    while any(name.startswith(prefix) for name in shared):
+        prefix += "_"
+    copies = [_renamed(source, f"{prefix}{number}/", shared) for number in range(branches)]
+    tree = _tree(copies, chosen_by, outputs, prefix)
+
+    new = ModelProto()
+    new.CopyFrom(_without_graph(model))
+    # Before version 4 each initialiser is an input, too.
+    new.ir_version = max(model.ir_version, 4)
+    new.graph.name = graph.name or "graph"
+    new.graph.node.extend(tree)
+    new.graph.initializer.extend(outside)
+    new.graph.input.extend(inputs)
+    new.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in chosen_by)
+    new.graph.output.extend(graph.output)
+    if not any(opset.domain in _STANDARD for opset in new.opset_import):
+        new.opset_import.append(helper.make_opsetid("", 17))
+    return new, chosen_by
+
+
+def _without_graph(model: ModelProto) -> ModelProto:
+    """Return the opsets, functions and other properties of a model. Its graph may be too large for a copy."""
+    kept = ModelProto()
+    for field, value in model.ListFields():
+        if field.name in ("graph", "training_info"):
+            continue
+        if isinstance(value, (int, str)):
+            setattr(kept, field.name, value)
+        else:
+            getattr(kept, field.name).extend(value)
+    return kept
+
+
+def _branch_source(graph: GraphProto, inside: Iterable[TensorProto], outputs: Collection[ValueInfoProto]) -> GraphProto:
+    """Return the nodes of a graph as a branch without inputs, without copies between devices."""
+    source = GraphProto()
+    source.initializer.extend(inside)
+    source.output.extend(outputs)
+    computed = {output.name for output in outputs}
+    originals: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type in _COPIES and node.domain in _STANDARD and node.output[0] not in computed:
+            originals[node.output[0]] = originals.get(node.input[0], node.input[0])
+        else:
+            source.node.append(node)
+    if originals:
+        _rename(source, originals)
+    return source
+
+
+def _renamed(source: GraphProto, prefix: str, shared: Collection[str]) -> GraphProto:
+    branch = GraphProto()
+    branch.CopyFrom(source)
+    branch.name = prefix.rstrip("/")
+    _add_prefix(branch, prefix, shared)
+    return branch
+
+
+def _add_prefix(graph: GraphProto, prefix: str, shared: Collection[str]) -> None:
+    """Give each name of a graph and its subgraphs a prefix, but those of shared values."""
+
+    def new(name: str) -> str:
+        return name if not name or name in shared else prefix + name
+
+    for node in graph.node:
+        node.name = prefix + node.name if node.name else ""
+        node.input[:] = [new(name) for name in node.input]
+        node.output[:] = [new(name) for name in node.output]
+        for inner in _subgraphs(node):
+            _add_prefix(inner, prefix, shared)
+    for value in (*graph.initializer, *graph.input, *graph.output, *graph.value_info):
+        value.name = new(value.name)
+
+
+def _rename(graph: GraphProto, names: dict[str, str]) -> None:
+    """Replace the names of values that nodes read, in subgraphs, too."""
+    for node in graph.node:
+        if any(name in names for name in node.input):
+            node.input[:] = [names.get(name, name) for name in node.input]
+        for inner in _subgraphs(node):
+            _rename(inner, names)
+            for value in inner.output:
+                value.name = names.get(value.name, value.name)
+
+
+def _tree(
+    copies: list[GraphProto], chosen_by: list[str], outputs: Collection[ValueInfoProto], prefix: str
+) -> list[NodeProto]:
+    """Return the node that chooses among the branches by all selectors; the last one is decided first."""
+    graphs = copies
+    for level, selector in enumerate(chosen_by):
+        is_last = level == len(chosen_by) - 1
+        joined = []
+        for number in range(0, len(graphs), 2):
+            pair = graphs[number : number + 2]
+            if len(pair) == 1:  # no value of the selector leads elsewhere
+                joined.append(pair[0])
+                continue
+            chosen_outputs = [
+                value.name if is_last else f"{prefix}_{level}_{number}/{position}"
+                for position, value in enumerate(outputs)
+            ]
+            node = helper.make_node("If", [selector], chosen_outputs, f"{prefix}_{level}_{number}")
+            for name, branch in (("else_branch", pair[0]), ("then_branch", pair[1])):
+                attribute = node.attribute.add()
+                attribute.name, attribute.type = name, AttributeProto.GRAPH
+                attribute.g.CopyFrom(branch)
+            if is_last:
+                return [node]
+            choice = GraphProto(name=node.name)
+            choice.node.append(node)
+            for name, value in zip(chosen_outputs, outputs, strict=True):
+                choice.output.add().CopyFrom(value)
+                choice.output[-1].name = name
+            joined.append(choice)
+        graphs = joined
+    raise ValueError("at least two branches are needed")
+
+
+def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for inner in _subgraphs(node):
+            yield from _all_nodes(inner)
+
+
+def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def _is_small(tensor: TensorProto) -> bool:
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return False
+    size: int = tensor.ByteSize()
+    return size < _SMALL

@@ -1,0 +1,444 @@
+"""The runner of a session whose shapes may vary: each shape that comes back gets a plan of its own.
+
+ONNX Runtime's Conv keeps one cuDNN plan, and makes a new one in each run whose input has another shape than the run
+before (conv.cc, 1.20 to 1.31). That takes 40 to 140 ms. The runner measures whether shapes come back and whether their
+runs are as slow as the first ones. Then a second session is made in a thread: :mod:`ortgpu.running.shape_plans`. It
+serves all further runs if it proves faster, and if its results are those of the session.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from numpy import ndarray
+from onnxruntime import OrtValue
+
+from ..errors import GPUError, GPUOutOfMemoryError, PerformanceWarning
+from ..process.background import is_of_a_handler
+from ..process.threads import Executor, Outcome
+from ..provider.living import stacklevel
+from . import arena
+from .pinned import memory_of
+from .plain_runs import PlainRunner
+
+if TYPE_CHECKING:
+    from .onnxruntimes import Results
+    from .plain_runs import RunningSession
+    from .shape_plans import ShapePlans
+
+_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+
+logger = logging.getLogger("ortgpu")
+
+Shape = tuple[Any, ...]
+Run = Callable[["RunningSession", PlainRunner, Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When plans are made, and when they are given up.
+
+    Attributes:
+        most: the number of shapes that are kept.
+        returns: the runs of shapes that came back, after which plans are made.
+        slow: part of the shortest first run of a shape from which on the run of a shape that came back is slow.
+        worth: the part of the time of a slow run that a planned one may take.
+        judged: the planned runs that are compared with slow ones.
+        window: the last changes of shape by which it is judged whether plans are built again and again.
+    """
+
+    most: int = 8
+    returns: int = 3
+    slow: float = 0.5
+    worth: float = 0.9
+    judged: int = 8
+    window: int = 60
+
+
+class Returns:
+    """Counts the shapes that come back although others ran in between, and that would be kept by then."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._first: dict[Shape, float] = {}  # seconds of the first run; the shape that ran last is the last
+        self._count = 0.0
+        self._lock = threading.RLock()
+        self.slow: dict[Shape, float] = {}  # seconds of the last slow run of a shape that came back
+
+    def note(self, shape: Shape, seconds: float) -> bool:
+        """Note the first run of a shape after another one. Return True if it is as slow as a first run ever was."""
+        with self._lock:
+            first = self._first.pop(shape, None)
+            self._first[shape] = seconds if first is None else first
+            if first is None:
+                # Shapes that never come back must not add up to a reason over a long time.
+                self._count = max(0.0, self._count - 1 / self._policy.most)
+                if len(self._first) > self._policy.most:
+                    oldest = next(iter(self._first))
+                    del self._first[oldest]
+                    self.slow.pop(oldest, None)
+                return False
+            if seconds < self._policy.slow * min(self._first.values()):
+                self._count = max(0.0, self._count - 1)
+                return False
+            self._count += 1
+            self.slow[shape] = seconds
+            return True
+
+    @property
+    def suffice(self) -> bool:
+        return self._count >= self._policy.returns
+
+
+_PATIENCE = 4  # times as many shapes have to come back until plans are made again
+
+
+class Replanning:
+    """Warns once if most changes of shape make ONNX Runtime plan again."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._slow: list[float] = []  # seconds of the runs of this window that planned
+        self._quick: list[float] = []
+        self._has_warned = False
+
+    def note(self, seconds: float, *, planned: bool) -> bool:
+        """Note a change of shape. Return True if it is time to warn."""
+        if self._has_warned:
+            return False
+        (self._slow if planned else self._quick).append(seconds)
+        if len(self._slow) + len(self._quick) < self._window:
+            return False
+        self._has_warned = len(self._slow) > len(self._quick)
+        if not self._has_warned:
+            self._slow, self._quick = [], []
+        return self._has_warned
+
+    def __str__(self) -> str:
+        count = len(self._slow) + len(self._quick)
+        instead = f" instead of {1e3 * _median(self._quick):.3g}" if self._quick else ""
+        return (
+            f"{len(self._slow)} of the last {count} changes of shape planned the convolutions again, "
+            f"{1e3 * _median(self._slow):.3g} ms{instead} a run"
+        )
+
+
+class ShapedRunner(PlainRunner):
+    """The runs of a session with cuDNN's plans whose inputs may have several shapes.
+
+    Args:
+        first: the runner that makes the runs of the session itself.
+        make: makes the plans for so many shapes. It must not refer to the session.
+    """
+
+    def __init__(
+        self,
+        session: RunningSession,
+        first: PlainRunner,
+        make: Callable[[int], ShapePlans],
+        policy: Policy | None = None,
+    ) -> None:
+        super().__init__(session)
+        self.submit = first.submit
+        self._first = first
+        self._make = make
+        self._policy = policy or Policy()
+        self._current: Shape | None = None  # of the session's last run, while it has no plans
+        self._returns = Returns(self._policy)
+        self._replanning = Replanning(self._policy.window)
+        self._lock = threading.RLock()
+        self._plans: ShapePlans | None = None
+        self._builder: Executor | None = None
+        self._built: Outcome[None] | None = None
+        self._is_closed = False
+        self._patience = 1
+        self._is_verified = False
+        self._gains: list[float] | None = []  # time of planned runs over that of slow ones, until they are judged
+        self.why_none: str | None = None  # why the session has no plans, once that is decided
+
+    def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
+        """Run the model. Looking at the shapes takes a twentieth of a microsecond for each input."""
+        if run_options is None and type(feed) is dict and len(feed) == self._input_count:
+            shape: Shape = ()
+            below = self._first._direct_below
+            for name in self._input_names:
+                value = feed.get(name)
+                if type(value) is not ndarray or value.nbytes >= below:
+                    break
+                shape += value.shape
+            else:
+                if shape == self._current:
+                    return session._sess.run(output_names or self._output_names, feed, None)
+        return self._run_indirectly(session, output_names, feed, run_options)
+
+    def _run_indirectly(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
+        if run_options is not None:
+            return self._first.run(session, output_names, feed, run_options)
+
+        def run(target: RunningSession, runner: PlainRunner, feed: Any) -> Any:
+            return runner.run(target, output_names, feed, None)
+
+        results: Results = self.through(session, feed, run)
+        return results
+
+    def through(self, session: RunningSession, feed: Any, run: Run) -> Any:
+        """Return what ``run`` returns for the session, its runner and a feed: its own, or those of the plans."""
+        shape = self.shape_of(feed)
+        plans = self._plans
+        if shape is None:
+            return run(session, self._first, feed)
+        if plans is not None:
+            return self._run_planned(session, plans, shape, feed, run)
+        if shape == self._current:
+            return run(session, self._first, feed)
+        began = time.perf_counter()
+        results = run(session, self._first, feed)
+        seconds = time.perf_counter() - began
+        with self._lock:
+            if self._plans is None:  # which another thread may have made meanwhile
+                self._current = shape
+        is_slow = self._returns.note(shape, seconds)
+        if self.why_none is not None:
+            self._note_change(session, seconds, planned=is_slow)
+        elif self._returns.suffice:
+            self._begin(session)
+        return results
+
+    def stages(self, feed: Any) -> bool:
+        return self._first.stages(feed)
+
+    def check_binding(self) -> None:
+        self._first.check_binding()
+
+    def close(self, error: GPUError) -> None:
+        """Free the plans. A thread that makes them is waited for."""
+        self._is_closed = True
+        self._first.close(error)
+        builder = self._builder
+        if builder is not None:
+            builder.close()
+        self._give_up("the session is closed")
+
+    def kept(self) -> tuple[Shape, ...]:
+        """Return the shapes that have plans, the one that was used least recently first."""
+        return self._plans.kept() if self._plans is not None else ()
+
+    def bytes_held(self) -> int | None:
+        """Return the bytes of GPU memory of the plans; None if they are unknown. See ``memory.Holder``."""
+        plans = self._plans
+        target = plans.session if plans is not None else None
+        return arena.reserved_bytes(target) if target is not None else 0
+
+    def give_back(self) -> None:
+        """Free the plans. They are made again once many more shapes have come back."""
+        with self._lock:
+            plans, self._plans = self._plans, None
+            if plans is not None:
+                self._patience *= _PATIENCE
+                self._returns = Returns(
+                    dataclasses.replace(self._policy, returns=self._policy.returns * self._patience)
+                )
+                self._built = None
+                self._is_verified = False
+                self._gains = []
+        if plans is not None:
+            plans.close()
+
+    def prepare(self, session: RunningSession) -> bool:
+        """Make the plans now, unless that was decided before, and wait. Return True if there are plans."""
+        if self._plans is None and self.why_none is None:
+            self._begin(session)
+            built = self._built
+            if built is not None:
+                built.wait()
+        return self._plans is not None
+
+    def shape_of(self, feed: Any) -> Shape | None:
+        """Return the shapes of the arrays of a feed; None if a value is no tensor.
+
+        It only chooses a plan: two feeds with one ``Shape`` and different shapes would be slow, and not wrong.
+        """
+        shape: Shape = ()
+        try:
+            if len(feed) == self._input_count:
+                for name in self._input_names:
+                    shape += _shape(feed[name])
+            else:
+                for name in feed:
+                    shape += (name, *_shape(feed[name]))
+        except (AttributeError, KeyError, TypeError, RuntimeError):
+            return None
+        return shape
+
+    def _begin(self, session: RunningSession) -> None:
+        """Make the plans in a thread, once."""
+        with self._lock:
+            if self._built is not None or self._is_closed:
+                return
+            self._built = Outcome()
+            self._builder = Executor(1, "ortgpu-shapes")
+        logger.debug("shapes of a session come back, and each is planned again: making plans for them")
+        self._builder.submit(self._built, _build, weakref.ref(self), self._make, self._policy.most)
+
+    def _take(self, plans: ShapePlans | None, why_none: str) -> None:
+        """Take the plans that were made, or the reason why there are none."""
+        with self._lock:
+            if plans is not None and not self._is_closed:
+                self._current, self._plans = None, plans
+                plans = None
+            else:
+                self.why_none = why_none
+            self._builder = None  # its thread ends
+        if plans is not None:
+            plans.close()
+
+    def _give_up(self, why: str) -> None:
+        with self._lock:
+            plans, self._plans = self._plans, None
+            self.why_none = self.why_none or why
+        if plans is not None:
+            plans.close()
+            logger.debug("a session has no plans for its shapes any more: %s", why)
+
+    def _run_planned(self, session: RunningSession, plans: ShapePlans, shape: Shape, feed: Any, run: Run) -> Any:
+        target, runner = plans.session, plans.runner
+        if target is None:  # another thread gave them up
+            return run(session, self._first, feed)
+        if not self._is_verified:
+            target._pinned = memory_of(session)
+        branch = plans.branch_of(shape)
+        is_new = branch.shape != shape
+        began = time.perf_counter()
+        try:
+            results = run(target, runner, {**feed, **branch.selectors})
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            del target, runner  # their memory is free once the plans are given up
+            return self._run_after(error, session, feed, run)
+        seconds = time.perf_counter() - began
+        if is_new:
+            plans.keep(shape, branch)
+        if not self._is_verified:
+            return self._verified(session, feed, run, results)
+        if self._gains is not None:
+            self._judge(shape, seconds, is_new=is_new)
+        self._note_change(session, seconds, planned=is_new)
+        return results
+
+    def _run_after(self, error: Exception, session: RunningSession, feed: Any, run: Run) -> Any:
+        """Run the session itself after its plans failed. Give the plans up unless the feed is to blame."""
+        why = f"a run with them failed: {type(error).__name__}: {error}"
+        has_no_room = isinstance(session._gpu_explained(error), GPUOutOfMemoryError)
+        del error  # its frames hold the run's arrays
+        if has_no_room:
+            self._give_up("the GPU has no room for them")
+        results = run(session, self._first, feed)
+        if not has_no_room:
+            self._give_up(why)
+        logger.warning("a session goes on without plans for its shapes: %s", self.why_none)
+        return results
+
+    def _verified(self, session: RunningSession, feed: Any, run: Run, results: Any) -> Any:
+        """Compare the first results of the plans with those of the session, and return the latter.
+
+        The file of the model may have changed since it was opened, for instance.
+        """
+        expected = run(session, self._first, feed)
+        if agree(results, expected):
+            self._is_verified = True
+            arena.shrink(session)  # which has no further runs to make
+        else:
+            self._give_up("their results differ from those of the session")
+            logger.warning("a session has no plans for its shapes: %s", self.why_none)
+        return expected
+
+    def _judge(self, shape: Shape, seconds: float, *, is_new: bool) -> None:
+        """Give the plans up if runs with them are no faster than slow ones: a release may keep plans by itself."""
+        slow, gains = self._returns.slow.get(shape), self._gains
+        if is_new or slow is None or gains is None:
+            return
+        gains.append(seconds / slow)
+        if len(gains) >= self._policy.judged:
+            if _median(gains) > self._policy.worth:
+                self._give_up("they are no faster than the session itself")
+            self._gains = None
+
+    def _note_change(self, session: RunningSession, seconds: float, *, planned: bool) -> None:
+        if self._replanning.note(seconds, planned=planned):
+            what = (
+                f"this session has plans for {self._policy.most} shapes, and its inputs have more"
+                if self._plans is not None
+                else f"this session has no plans for several shapes: {self.why_none}"
+            )
+            text = f"{self._replanning}; {what}. Use fewer shapes: pad inputs to a few sizes, for instance"
+            warnings.warn(text, PerformanceWarning, stacklevel=stacklevel(session))
+
+
+def _build(runner: weakref.ref[ShapedRunner], make: Callable[[int], ShapePlans], most: int) -> None:
+    plans, why = None, ""
+    try:
+        plans = make(most)
+    except Exception as error:  # noqa: BLE001 - a session goes on without plans, whatever kept them from being made
+        why = f"{type(error).__name__}: {error}"
+        logger.info("a session has no plans for its shapes: %s", why)
+    taker = runner()
+    if taker is not None:
+        taker._take(plans, why)
+    elif plans is not None:
+        plans.close()
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _shape(value: Any) -> Shape:
+    """Return the shape of an array or an OrtValue. Raises TypeError or RuntimeError for other values."""
+    if isinstance(value, ndarray):
+        return tuple(value.shape)
+    if isinstance(value, OrtValue) and getattr(value, "_session", None) is None:  # else it is of one session alone
+        return tuple(value.shape())
+    raise TypeError("no tensor of ONNX Runtime's")
+
+
+_TOLERANCE = 1e-2  # of the largest value: algorithms of cuDNN differ by rounding, where a search by time chose others
+
+
+def agree(found: Any, expected: Any) -> bool:
+    """Return True if results are equal, or floats that differ by rounding. NaN equals NaN."""
+    return len(found) == len(expected) and all(map(_agree, found, expected))
+
+
+def _agree(found: Any, expected: Any) -> bool:
+    import numpy as np
+
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(_agree(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list):
+        return agree(found, expected)
+    if hasattr(expected, "numpy"):  # an OrtValue
+        found, expected = found.numpy(), expected.numpy()
+    if not isinstance(expected, ndarray):
+        return bool(found == expected)
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    if expected.dtype.kind != "f":
+        return bool((found == expected).all())
+    if not np.array_equal(np.isfinite(found), np.isfinite(expected)):
+        return False
+    is_finite = np.isfinite(expected)
+    if not np.array_equal(found[~is_finite], expected[~is_finite], equal_nan=True):
+        return False
+    wide, exact = found[is_finite].astype(np.float64), expected[is_finite].astype(np.float64)
+    largest = float(np.abs(exact).max(initial=0.0))
+    return bool(np.abs(wide - exact).max(initial=0.0) <= _TOLERANCE * largest or math.isclose(largest, 0.0))

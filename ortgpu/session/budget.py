@@ -1,0 +1,95 @@
+"""The budget of GPU memory that a session keeps within: the limit of its arena, and the errors that name the budget.
+
+ONNX Runtime's arena holds the weights, the activations and the workspaces of cuDNN. What lies outside of it cannot be
+limited: handles and workspaces of cuBLAS, one for each run at a time, and captured CUDA graphs. So the limit of the
+arena leaves room for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Fix, GPUOutOfMemoryError, InsufficientDeviceMemoryError, ProviderRequestError, manual
+from ..provider.options import config_entry
+from ..provider.requests import CUDA, TENSORRT, ProviderList
+from ..provider.settings import LIMIT
+
+if TYPE_CHECKING:
+    from ..running.plain_runs import RunningSession
+
+# Bytes beside the arena. On an H200 sessions of five networks took 65 MiB when they were opened, and 129 to 149 after
+# their first run.
+OUTSIDE = 150 << 20
+
+_MIB = 1 << 20
+_SHARED_ARENA = "session.use_env_allocators"
+_GROWTH = "arena_extend_strategy"
+_OWN_ALLOCATOR = "gpu_external_alloc"
+
+
+def choose_limits(budget: int, own: Collection[str]) -> dict[str, tuple[str, str]]:
+    """Return the options of the CUDA provider that keep a budget, each with its value and the reason.
+
+    ``own``: the options that the caller set, which stay.
+    """
+    limit = max(budget - OUTSIDE, _MIB)  # a limit of 0 bytes would mean none
+    outside = f"memory={budget} less {OUTSIDE // _MIB} MiB for what lies outside of the arena"
+    chosen = {LIMIT: (str(limit), outside), _GROWTH: ("kSameAsRequested", "regions of powers of two waste a budget")}
+    return {name: choice for name, choice in chosen.items() if name not in own}
+
+
+def why_not_limited(providers: ProviderList, options: Any) -> str | None:
+    """Return why no limit would keep a session within a budget; None if one would."""
+    if tensorrt := [name for name in providers.names if name in TENSORRT]:
+        return f"{tensorrt[0]} allocates GPU memory without a limit"
+    if providers.options_of(CUDA).get(_OWN_ALLOCATOR, "0") != "0":
+        return f"the provider option {_OWN_ALLOCATOR} hands memory to an allocator of the caller's"
+    if options is not None and config_entry(options, _SHARED_ARENA) == "1":
+        return f"the session option {_SHARED_ARENA} has sessions share an arena"
+    return None
+
+
+def not_limited(reason: str) -> ProviderRequestError:
+    """Return the error for a budget that cannot be kept."""
+    return ProviderRequestError(
+        "memory= cannot limit this session",
+        evidence=[reason],
+        fixes=[manual("leave memory= and ORTGPU_MEMORY out, or leave that out")],
+        requested="memory",
+    )
+
+
+def too_small(error: InsufficientDeviceMemoryError, budget: int) -> InsufficientDeviceMemoryError:
+    """Return the error of a model that does not open within a budget."""
+    return InsufficientDeviceMemoryError(
+        f"this model does not open within memory={budget} ({_mebibytes(budget)})",
+        evidence=[*error.evidence, f"{OUTSIDE // _MIB} MiB of it are for what lies outside of the arena"],
+        fixes=[_RAISE, manual("`ortgpu check MODEL --fit` tells how much a model needs")],
+        requested=error.requested,
+        free=error.free,
+        total=error.total,
+    )
+
+
+def exceeded(error: GPUOutOfMemoryError, session: RunningSession, budget: int) -> GPUOutOfMemoryError:
+    """Return the error of a run that did not fit into the budget after the session had given back what it could."""
+    from ..running.memory import read_memory
+
+    lines = str(read_memory(session)).splitlines()
+    size = f": {error.requested // _MIB} MiB were asked for" if error.requested is not None else ""
+    return GPUOutOfMemoryError(
+        f"the session's budget of {_mebibytes(budget)} is reached{size}",
+        evidence=[*error.evidence, "the session holds, without what it gave back:", *lines],
+        fixes=[manual("use a smaller batch; the session works on"), _RAISE],
+        requested=error.requested,
+        free=error.free,
+        total=error.total,
+    )
+
+
+_RAISE: Fix = manual("or raise memory= (ORTGPU_MEMORY)")
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / _MIB:,.0f} MiB"

@@ -1,0 +1,254 @@
+"""Make the session that keeps the plans of several shapes, see :mod:`ortgpu.running.shape_plans`.
+
+It is made from the model as ONNX Runtime has optimised it for the GPU, so that fused nodes and folded weights are those
+of the first session, and opened without further optimisations. A third session, which is closed at once, writes that
+model into a temporary folder. The weights stay in a file of their own, so the size of the model does not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from ..model.files import ModelSource, is_ort_format, stamp_of
+from ..provider.devices import Device, free_memory
+from ..provider.options import Carried, carries_providers, copied, recording_options
+from ..provider.placement import Placement, has_convolutions, read_placement
+from ..provider.requests import CPU, CUDA
+from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, LIMIT, OF_THE_SESSION
+from ..running.cudart import runtime_of
+from ..running.memory import holdings_of
+from ..running.plain_runs import PlainRunner
+from ..running.staging import StagedRunner
+from .plan import STREAM
+from .request import SessionRequest, Verified
+
+if TYPE_CHECKING:
+    from ..running.plain_runs import RunningSession
+    from ..running.shape_plans import ShapePlans
+
+# The part of the GPU's free memory that the plans of a session may take, when they are made
+PART_OF_FREE_MEMORY = 0.5
+
+_ONE_STREAM = "use_ep_level_unified_stream"  # see shape_plans.OneAtATime
+_IN_A_FILE_FROM = 1024  # bytes of a weight
+
+
+class NoPlansError(Exception):
+    """A session can have no plans for several shapes; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSource:
+    """What plans are made from. It does not refer to the session, so that an unused one is let go.
+
+    Attributes:
+        stamp: of the model's file. A file that was replaced since has another one.
+        sizes: of free dimensions that are fixed, by name.
+        overridable: the initialisers that a run may replace.
+        staged: True if runs with large arrays copy in threads.
+    """
+
+    model: ModelSource
+    stamp: tuple[int, ...] | None
+    options: Carried
+    cuda_options: Mapping[str, str]
+    others: Mapping[str, Any]
+    sizes: Mapping[str, int]
+    device: Device
+    placement: Placement
+    overridable: tuple[str, ...]
+    pinned_memory_limit: int
+    staged: bool
+
+    def make(self, branches: int) -> ShapePlans:
+        """Return plans for so many shapes.
+
+        Raises:
+            NoPlansError: the model does not allow it, or the GPU has no room.
+            Exception: ONNX Runtime's own.
+        """
+        runtime = runtime_of(self.device) if self.device.is_gpu else None
+        guard = runtime.device_guard() if runtime is not None else contextlib.nullcontext()
+        # Another session may capture a graph meanwhile, which memory for this one must not spoil.
+        with tempfile.TemporaryDirectory(prefix="ortgpu-shapes-") as folder, guard:
+            return self._make(folder, branches)
+
+    def _make(self, folder: str, branches: int) -> ShapePlans:
+        from ..running.shape_plans import BranchesSession, ShapePlans
+
+        path, size = self._optimised(folder)
+        room = room_for(self.device, size)
+        selectors = _rewritten(path, branches, self.overridable)
+        options = self._new_options()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.enable_mem_pattern = False  # a pattern for each shape takes more memory than it saves
+        if not self.placement.cpu_compute_nodes:
+            options.intra_op_num_threads = 1  # no node needs more
+        session = BranchesSession(
+            self.device,
+            self.pinned_memory_limit,
+            path,
+            options,
+            providers=self._providers(room),
+            enable_fallback=0,
+        )
+        self._check_placement(session, branches)
+        runner = StagedRunner(session) if self.staged else PlainRunner(session)
+        return ShapePlans(session, runner, selectors, branches)
+
+    def _optimised(self, folder: str) -> tuple[str, int]:
+        """Write the optimised model. Return its path and the bytes of its weights."""
+        path = os.path.join(folder, "model.onnx")
+        options = self._new_options()
+        options.optimized_model_filepath = path
+        for name, value in (
+            ("file_name", "weights"),
+            ("min_size_in_bytes", str(_IN_A_FILE_FROM)),
+        ):
+            options.add_session_config_entry(f"session.optimized_model_external_initializers_{name}", value)
+        for name, size in self.sizes.items():
+            options.add_free_dimension_override_by_name(name, size)
+        in_file = not isinstance(self.model, bytes)
+        model = os.fspath(self.model) if in_file else self.model
+        if in_file and stamp_of(self.model) != self.stamp:
+            raise NoPlansError("the model's file has changed since the session was opened")
+        session = native.InferenceSession(options, model, in_file, False)
+        providers = self._providers(None)
+        names = [name for name, _ in providers]
+        disabled = set(self.others.get("disabled_optimizers", ()))
+        session.initialize_session(names, [settings for _, settings in providers], disabled)
+        del session
+        if in_file and stamp_of(self.model) != self.stamp:
+            raise NoPlansError("the model's file has changed since the session was opened")
+        weights = os.path.join(folder, "weights")
+        return path, os.path.getsize(weights) if os.path.exists(weights) else 0
+
+    def _new_options(self) -> Any:
+        options = recording_options() if self.options.options is None else copied(self.options.options)
+        options.enable_profiling = False
+        options.log_severity_level = max(3, options.log_severity_level)  # the first session has told what is to be told
+        return options
+
+    def _providers(self, limit: int | None) -> list[tuple[str, dict[str, str]]]:
+        if not self.device.is_gpu:
+            return [(CPU, {})]
+        options = dict(self.cuda_options)
+        if limit is not None:
+            options["gpu_mem_limit"] = str(limit)
+            options[_ONE_STREAM] = "1"
+            # Shapes share memory better in regions of the sizes that they ask for than in ever larger ones.
+            options.setdefault("arena_extend_strategy", "kSameAsRequested")
+        return [(CUDA, options), (CPU, {})]
+
+    def _check_placement(self, session: Any, branches: int) -> None:
+        """Raise NoPlansError if more nodes are on the CPU than in as many sessions."""
+        placement = read_placement(session, without_options=True)
+        if not self.device.is_gpu:
+            return
+        moved = len(placement.cpu_compute_nodes) - branches * len(self.placement.cpu_compute_nodes)
+        if not placement.known or moved > 0:
+            raise NoPlansError("ONNX Runtime would compute other nodes of it on the CPU")
+
+
+def maker_of(
+    session: RunningSession, request: SessionRequest, verified: Verified, *, staged: bool
+) -> Callable[[int], ShapePlans] | None:
+    """Return the function that makes plans for an open session. None if the session needs none.
+
+    The function raises NoPlansError for a session that would need plans and can have none.
+    """
+    if request.is_guarded or not has_convolutions(verified.placement) or not _has_free_shapes(session):
+        return None
+    refusal = _refusal(session, request, verified)
+    if refusal is not None:
+        return functools.partial(_refuse, refusal)
+    chosen, ordinal = verified.options_chosen, verified.device.ordinal
+    of_cuda = {name: value for name, (value, _) in chosen.items() if name not in OF_THE_SESSION}
+    return PlanSource(
+        model=request.model,
+        stamp=session._model_stamp,
+        options=Carried(request.sess_options),
+        cuda_options={
+            **request.providers.options_of(CUDA),
+            **of_cuda,
+            **({"device_id": str(ordinal)} if ordinal else {}),
+        },
+        others=request.others,
+        sizes=json.loads(chosen[DIMENSIONS][0]) if DIMENSIONS in chosen else {},
+        device=verified.device,
+        placement=verified.placement,
+        overridable=tuple(each.name for each in session._overridable_initializers),
+        pinned_memory_limit=session._pinned_memory_limit,
+        staged=staged,
+    ).make
+
+
+def _refusal(session: RunningSession, request: SessionRequest, verified: Verified) -> str | None:
+    """Return why a session can have no plans, as far as it is known before they are made."""
+    options = request.providers.options_of(CUDA)
+    if not {CUDA, CPU}.issuperset(session._sess.get_providers()):
+        return "it has other providers than CUDA"
+    if carries_providers(request.sess_options):
+        return "its SessionOptions carry its providers"
+    if LIMIT in options:
+        return f"the caller set {LIMIT}"
+    if holdings_of(session).room == 0:
+        return "its budget of GPU memory leaves no room"
+    for name in (CAPTURE, STREAM):
+        if options.get(name, "0").lower() not in ("0", "false"):
+            return f"the caller set {name}"
+    if is_ort_format(request.model):
+        return "its model is in ONNX Runtime's own format"
+    if FLOAT16 in verified.options_chosen:
+        return "its record of tune converts the model"
+    return None
+
+
+def _refuse(why: str, _branches: int) -> ShapePlans:
+    raise NoPlansError(why)
+
+
+def room_for(device: Device, weights: int) -> int | None:
+    """Return the bytes of the GPU that the plans of a session may take. Raises NoPlansError if there is no room.
+
+    Args:
+        weights: bytes of the weights, which are on the GPU once more.
+    """
+    if not device.is_gpu:
+        return None
+    free = free_memory(device.uuid) if device.uuid is not None else None
+    if free is None:
+        raise NoPlansError("the GPU's free memory is unknown")
+    room = int(free * PART_OF_FREE_MEMORY)
+    if room < 2 * weights:
+        raise NoPlansError(
+            f"their weights take {weights >> 20} MiB, and plans get {room >> 20} MiB, half of the GPU's free memory"
+        )
+    return room
+
+
+def _rewritten(path: str, branches: int, overridable: tuple[str, ...]) -> list[str]:
+    """Rewrite the file of a model as one with branches. Return the names of the inputs that choose one."""
+    from ..model.branches import read_model, with_branches  # imports onnx
+
+    model, selectors = with_branches(read_model(path), branches, overridable)
+    with open(path, "wb") as file:
+        file.write(model.SerializeToString())
+    return selectors
+
+
+def _has_free_shapes(session: RunningSession) -> bool:
+    try:
+        return any(not isinstance(size, int) for each in session._sess.inputs_meta for size in each.shape)
+    except UnicodeDecodeError:  # in names of dimensions
+        return False

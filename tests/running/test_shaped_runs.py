@@ -1,0 +1,172 @@
+"""Sessions that keep plans for several shapes, with the CPU provider in the GPU's place: see programs/shaped.py."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from ortgpu.running.shaped_runs import Policy, Replanning, Returns
+from tests.support.children import child_environment, run_child
+
+NONE: list[Any] = []
+FORMS = (
+    "subgraphs that read values from outside", "a loop", "a local function", "several outputs, one of them an input",
+    "an output that is an initializer", "an optional input that is left out",
+    "an output whose shape the values decide", "a sequence", "strings", "an initializer that is an input",
+    "initializers that have to be inputs", "names like those of branches",
+)  # fmt: skip
+
+
+def program(*arguments: str, deadline: float = 100) -> Any:
+    """Run a program of shaped.py and return what it reported, by name."""
+    env = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"})
+    command = [sys.executable, "-m", "tests.programs.shaped", *arguments]
+    return run_child(command, env=env, deadline=deadline).ok().reports
+
+
+@pytest.fixture(scope="module")
+def forms() -> Any:
+    return program("run_forms")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_plans_of_each_form_of_model_give_the_results_of_the_session(forms: Any, form: str) -> None:
+    same, has_plans, why_none, kept = forms[form]
+    assert [same, has_plans, why_none] == [True, True, None]
+    assert kept >= 3
+
+
+def test_plans_of_networks_give_the_results_of_the_session() -> None:
+    found = program("run_kinds", "perceptron", "recurrent", "shuffle")
+    assert found == {kind: [True, True, None, 2] for kind in ("perceptron", "recurrent", "shuffle")}
+
+
+@pytest.mark.slow
+def test_plans_of_large_networks_give_the_results_of_the_session() -> None:
+    kinds = ("squeeze-excite", "vision-transformer", "unet", "dense", "grouped", "enlarging")
+    assert program("run_kinds", *kinds, deadline=600) == {kind: [True, True, None, 2] for kind in kinds}
+
+
+def test_weights_in_another_file() -> None:
+    found = program("external_data")
+    assert found["kept"] == [True, True, None, 4]
+    assert found["removed"] == [True, False, True]
+
+
+def test_a_model_whose_file_was_replaced_has_no_plans() -> None:
+    """Also if that cannot be told from the file: the first results of the plans are compared."""
+    found = program("changed_file")
+    assert found["noticed"][:2] == found["unnoticed"][:2] == [True, False]
+    assert "has changed" in found["noticed"][2]
+    assert "differ" in found["unnoticed"][2]
+
+
+def test_one_shape_and_shapes_that_never_come_back_make_nothing() -> None:
+    found = program("one_shape")
+    assert found["one"] == [[False, None, 0], True, []]
+    assert found["new ones"] == [[False, None, 0], True]
+
+
+def test_the_shape_that_was_used_least_recently_goes() -> None:
+    before, after = program("many_shapes")["kept"]
+    assert before == [[1, 1, height, 6] for height in (8, 9, 10, 11)]
+    assert after == [[1, 1, 10, 6], [1, 1, 11, 6], [1, 1, 8, 6], [2, 1, 8, 6]]
+
+
+def test_more_shapes_than_are_kept_warn_once() -> None:
+    same, count, text, file = program("many_shapes")["warned"]
+    assert [same, count, file] == [True, 1, "shaped.py"]
+    assert "of the last 12 changes of shape planned the convolutions again" in text
+    assert "has plans for 4 shapes, and its inputs have more" in text
+
+
+def test_plans_that_gain_nothing_are_given_up_or_never_made() -> None:
+    """A release of ONNX Runtime may keep plans by itself."""
+    found = program("no_gain")
+    assert found["gain"] == [False, "they are no faster than the session itself", 0]
+    assert found["quick"] == [[False, None, 0], True]
+
+
+def test_a_session_goes_on_without_plans_that_cannot_be_made_or_fail() -> None:
+    found = program("failures")
+    assert found["not made"] == [True, False, "MemoryError: no room", 0, NONE]
+    same, has_plans, why_none, kept, threads = found["broken"]
+    assert [same, has_plans, kept, threads] == [True, False, 0, NONE]
+    assert "a run with them failed" in why_none
+
+
+def test_wrong_feeds_raise_as_ever_and_cost_no_plan() -> None:
+    errors, is_unchanged, *state = program("failures")["wrong feeds"]
+    assert errors == ["InvalidArgument", "InvalidArgument", "ValueError"]
+    assert [is_unchanged, *state] == [True, True, None, 4]
+
+
+def test_every_way_to_run_uses_the_plans() -> None:
+    found = program("ways")
+    assert found["run"] == found["names"] == found["values"] == found["mapping"] == [True] * 4
+    assert found["map"] is found["run_on_device"] is found["options"] is True
+    assert found["kept"] == [True, None, 4]
+    assert found["threads"] == [400, True, True, None, 4]
+
+
+def test_threads_run_while_plans_are_made() -> None:
+    same, has_plans, why_none, kept = program("from_the_start_in_threads")["threads"]
+    assert [same, has_plans, why_none] == [True, True, None]
+    assert kept > 0
+
+
+def test_close_frees_plans_and_waits_for_those_being_made() -> None:
+    found = program("closing")
+    assert found == {name: [[False, "the session is closed", 0], NONE] for name in ("kept", "being made")}
+
+
+def noted(returns: Returns, *runs: tuple[str, float]) -> list[bool]:
+    return [returns.note((shape,), seconds) for shape, seconds in runs]
+
+
+def test_shapes_that_come_back_slowly_suffice() -> None:
+    returns = Returns(Policy(returns=2))
+    assert noted(returns, ("a", 0.30), ("b", 0.10), ("a", 0.09)) == [False, False, True]
+    assert not returns.suffice
+    assert noted(returns, ("b", 0.09)) == [True]
+    assert returns.suffice
+
+
+def test_shapes_that_come_back_quickly_do_not() -> None:
+    returns = Returns(Policy(returns=2))
+    assert not any(noted(returns, ("a", 0.30), ("b", 0.10), *[("a", 0.002), ("b", 0.002)] * 50))
+    assert not returns.suffice
+
+
+def test_shapes_that_would_have_gone_by_then_do_not_count() -> None:
+    returns = Returns(Policy(most=2, returns=1))
+    assert not any(noted(returns, *[(shape, 0.1) for shape in "abcabcabc"]))
+    assert not returns.suffice
+
+
+def test_shapes_that_come_back_now_and_then_do_not_suffice() -> None:
+    returns = Returns(Policy(most=4, returns=3))
+    for number in range(200):
+        noted(returns, (f"new {number}", 0.1))
+        if number % 20 == 0:
+            noted(returns, ("other", 0.1), (f"new {number}", 0.1))
+    assert not returns.suffice
+
+
+def test_replanning_is_told_once_and_only_if_it_is_most_of_the_runs() -> None:
+    replanning = Replanning(window=4)
+    assert not any(replanning.note(0.1, planned=number % 2 == 0) for number in range(40))
+    assert [replanning.note(0.1, planned=number != 1) for number in range(6)] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert (
+        str(replanning)
+        == "3 of the last 4 changes of shape planned the convolutions again, 100 ms instead of 100 a run"
+    )
