@@ -64,6 +64,9 @@ _OPENMPI = (
 )
 _MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
+#: The variables by which launchers number the processes of a host.
+LOCAL_RANKS = (_TORCH[2], _OPENMPI[2], _MPICH[2], "SLURM_LOCALID")
+
 # Of Horovod, jsrun, Flux, MVAPICH, PALS and PMIx, whose processes must not count as worlds of one
 _OF_OTHER_LAUNCHERS = (
     *("HOROVOD_RANK", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "PMIX_RANK"),

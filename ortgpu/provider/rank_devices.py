@@ -23,7 +23,7 @@ from ..environment.ranks import (
     short_name,
     visibility,
 )
-from ..errors import RankDeviceError, manual
+from ..errors import LauncherConflictError, RankDeviceError, manual
 from ..process.background import fork_safe_lock
 from . import lifetime
 from .devices import describe, narrowed_by, too_late
@@ -65,6 +65,32 @@ def own_device(rank: Rank, cuda: CudaState) -> CudaDevice:
         ],
         ranks=(rank.rank,),
         phase="device",
+    )
+
+
+def local_rank_of_several() -> int | None:
+    """Return the local rank in a job with several ranks on this host. None in another process, or if it is unknown."""
+    try:
+        rank = current_rank()
+    except LauncherConflictError:
+        return None
+    return rank.local_rank if rank.local_world_size > 1 else None
+
+
+def device_of_torch() -> int | None:
+    """Return PyTorch's current device in the calling thread. None if PyTorch has not used CUDA in this process."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
+        return None
+    return int(cuda.current_device())
+
+
+def warning_of_rank(local_rank: int) -> str:
+    """Return the warning for a session on GPU 0, which was not requested, in a rank that is not the first."""
+    return (
+        f"this session is on GPU 0, and so are those of the other ranks on this host: this process has local rank "
+        f"{local_rank}, and device was not passed. GPUSession.for_rank(model) opens it on the GPU of its rank; "
+        'device="cuda:0" says that GPU 0 is meant'
     )
 
 

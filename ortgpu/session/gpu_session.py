@@ -83,8 +83,9 @@ class GPUSession(LastOfOurs):
     them. A model in ONNX Runtime's own format (.ort) does not show its placement, so it counts as a model with nodes on
     the CPU. ``sess_options`` keeps every setting, and gets the entry that records the placement of nodes, unless the
     caller set it. Without ``device`` the session is on the GPU of the provider option ``device_id``, or on the first
-    one. ``run``, CUDA graphs and ``pinned_empty`` pin host memory up to ``pinned_memory_limit``; ``run`` also keeps at
-    most as much ordinary memory for results.
+    one; in a job with several ranks on one host, on PyTorch's current device, if PyTorch uses CUDA in this process. A
+    rank that comes to the first GPU without having named it is warned. ``run``, CUDA graphs and ``pinned_empty`` pin
+    host memory up to ``pinned_memory_limit``; ``run`` also keeps at most as much ordinary memory for results.
 
     With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget: the
     provider option gpu_mem_limit, unless the caller set that. A run that reaches it has the session give back what no

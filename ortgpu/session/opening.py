@@ -6,6 +6,7 @@ constructor. ``onnxruntime`` must be imported already.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import logging
@@ -22,6 +23,7 @@ from ..environment.libraries.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from ..environment.libraries.loader import loader_of_this_process
 from ..environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
 from ..environment.packages.plugins import listed_providers, registered_library, takes_ordinal
+from ..environment.ranks import LOCAL_RANKS
 from ..errors import (
     CollectiveOpsUnavailableError,
     CPUExecutionWarning,
@@ -97,6 +99,7 @@ def open_on_gpu(
     if known is not None:
         return open_on_cpu(session, construct, request, known)
     _find_gpu(context)
+    _warn_of_rank(session, context)
     _check_context(context)
     _check_tensorrt(context)
     outline = GraphOutline(request.model)
@@ -130,7 +133,8 @@ def _known_error(context: OpeningContext) -> GPUError | None:
 def _find_gpu(context: OpeningContext) -> None:
     """Plan for the requested GPU. Raises GPUError if this process cannot open sessions on it."""
     try:
-        context.plan = on_gpu(context.plan, _working_driver(context))
+        cuda = _working_driver(context)
+        context.plan = on_gpu(_with_device_of_torch(context.plan), cuda)
         report, capability = context.runtime.preload, context.plan.gpu.compute_capability
         provider = report.provider if report is not None else None
         if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
@@ -141,6 +145,34 @@ def _find_gpu(context: OpeningContext) -> None:
                 _known.clear()
             _known[_surroundings(context)] = lifetime.fresh_copy(error)
         raise
+
+
+def _with_device_of_torch(plan: Plan) -> Plan:
+    """Return the plan of a rank with PyTorch's current device, if none was requested."""
+    if not _may_be_rank(plan) or plan.request.is_guarded:
+        return plan
+    from ..provider.rank_devices import device_of_torch, local_rank_of_several
+
+    return plan if local_rank_of_several() is None else dataclasses.replace(plan, device=device_of_torch())
+
+
+def _may_be_rank(plan: Plan) -> bool:
+    """Return True if no device was requested, and a launcher may have started several processes on this host."""
+    request = plan.request
+    is_named = request.device is not None or any("device_id" in own for own in request.providers.options.values())
+    return not (is_named or plan.is_carried) and any(name in os.environ for name in LOCAL_RANKS)
+
+
+def _warn_of_rank(session: RunningSession, context: OpeningContext) -> None:
+    """Warn if several ranks open their sessions on GPU 0 because none of them names a device."""
+    devices, plan = context.ask_driver().devices, context.plan
+    if plan.gpu.ordinal != 0 or devices is None or len(devices) < 2 or not _may_be_rank(plan):
+        return
+    from ..provider.rank_devices import local_rank_of_several, warning_of_rank
+
+    local_rank = local_rank_of_several()
+    if local_rank:
+        warnings.warn(warning_of_rank(local_rank), stacklevel=stacklevel(session))
 
 
 def _working_driver(context: OpeningContext) -> CudaState:
