@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -33,6 +33,14 @@ _OPTION_NAMES = (
     "tunable_op_max_tuning_duration_ms", "gpu_external_alloc", "gpu_external_free", "gpu_external_empty_cache",
 )  # fmt: skip
 
+
+# The providers whose options begin with these words, and options of OpenVINO (openvino_provider_factory.cc).
+_PREFIXES = {"trt": TENSORRT[0], "nv": TENSORRT[1], "migraphx": "MIGraphXExecutionProvider"}
+_OF_OPENVINO = (
+    "cache_dir", "device_type", "disable_dynamic_shapes", "enable_opencl_throttling", "enable_qdq_optimizer",
+    "load_config", "model_priority", "num_of_threads", "num_streams", "precision", "reshape_input",
+)  # fmt: skip
+_NEAR = 0.75  # the least likeness of a misspelt option: with 0.7, OpenVINO's device_type is like device_id
 
 # What a session sets where its caller does not: value and reason. Measured on an H200 with networks of nine kinds, in
 # batches of 32. Where it is slower, ``ortgpu tune`` chooses EXHAUSTIVE, which decides by timing: sessions of the same
@@ -105,6 +113,21 @@ def _pair(providers: Any, entry: Any) -> tuple[str, dict[Any, Any] | None]:
     raise _malformed(providers, f"{entry!r} is neither a name nor a (name, options) tuple")
 
 
+def without_unmeant(requested: ProviderList, known: Collection[str], available: Sequence[str]) -> ProviderList:
+    """Return the request without providers that a list for many machines names beside CUDA.
+
+    These are the providers of other builds, and TensorRT in a list that is the whole ``get_available_providers()``.
+    """
+    if CUDA not in requested.names:
+        return requested
+    unmeant = {name for name in requested.names if name in known and name not in (*available, *TENSORRT, CUDA, CPU)}
+    if set(requested.names) == set(available) and not any(requested.options_of(name) for name in TENSORRT):
+        unmeant.update(TENSORRT)
+    return ProviderList(
+        tuple(name for name in requested.names if name not in unmeant), requested.options, requested.repeated
+    )
+
+
 def check_names(requested: ProviderList, known: Sequence[str], available: Sequence[str]) -> None:
     """Raise ProviderRequestError for providers that ONNX Runtime would drop with a warning."""
     for name in requested.names:
@@ -171,13 +194,19 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
 
 def _unknown_option(name: str, value: str, provider_library: str | None) -> ProviderOptionError:
     absent = absent_strings(provider_library, _OPTION_NAMES)
+    owner = _PREFIXES.get(name.partition("_")[0]) or ("OpenVINOExecutionProvider" if name in _OF_OPENVINO else None)
+    summary, advice = f"the CUDA provider knows no option {name!r}", f"remove {name!r}"
     if name in absent:
         summary = f"the installed CUDA provider knows no option {name!r}, which other releases of ONNX Runtime have"
-        advice = f"remove {name!r}, or install a release that has it"
-    else:
-        close = difflib.get_close_matches(name, [known for known in _OPTION_NAMES if known not in absent], n=1)
-        summary = f"the CUDA provider knows no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
-        advice = f"write {close[0]!r}" if close else f"remove {name!r}"
+        advice += ", or install a release that has it"
+    elif owner is not None:
+        summary += f", which is an option of {owner}"
+        advice += f", or give it to {owner} if that is meant"
+    elif re.search("fp16|float16|half", name, re.IGNORECASE):
+        advice += ": the types of the model decide. Convert the model to float16; ortgpu tune --precision fp16 tries it"
+    elif near := _near_option(name, [known for known in _OPTION_NAMES if known not in absent]):
+        summary += f"; did you mean {near!r}?"
+        advice = f"write {near!r}"
     return ProviderOptionError(
         summary,
         evidence=[f"not among the names in {provider_library}"],
@@ -186,6 +215,23 @@ def _unknown_option(name: str, value: str, provider_library: str | None) -> Prov
         option=name,
         value=value,
     )
+
+
+def _near_option(name: str, known: Iterable[str]) -> str | None:
+    """Return the option that ``name`` misspells. The order of words in a name does not count."""
+
+    def sorted_words(text: str) -> str:
+        return "_".join(sorted(re.split("[_-]", text.lower())))
+
+    likeness = {
+        option: max(
+            difflib.SequenceMatcher(None, name.lower(), option).ratio(),
+            difflib.SequenceMatcher(None, sorted_words(name), sorted_words(option)).ratio(),
+        )
+        for option in known
+    }
+    best = max(likeness, key=lambda option: likeness[option], default=None)
+    return best if best is not None and likeness[best] >= _NEAR else None
 
 
 def _bad_value(provider: str, option: str, value: str, wanted: str) -> ProviderOptionError:

@@ -8,6 +8,7 @@ a request that cannot be met.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +27,7 @@ from ..provider.requests import (
     check_names,
     check_options,
     cuda_first,
+    without_unmeant,
 )
 from ..provider.runtime import Runtime
 from ..provider.settings import CAPTURE, DIMENSIONS, OF_THE_SESSION, SETTINGS
@@ -33,6 +35,8 @@ from ..provider.sizes import bytes_of_gpu, memory_by_variable, parse_gpu_size
 from .budget import choose_limits, not_limited, why_not_limited
 from .chosen import choose
 from .request import SessionRequest
+
+logger = logging.getLogger("ortgpu")
 
 STREAM = "user_compute_stream"
 _UNKNOWN = CudaDevice(0, None, None, None, None, None)
@@ -114,6 +118,12 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
         available = runtime.available_providers or ()
         all_names = getattr(runtime.module, "get_all_providers", None)
         known = tuple(all_names()) if all_names is not None else (*available, CUDA, CPU)
+        if not request.is_guarded:
+            requested = without_unmeant(requested, known, available)
+            if requested.names != request.providers.names:
+                unmeant = [name for name in request.providers.names if name not in requested.names]
+                logger.info("left out of the providers of a session: %s", ", ".join(unmeant))
+                request = replace(request, providers=requested)
         check_names(requested, known, available)
         check_options(requested, runtime.provider_library)
     return Plan(

@@ -86,7 +86,11 @@ def test_the_spellings_that_are_suggested_exist(provider_library: str) -> None:
         ("enable_cuda_graphs", "enable_cuda_graph"),
         ("use_tf_32", "use_tf32"),
         ("arena_extend_stratgy", "arena_extend_strategy"),
+        ("cuda_graph_enable", "enable_cuda_graph"),
+        ("cuda_mem_limit", "gpu_mem_limit"),
+        ("DEVICE_ID", "device_id"),
         ("zzzzzzzzzzzz", None),
+        ("gpu", None),
     ],
 )
 def test_misspelt_options(name: str, suggestion: str | None, provider_library: str) -> None:
@@ -99,6 +103,30 @@ def test_misspelt_options(name: str, suggestion: str | None, provider_library: s
         assert [str(fix) for fix in error.fixes] == [f"write '{suggestion}'"]
     else:
         assert [str(fix) for fix in error.fixes] == [f"remove '{name}'"]
+
+
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [
+        ("trt_fp16_enable", "TensorrtExecutionProvider"),
+        ("trt_cuda_graph_enable", "TensorrtExecutionProvider"),
+        ("nv_cuda_graph_enable", "NvTensorRTRTXExecutionProvider"),
+        ("migraphx_fp16_enable", "MIGraphXExecutionProvider"),
+        ("device_type", "OpenVINOExecutionProvider"),
+    ],
+)
+def test_an_option_of_another_provider(name: str, owner: str, provider_library: str) -> None:
+    with pytest.raises(ProviderOptionError, match=f"'{name}', which is an option of {owner}") as caught:
+        check_options(cuda_options({name: "1"}), provider_library)
+    assert [str(fix) for fix in caught.value.fixes] == [f"remove {name!r}, or give it to {owner} if that is meant"]
+
+
+@pytest.mark.parametrize("name", ["enable_fp16", "use_fp16", "float16_mode"])
+def test_a_precision_is_no_option(name: str, provider_library: str) -> None:
+    with pytest.raises(ProviderOptionError) as caught:
+        check_options(cuda_options({name: "1"}), provider_library)
+    assert "did you mean" not in caught.value.summary
+    assert "Convert the model to float16" in str(caught.value.fixes[0])
 
 
 @pytest.mark.parametrize("option", [option for option in _BOOLEAN if option in INSTALLED_OPTIONS])

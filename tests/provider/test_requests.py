@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import re
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ortgpu.errors import GPUError, ProviderRequestError
-from ortgpu.provider.requests import ProviderList, check_names, cuda_first, parse
+from ortgpu.provider.requests import ProviderList, check_names, cuda_first, parse, without_unmeant
 from tests.support.made_requests import ALL_KNOWN, AVAILABLE, CPU_PROVIDER, CUDA, RTX, TENSORRT, attempt
 
 # Forms of a request
@@ -172,6 +173,35 @@ def test_names_without_a_suggestion(name: str) -> None:
 def test_a_name_of_another_build() -> None:
     with pytest.raises(ProviderRequestError, match="CoreMLExecutionProvider is not part of the installed"):
         check_names(ProviderList(("CoreMLExecutionProvider",)), ALL_KNOWN, AVAILABLE)
+
+
+@pytest.mark.parametrize("names", list(itertools.permutations(AVAILABLE)))
+def test_the_whole_available_list_asks_for_no_tensorrt(names: tuple[str, ...]) -> None:
+    left = without_unmeant(ProviderList(names), ALL_KNOWN, AVAILABLE)
+    assert left.names == tuple(name for name in names if name != TENSORRT)
+
+
+@pytest.mark.parametrize(
+    "requested",
+    [
+        ProviderList((TENSORRT, CUDA)),
+        ProviderList(tuple(AVAILABLE), {TENSORRT: {"trt_fp16_enable": "1"}}),
+        ProviderList((RTX, CUDA, CPU_PROVIDER)),
+        ProviderList((CUDA, "cudda")),
+        ProviderList(("CoreMLExecutionProvider", CPU_PROVIDER)),
+    ],
+)
+def test_what_a_person_wrote_stays(requested: ProviderList) -> None:
+    assert without_unmeant(requested, ALL_KNOWN, AVAILABLE) is requested or (
+        without_unmeant(requested, ALL_KNOWN, AVAILABLE) == requested
+    )
+
+
+@pytest.mark.parametrize("other", ["AzureExecutionProvider", "CoreMLExecutionProvider", "MIGraphXExecutionProvider"])
+def test_providers_of_other_builds_beside_cuda_are_left_out(other: str) -> None:
+    for names in ((other, CUDA, CPU_PROVIDER), (CUDA, other), (CUDA, CPU_PROVIDER, other)):
+        left = without_unmeant(ProviderList(names), ALL_KNOWN, AVAILABLE)
+        assert left.names == tuple(name for name in names if name != other)
 
 
 def test_cuda_in_a_build_without_it_is_for_the_diagnosis() -> None:

@@ -54,7 +54,8 @@ def test_without_a_wish_it_is_the_first_gpu_and_the_cpu_for_the_rest() -> None:
     [
         ([CPU], (CUDA, CPU)),
         ([CPU, CUDA], (CUDA, CPU)),
-        ([TENSORRT, CPU, CUDA], (TENSORRT, CUDA, CPU)),
+        ([TENSORRT, CUDA], (TENSORRT, CUDA, CPU)),
+        ([TENSORRT, CPU, CUDA], (CUDA, CPU)),  # all that is available
         ([CUDA, TENSORRT], (CUDA, TENSORRT, CPU)),
     ],
 )
