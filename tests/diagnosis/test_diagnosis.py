@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from ortgpu.environment.gpu.driver import GPU, RefusedNode
 from ortgpu.environment.libraries.search import Candidate, Resolution
 from ortgpu.environment.libraries.wheel import Architecture
 from ortgpu.environment.packages.installed import Distribution, RefusedPath
-from ortgpu.errors import GPUError
+from ortgpu.errors import GPUError, LibraryNotFoundError
 from ortgpu.model.contents import ModelFacts
 from tests import faults
 from tests.support.diagnosis_cases import CASES, OLD_DRIVER, OLD_GPU, PLUGIN, WITHOUT_LIBRARY, Case
@@ -409,3 +410,27 @@ def test_what_a_notebook_or_print_shows_is_what_is_wrong() -> None:
     assert repr(found) == f"Diagnosis(problems={problems!r})"
     assert str(Diagnosis((*problems, *problems), machine.environment)) == f"{problems[0]}\n\n{problems[0]}"
     assert str(Diagnosis((), HEALTHY.environment)) == "no problem was found"
+
+
+def test_where_libraries_and_the_driver_are_absent_the_first_lines_say_both() -> None:
+    """Gigabytes of wheels help nobody who has no GPU."""
+    absent = find_problems(all_of(NO_LIBRARIES, NO_DRIVER)(HEALTHY))[0]
+    first, second, *_ = str(absent).splitlines()
+    assert type(absent) is LibraryNotFoundError
+    assert "libcublas.so.13" in first
+    assert first.endswith("and neither is an NVIDIA driver")
+    assert "no libcuda, no NVML, no device files" in second
+    assert "driver" in str(absent.fixes[0])
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        {"kernel_version": "580.159.04"},
+        {"device_nodes": ("/dev/nvidia0",)},
+        {"libcuda_elsewhere": ("/a/libcuda.so.1",)},
+    ],
+)
+def test_a_part_of_a_driver_is_a_driver_that_can_be_mended(there: dict[str, Any]) -> None:
+    error = find_problems(all_of(NO_LIBRARIES, NO_DRIVER, part("driver", **there))(HEALTHY))[0]
+    assert "driver" not in error.summary

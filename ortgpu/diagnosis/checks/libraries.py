@@ -25,6 +25,7 @@ from ...errors import (
 from ...provider.preloading import LoadedLibrary, MissingLibrary
 from ..facts import Facts
 from ..remedies import fixes as remedies
+from . import surroundings
 
 
 def missing(facts: Facts) -> GPUError | None:
@@ -35,7 +36,22 @@ def missing(facts: Facts) -> GPUError | None:
             if file.unfit_for is None and (found := of_another_version(file.problem or "", library.soname, facts)):
                 return found
     further = [library.wheel for library in _missing(facts, required=False) if library.wheel]
-    return judge_missing(facts, absent, "the CUDA provider needs", "fatal", further)
+    return _without_driver(facts, judge_missing(facts, absent, "the CUDA provider needs", "fatal", further))
+
+
+def _without_driver(facts: Facts, error: GPUError | None) -> GPUError | None:
+    """Return the error for missing libraries, which says so first if there is no driver either."""
+    environment = facts.environment
+    if not environment.driver.is_absent or not isinstance(error, LibraryNotFoundError):
+        return error
+    way = surroundings.give_the_gpu(environment, "") if environment.host.container else None
+    return LibraryNotFoundError(
+        f"{error.summary}, and neither is an NVIDIA driver",
+        evidence=["no libcuda, no NVML, no device files: no GPU is to be seen, with or without them", *error.evidence],
+        fixes=[way or remedies.update_driver(environment), *error.fixes],
+        severity=error.severity,
+        missing=error.missing,
+    )
 
 
 def cudnn_missing(facts: Facts) -> GPUError | None:

@@ -79,6 +79,12 @@ class Driver:
     interposed: tuple[str, ...] = ()  # libraries that were loaded before, and answer in the driver's place
 
     @property
+    def is_absent(self) -> bool:
+        """True if nothing of a driver is there: neither libcuda nor NVML nor the kernel's module nor device files."""
+        of_libcuda = self.libcuda or self.libcuda_elsewhere or self.libcuda_unlinked
+        return not (of_libcuda or self.nvml.available or self.kernel_version or self.device_nodes)
+
+    @property
     def version(self) -> str | None:
         """The version of the driver in the kernel, whatever libcuda is loaded."""
         return self.kernel_version or self.nvml.driver_version
