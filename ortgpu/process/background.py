@@ -129,6 +129,10 @@ class Thread(threading.Thread):
         finally:
             self._at_work.release()
 
+    def is_this(self) -> bool:
+        """Return True in the thread itself."""
+        return self.ident == threading.get_ident()
+
     def wait(self) -> None:
         if self.ident is not None:
             with self._at_work:

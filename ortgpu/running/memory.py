@@ -18,6 +18,7 @@ from . import arena
 
 if TYPE_CHECKING:
     from .pinned import PinnedMemory, PinningSession
+    from .turns import Turns
 
 
 Part = Literal["plans", "graphs"]
@@ -44,11 +45,12 @@ class Holdings:
 
     Attributes:
         budget: the bytes of the GPU that the session may take; None: unlimited.
+        turns: those of the runs at a time; None: any number.
         retrying: held by a run that was out of memory, while memory is given back and it runs again.
     """
 
-    def __init__(self, budget: int | None = None) -> None:
-        self.budget = budget
+    def __init__(self, budget: int | None = None, turns: Turns | None = None) -> None:
+        self.budget, self.turns = budget, turns
         self.retrying = threading.RLock()
         self._holders: tuple[tuple[Part, Holder], ...] = ()
         self._weights: list[int | None] = []  # once they were read

@@ -1,8 +1,8 @@
 """The budget of GPU memory that a session keeps within: the limit of its arena, and the errors that name the budget.
 
 ONNX Runtime's arena holds the weights, the activations and the workspaces of cuDNN. What lies outside of it cannot be
-limited: handles and workspaces of cuBLAS, one for each run at a time, and captured CUDA graphs. So the limit of the
-arena leaves room for that.
+limited: handles and workspaces of cuBLAS, for each run at a time, and captured CUDA graphs. So the limit of the arena
+leaves room for that, and only so many runs are made at a time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ..errors import Fix, GPUOutOfMemoryError, InsufficientDeviceMemoryError, Pr
 from ..provider.options import config_entry
 from ..provider.requests import CUDA, TENSORRT, ProviderList
 from ..provider.settings import LIMIT
+from ..running.memory import Holdings, read_memory
+from ..running.turns import Turns
 
 if TYPE_CHECKING:
     from ..running.plain_runs import RunningSession
 
-# Bytes beside the arena. On an H200 sessions of five networks took 65 MiB when they were opened, and 129 to 149 after
-# their first run.
-OUTSIDE = 150 << 20
+_GIB = 1 << 30
 
 _MIB = 1 << 20
 _SHARED_ARENA = "session.use_env_allocators"
@@ -28,13 +28,29 @@ _GROWTH = "arena_extend_strategy"
 _OWN_ALLOCATOR = "gpu_external_alloc"
 
 
+def runs_at_a_time(budget: int) -> int:
+    """Return how many runs a session with a budget makes at a time. Each takes memory outside of the arena."""
+    return 1 if budget < _GIB else 2 if budget < 4 * _GIB else 4
+
+
+def bytes_outside(budget: int) -> int:
+    """Return the bytes to leave for what lies outside of the arena.
+
+    On an H200, sessions of five networks had 65 MiB there when they were opened, 129 to 149 after a run, 261 to 305
+    after two at a time, and 452 to 471 after four.
+    """
+    runs = runs_at_a_time(budget)
+    return (70 + 80 * runs + (80 if runs > 1 else 0)) * _MIB
+
+
 def choose_limits(budget: int, own: Collection[str]) -> dict[str, tuple[str, str]]:
     """Return the options of the CUDA provider that keep a budget, each with its value and the reason.
 
     ``own``: the options that the caller set, which stay.
     """
-    limit = max(budget - OUTSIDE, _MIB)  # a limit of 0 bytes would mean none
-    outside = f"memory={budget} less {OUTSIDE // _MIB} MiB for what lies outside of the arena"
+    reserve = bytes_outside(budget)
+    limit = max(budget - reserve, _MIB)  # a limit of 0 bytes would mean none
+    outside = f"memory={budget} less {reserve // _MIB} MiB for what lies outside of the arena"
     chosen = {LIMIT: (str(limit), outside), _GROWTH: ("kSameAsRequested", "regions of powers of two waste a budget")}
     return {name: choice for name, choice in chosen.items() if name not in own}
 
@@ -60,11 +76,16 @@ def not_limited(reason: str) -> ProviderRequestError:
     )
 
 
+def holdings_within(budget: int) -> Holdings:
+    """Return the holdings of a session that keeps within a budget."""
+    return Holdings(budget, Turns(runs_at_a_time(budget)))
+
+
 def too_small(error: InsufficientDeviceMemoryError, budget: int) -> InsufficientDeviceMemoryError:
     """Return the error of a model that does not open within a budget."""
     return InsufficientDeviceMemoryError(
         f"this model does not open within memory={budget} ({_mebibytes(budget)})",
-        evidence=[*error.evidence, f"{OUTSIDE // _MIB} MiB of it are for what lies outside of the arena"],
+        evidence=[*error.evidence, f"{bytes_outside(budget) // _MIB} MiB of it are for what lies outside of the arena"],
         fixes=[_RAISE, manual("`ortgpu check MODEL --fit` tells how much a model needs")],
         requested=error.requested,
         free=error.free,
@@ -74,8 +95,6 @@ def too_small(error: InsufficientDeviceMemoryError, budget: int) -> Insufficient
 
 def exceeded(error: GPUOutOfMemoryError, session: RunningSession, budget: int) -> GPUOutOfMemoryError:
     """Return the error of a run that did not fit into the budget after the session had given back what it could."""
-    from ..running.memory import read_memory
-
     lines = str(read_memory(session)).splitlines()
     size = f": {error.requested // _MIB} MiB were asked for" if error.requested is not None else ""
     return GPUOutOfMemoryError(

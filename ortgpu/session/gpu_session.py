@@ -607,9 +607,9 @@ class GPUSession(LastOfOurs):
         self._request = request
         self._model_stamp = stamp_of(request.model)
         if verified.budget is not None:
-            from ..running.memory import Holdings
+            from .budget import holdings_within
 
-            self._holdings = Holdings(verified.budget)
+            self._holdings = holdings_within(verified.budget)
         self._pinned_memory_limit = parse_size("pinned_memory_limit", request.pinned_memory_limit)
 
     def _refuse_if_lost(self) -> None:
@@ -635,6 +635,10 @@ def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified)
 
     staged = may_stage(session)
     runner = StagedRunner(session) if staged else PlainRunner(session)
+    if session._holdings is not None and session._holdings.turns is not None:
+        from ..running.turns import take_turns
+
+        take_turns(runner, session._holdings.turns)
     from ..provider.placement import has_convolutions
 
     if not has_convolutions(verified.placement):
@@ -657,11 +661,14 @@ def _explaining(name: str) -> Callable[..., Any]:
 
     @functools.wraps(getattr(InferenceSession, name))
     def call(self: GPUSession, *args: Any, **kwargs: Any) -> Any:
+        method = getattr(super(GPUSession, self), name)
+        turns = self._holdings.turns if self._holdings is not None else None
+        if turns is not None:
+            method = functools.partial(turns.run, method)
         try:
-            return getattr(super(GPUSession, self), name)(*args, **kwargs)
+            return method(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            again = functools.partial(getattr(super(GPUSession, self), name), *args, **kwargs)
-            return failures.call_again(self, error, again)
+            return failures.call_again(self, error, functools.partial(method, *args, **kwargs))
 
     return call
 

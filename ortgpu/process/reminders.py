@@ -1,0 +1,71 @@
+"""A thread that exists only while something is to be looked after: sessions that may become idle."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from .background import Thread
+
+
+class Reminder:
+    """Calls ``check`` of ``owner`` now and then, in a thread that ends once there is nothing to wait for.
+
+    ``check`` returns the seconds until it is to be called again, or None if nothing is to be waited for. The owner is
+    held weakly, and the thread ends with it.
+    """
+
+    def __init__(self, owner: Any, check: Callable[[Any], float | None], name: str) -> None:
+        self._owner = weakref.ref(owner)
+        self._check = check
+        self._name = name
+        self._lock = threading.RLock()
+        self._ends: SimpleQueue[None] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._pid = os.getpid()
+        weakref.finalize(owner, self._ends.put, None).atexit = False
+
+    @property
+    def is_at_work(self) -> bool:
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Start the thread if there is none. Without a further thread in this process nothing is looked after."""
+        if os.getpid() != self._pid:
+            return  # in a forked child the lock may be held for ever
+        with self._lock:
+            if self._thread is None:
+                self._thread = thread = Thread(self._work, self._name)
+                try:
+                    thread.start()
+                except RuntimeError:  # "can't start new thread": a limit of the container or the user
+                    self._thread = None
+
+    def stop(self) -> None:
+        """End the thread and wait for its end, unless this is that thread."""
+        thread = self._thread
+        if thread is not None and os.getpid() == self._pid:
+            self._ends.put(None)
+            if not thread.is_this():
+                thread.wait()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                owner = self._owner()
+                seconds = self._check(owner) if owner is not None else None
+                del owner
+                if seconds is None:
+                    self._thread = None
+                    return
+            try:
+                self._ends.get(timeout=max(seconds, 0.001))
+            except Empty:
+                continue
+            with self._lock:
+                self._thread = None
+                return

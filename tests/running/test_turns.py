@@ -1,0 +1,81 @@
+"""Runners that bound the runs at a time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.support.cpu_session import child
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_only_so_many_runs_are_at_work(turns: int) -> None:
+    highest, made, name = child(
+        """
+        from ortgpu.running.plain_runs import PlainRunner
+        from ortgpu.running.turns import Turns, take_turns
+        lock, at_work, highest, barrier = threading.Lock(), 0, 0, threading.Barrier(4)
+        class Slow(PlainRunner):
+            def run(self, session, output_names, feed, run_options):
+                global at_work, highest
+                with lock:
+                    at_work += 1
+                    highest = max(highest, at_work)
+                time.sleep(0.02)
+                with lock:
+                    at_work -= 1
+                if feed == 3:
+                    raise ValueError("as runs may")
+                return feed
+        runner = Slow()
+        take_turns(runner, Turns(int(sys.argv[1])))
+        made = []
+        def run(number):
+            barrier.wait()
+            try:
+                made.append(runner.run(None, None, number, None))
+            except ValueError:
+                made.append(-1)
+        started = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+        for each in started: each.start()
+        for each in started: each.join()
+        report([highest, sorted(made), type(runner).__name__])
+        """,
+        str(turns),
+    )
+    assert highest <= turns
+    assert made == [-1, 0, 1, 2], "a run that raises gives its turn back"
+    assert name == "Slow"
+
+
+def test_a_reminder_has_a_thread_only_while_there_is_something_to_wait_for() -> None:
+    from ortgpu.process.reminders import Reminder
+
+    class Owner:
+        left = 3
+        done = threading.Event()
+
+    def check(owner: Any) -> float | None:
+        owner.left -= 1
+        if owner.left:
+            return 0.001
+        owner.done.set()
+        return None
+
+    owner = Owner()
+    reminder = Reminder(owner, check, "ortgpu-test")
+    assert not reminder.is_at_work
+    reminder.start()
+    assert owner.done.wait(30)
+    reminder.stop()
+    assert not reminder.is_at_work
+    owner.left, owner.done = 2, threading.Event()
+    reminder.start()
+    assert owner.done.wait(30)
+    owner.left = 1 << 30
+    reminder.start()
+    del owner
+    reminder.stop()
+    assert not [each.name for each in threading.enumerate() if each.name == "ortgpu-test"]
