@@ -8,7 +8,7 @@ array for each input, these checks can find nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from numpy import ndarray
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..model.files import ModelSource
     from .cudart import Stream
+    from .kept_shapes import SessionShapes
     from .pinned import PinningSession
 
     class RunningSession(PinningSession, Protocol):
@@ -56,6 +57,7 @@ class PlainRunner:
     """
 
     pace: Any = None  # see pipeline.Pace
+    most_shapes = 0  # shapes whose plans are kept; 0: such plans are of no use
     submit: Callable[..., None] | None = None  # in place of Executor.submit, for sessions that run in one thread
 
     def __init__(self, session: RunningSession | None = None, direct_below: int = sys.maxsize) -> None:
@@ -81,6 +83,16 @@ class PlainRunner:
     def through(self, session: RunningSession, feed: Any, run: Callable[..., Any]) -> Any:
         """Return ``run(session, runner, feed)``. A runner with further sessions may pass one of these, and its feed."""
         return run(session, self, feed)
+
+    def prepare(self, session: RunningSession, feeds: Sequence[Mapping[str, Any]]) -> bool:
+        """Make plans for several shapes now if runs of ``feeds`` show that they gain. Return True if there are some."""
+        return False
+
+    def shapes(self) -> SessionShapes:
+        """Return the shapes that have plans."""
+        from .kept_shapes import SessionShapes
+
+        return SessionShapes((), 0, None)
 
     def stages(self, feed: Any) -> bool:
         """Return True if ``run`` had better copy the arrays of ``feed`` itself, in several threads."""

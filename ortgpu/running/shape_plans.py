@@ -108,6 +108,7 @@ class Branch:
 
     selectors: Mapping[str, NDArray[np.bool_]]
     shape: Shape | None = None
+    inputs: Mapping[str, tuple[int, ...]] | None = None  # the shape of each input
     used: int = 0  # grows with the time of the last use
 
 
@@ -142,7 +143,7 @@ class ShapePlans:
         branch.used = next(self._clock)
         return branch
 
-    def keep(self, shape: Shape, branch: Branch) -> None:
+    def keep(self, shape: Shape, branch: Branch, inputs: Mapping[str, tuple[int, ...]]) -> None:
         """Note that a branch has made the plans of a shape. A run that failed leaves the shapes as they were."""
         with self._lock:
             if shape in self._kept:  # by another thread, meanwhile
@@ -150,13 +151,19 @@ class ShapePlans:
                 return
             if branch.shape is not None:
                 del self._kept[branch.shape]
-            branch.shape = shape
+            branch.shape, branch.inputs = shape, inputs
             self._kept[shape] = branch
 
     def kept(self) -> tuple[Shape, ...]:
         """Return the shapes with plans, the one that was used least recently first."""
         with self._lock:
             return tuple(sorted(self._kept, key=lambda shape: self._kept[shape].used))
+
+    def inputs(self) -> tuple[Mapping[str, tuple[int, ...]], ...]:
+        """Return the shapes of the inputs by name, in the order of :meth:`kept`."""
+        with self._lock:
+            kept = sorted(self._kept.values(), key=lambda branch: branch.used)
+            return tuple(branch.inputs for branch in kept if branch.inputs is not None)
 
     def close(self) -> None:
         """Free the memory of the branches once no run uses them."""

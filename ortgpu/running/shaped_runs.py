@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from ..process.background import is_of_a_handler
 from ..process.threads import Executor, Outcome
 from ..provider.living import stacklevel
 from . import arena
+from .kept_shapes import SessionShapes
 from .pinned import memory_of
 from .plain_runs import PlainRunner
 
@@ -149,6 +150,7 @@ class ShapedRunner(PlainRunner):
     ) -> None:
         super().__init__(session)
         self.submit = first.submit
+        self.most_shapes = (policy or Policy()).most
         self._first = first
         self._make = make
         self._policy = policy or Policy()
@@ -253,14 +255,23 @@ class ShapedRunner(PlainRunner):
         if plans is not None:
             plans.close()
 
-    def prepare(self, session: RunningSession) -> bool:
-        """Make the plans now, unless that was decided before, and wait. Return True if there are plans."""
-        if self._plans is None and self.why_none is None:
+    def prepare(self, session: RunningSession, feeds: Sequence[Mapping[str, Any]]) -> bool:
+        if self._plans is None and self.why_none is None and self._are_slow(session, feeds):
             self._begin(session)
             built = self._built
             if built is not None:
                 built.wait()
         return self._plans is not None
+
+    def _are_slow(self, session: RunningSession, feeds: Sequence[Mapping[str, Any]]) -> bool:
+        """Run feeds in turn, and return True if those that come back are slow: if each run plans again."""
+        for feed in (*feeds, *feeds):
+            session.run(None, dict(feed))
+        return bool(self._returns.slow)
+
+    def shapes(self) -> SessionShapes:
+        plans = self._plans
+        return SessionShapes(plans.inputs() if plans is not None else (), self.most_shapes, self.why_none)
 
     def shape_of(self, feed: Any) -> Shape | None:
         """Return the shapes of the arrays of a feed; None if a value is no tensor.
@@ -327,7 +338,7 @@ class ShapedRunner(PlainRunner):
             return self._run_after(error, session, feed, run)
         seconds = time.perf_counter() - began
         if is_new:
-            plans.keep(shape, branch)
+            plans.keep(shape, branch, {name: _shape(value) for name, value in feed.items()})
         if not self._is_verified:
             return self._verified(session, feed, run, results)
         if self._gains is not None:

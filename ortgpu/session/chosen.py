@@ -17,10 +17,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ..environment.libraries.catalogue import major_of
 from ..errors import LibraryNotFoundError, ProviderOptionError, manual
 from ..model.outline import STANDARD, UNREADABLE, GraphOutline, names
 from ..provider.options import may_record
-from ..provider.placement import Placement, cudnn_operators
+from ..provider.placement import Placement, cudnn_operators, has_convolutions
 from ..provider.requests import CPU, CUDA, ProviderList
 from ..provider.settings import FEW_THREADS, THREADS
 
@@ -98,6 +99,29 @@ def unfit(chosen: Mapping[str, tuple[str, str]], placement: Placement) -> set[st
         THREADS: is_measured or (placement.known and not placement.cpu_compute_nodes),
     }
     return {name for name, fit in fits.items() if name in chosen and not fit}
+
+
+_SEARCH = "cudnn_conv_algo_search"  # the option
+
+
+def slow_search(options: Mapping[str, str], placement: Placement, cudnn: str | None) -> str | None:
+    """Return a warning of the search with which cuDNN 9 runs convolutions by its slowest way. None: there is no cause.
+
+    Args:
+        options: of the CUDA provider, as the session has them.
+        cudnn: the path of the loaded library.
+    """
+    if options.get(_SEARCH, "").upper() != "DEFAULT" or cudnn is None or not has_convolutions(placement):
+        return None
+    if (major_of(os.path.basename(cudnn)) or 0) < _SLOW_SINCE:
+        return None
+    return (
+        f"{_SEARCH}=DEFAULT makes cuDNN {_SLOW_SINCE} run the convolutions of this model by its fallback: a network of "
+        f'38 one-dimensional ones took 33 ms a run instead of 0.73 on an H200. Set {_SEARCH}="HEURISTIC"'
+    )
+
+
+_SLOW_SINCE = 9  # the major version of cuDNN
 
 
 def operators_of_small(outline: GraphOutline) -> set[bytes] | None:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from ..model.files import ModelSource
     from ..provider.placement import Placement
+    from ..running.kept_shapes import SessionShapes
     from ..running.memory import Holdings, SessionMemory
     from ..running.pinned import PinnedMemory
     from .placement_details import PlacementDetails
@@ -410,6 +411,7 @@ class GPUSession(LastOfOurs):
         """
         from ..running.pinned import memory_of
         from ..running.pipeline import staged_run
+        from ..running.warming import warm_sizes
         from .pool.batching import Batched
 
         return Batched(
@@ -421,6 +423,7 @@ class GPUSession(LastOfOurs):
             threads=3,
             max_batch=max_batch,
             max_wait=max_wait,
+            warm=functools.partial(warm_sizes, self),
             **options,
         )
 
@@ -464,6 +467,40 @@ class GPUSession(LastOfOurs):
         from ..running.memory import trim
 
         trim(self)
+
+    def warm(
+        self, feeds: Iterable[Mapping[str, Any]], progress: Callable[[int, int], object] | None = None
+    ) -> SessionShapes:
+        """Run feeds of several shapes before the first request, so that none of these shapes has to be planned later.
+
+        cuDNN plans each convolution for one shape of its input, which takes 60 to 140 ms a run. The session keeps plans
+        for several shapes, see ``shapes``. It makes them by itself once shapes come back, or here.
+
+        Args:
+            feeds: a feed for each shape. The shape of an array may stand in place of the array, ``{"x": (8, 3, 224,
+                224)}``, and stands for zeros.
+            progress: called with the number of shapes that are done, and of all.
+
+        Raises:
+            ExecutionError: the session is closed.
+            TypeError, ValueError: a feed is no mapping, or the model declares no type for a shape.
+            GPUError, Exception: as ``run`` raises.
+        """
+        from ..running.warming import warm
+
+        return warm(self, feeds, progress)
+
+    @property
+    def shapes(self) -> SessionShapes:
+        """The shapes that the session runs without planning its convolutions again, and why there are none.
+
+        The session makes plans for up to eight shapes once it has seen that shapes come back, and that their runs are
+        slow. A thread makes a second session for it, whose memory ``memory.plans`` tells. A further shape replaces the
+        one that was used least recently. ``run``, ``map``, ``run_on_device`` and services of the session use them, with
+        equal results; an IOBinding, ``run_async`` and runs with run options do not.
+        """
+        lifetime.refuse_if_closed(self)
+        return self._gpu_runner.shapes()
 
     def io_binding(self) -> onnxruntime.IOBinding:
         """Return an IOBinding, whose methods raise the same errors as those of the session."""

@@ -29,6 +29,7 @@ from ..errors import (
     CPUExecutionWarning,
     GPUError,
     InsufficientDeviceMemoryError,
+    PerformanceWarning,
     PlacementError,
     PoisonedContextError,
     ProviderError,
@@ -54,7 +55,7 @@ from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_a
 from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, LIMIT, THREADS
 from ..running.onnxruntimes import InferenceSession, session_on_cpu
 from .budget import not_limited, too_small
-from .chosen import unfit
+from .chosen import slow_search, unfit
 from .plan import STREAM, Plan, bound_to, for_model, on_cpu, on_gpu, plan_of, why_untuned
 from .plugin_limits import check_before_opening, check_before_running
 from .request import SessionRequest, Verified, cpu_is_allowed_by_variable
@@ -366,6 +367,7 @@ def _verify(session: RunningSession, plan: Plan, placement: Placement, context: 
     _check_lazily_opened(placement, context)
     _has_opened = True
     _check_cpu_nodes(session, placement, plan.request.cpu_nodes)
+    _check_search(session, placement, context)
     from ..environment.gpu.driver import read_driver_version
 
     gpu, version = plan.gpu, read_driver_version()
@@ -489,6 +491,15 @@ def _check_cpu_nodes(session: RunningSession, placement: Placement, cpu_nodes: C
         warning = placements.warning(placement)
         if warning is not None:
             warnings.warn(CPUNodesWarning(warning), stacklevel=stacklevel(session))
+
+
+def _check_search(session: RunningSession, placement: Placement, context: OpeningContext) -> None:
+    """Warn of a search for convolutions with which cuDNN 9 runs each by its slowest way."""
+    report = context.runtime.preload
+    options = InferenceSession.get_provider_options(session)[requests.CUDA]
+    warning = slow_search(options, placement, report.path_of("libcudnn") if report is not None else None)
+    if warning is not None:
+        warnings.warn(PerformanceWarning(warning), stacklevel=stacklevel(session))
 
 
 def _cpu_is_allowed(request: SessionRequest, error: GPUError | None = None) -> bool:

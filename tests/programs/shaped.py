@@ -26,6 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu import CPUExecutionWarning, GPUSession, PerformanceWarning
 from ortgpu.provider.options import Carried
+from ortgpu.running.memory import holdings_of
 from ortgpu.running.plain_runs import PlainRunner
 from ortgpu.running.shaped_runs import Policy, ShapedRunner
 from ortgpu.session.shapes import PlanSource
@@ -77,6 +78,7 @@ def shaped(
 
     runner = ShapedRunner(session, PlainRunner(session), make, policy)
     session._gpu_runner = runner
+    holdings_of(session).add("plans", runner)
     return session, runner
 
 
@@ -419,6 +421,39 @@ def from_the_start_in_threads() -> None:
     for each in workers:
         each.join()
     children.report("threads", [all(outcomes), *state(runner)])
+
+
+def warming() -> None:
+    """Report what is kept after warm(), with arrays and with shapes, and of a session that needs no plans."""
+    steps: list[tuple[int, int]] = []
+    session, runner = shaped(parsed(NETWORK))
+    shapes = session.warm(
+        [{"x": each["x"].shape} for each in SIZES], progress=lambda done, of: steps.append((done, of))
+    )
+    children.report("shapes", [[list(each["x"]) for each in shapes.kept], shapes.most, shapes.why_none, steps])
+    children.report("text", str(session.shapes))
+    session, runner = shaped(parsed(NETWORK), dataclasses.replace(EAGER, slow=1e9))
+    children.report("quick", [list(session.warm(SIZES).kept), runner._built is None])
+    session = GPUSession(parsed(NETWORK))
+    children.report("plain", [list(session.warm(SIZES).kept), str(session.shapes)])
+    session, runner = shaped(parsed(NETWORK))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        session.warm([*SIZES, feed(3, 1, 8, 6)])
+    children.report("too many", [str(each.message) for each in caught if each.category is PerformanceWarning])
+    errors = []
+    wrong: tuple[Any, ...] = (SIZES[0], [3], [{"z": (1,)}], [{"x": ("n",)}])
+    for each in wrong:
+        try:
+            session.warm(each)
+        except Exception as error:  # noqa: BLE001 - of several classes
+            errors.append(type(error).__name__)
+    children.report("errors", errors)
+    session.trim()
+    children.report(
+        "trimmed",
+        [str(session.shapes), session.memory.plans, equal(session.run(None, SIZES[0]), session.run(None, SIZES[0]))],
+    )
 
 
 def closing() -> None:

@@ -122,6 +122,19 @@ def test_close_frees_plans_and_waits_for_those_being_made() -> None:
     assert found == {name: [[False, "the session is closed", 0], NONE] for name in ("kept", "being made")}
 
 
+def test_warm_makes_the_plans_of_all_shapes_at_once() -> None:
+    found = program("warming")
+    kept, most, why_none, steps = found["shapes"]
+    assert kept == [[1, 1, height, 6] for height in (8, 9, 10, 11)]
+    assert [most, why_none, steps] == [4, None, [[number, 4] for number in (1, 2, 3, 4)]]
+    assert found["text"].splitlines() == [f"x 1x1x{height}x6" for height in (8, 9, 10, 11)]
+    assert found["quick"] == [[], True]
+    assert found["plain"] == [[], "no plans for several shapes: none were needed"]
+    assert found["too many"] == ["5 feeds were passed to warm(), and plans are kept for 4 shapes"]
+    assert found["errors"] == ["TypeError", "TypeError", "ValueError", "RuntimeError"]
+    assert found["trimmed"] == ["no plans for several shapes: none were needed", 0, True]
+
+
 def noted(returns: Returns, *runs: tuple[str, float]) -> list[bool]:
     return [returns.note((shape,), seconds) for shape, seconds in runs]
 

@@ -311,7 +311,7 @@ STORM = """
 from ortgpu.session.pool import joinable
 import random
 random.seed(1)
-joinable.sizes_of = lambda _, feed, __: random.choice([(), (len(feed["x"]),), (2, len(feed["x"]))])
+joinable.sizes_of = lambda _, feed, *__: random.choice([(), (len(feed["x"]),), (2, len(feed["x"]))])
 pool = GPUSessionPool(model(TABLE), allow_cpu=True, sessions_per_device=2)
 ended = dict.fromkeys(("right", "wrong", "cancelled", "its own error", "full", "closed"), 0)
 
@@ -775,6 +775,18 @@ def test_runs_are_padded_only_where_a_new_shape_is_dear(run: Shapes, expected: t
     assert joinable.sizes_of(run, feed, 2) == expected
     assert run.seen.count(16) >= 5
     assert all(run.seen.count(size) >= 3 for size in expected)
+
+
+def test_runs_are_padded_to_powers_of_two_where_each_has_its_plan() -> None:
+    run, feed = Shapes(changed=0.3, item=0.005), {"x": np.zeros((16, 1), np.float32)}
+    warmed: list[int] = []
+
+    def warm(feeds: Sequence[Any]) -> None:
+        warmed.extend(len(each["x"]) for each in feeds)
+        run.changed = 0
+
+    assert joinable.sizes_of(run, feed, 2, warm) == (1, 2, 4, 8, 16)
+    assert warmed == [16, 8, 4, 2, 1]
 
 
 def test_padding_shows_in_no_result() -> None:

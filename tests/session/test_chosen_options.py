@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from ortgpu.provider.placement import PlacedNode, Placement
 from ortgpu.provider.runtime import load_runtime
+from ortgpu.session.chosen import slow_search
 from tests.lab.fixtures import Lab
 from tests.lab.installed import PLACES, older_than
 from tests.lab.stubs import GPU, Cuda
@@ -36,6 +40,8 @@ def ask(providers=None, provider_options=None, **others):
 """
 
 SEARCH = "cudnn_conv_algo_search"
+WITH_CONV = Placement((PlacedNode("c", "Conv", "", "CUDAExecutionProvider", "compute"),))
+WITHOUT = Placement((PlacedNode("m", "MatMul", "", "CUDAExecutionProvider", "compute"),))
 NO_HANDLE = {"enable_cudnn": "0"} if load_runtime().release >= (1, 31) else {}  # of cuDNN, for a Relu
 
 
@@ -93,3 +99,23 @@ def test_capturing_switched_on_and_off_is_refused(lab: Lab) -> None:
     given, error = run(lab, f"report(ask({options!r}, cuda_graph=True))")
     assert given == []
     assert error["type"] == "ProviderRequestError"
+
+
+@pytest.mark.parametrize(
+    ("search", "cudnn", "placement", "is_told"),
+    [
+        ("DEFAULT", "/lib/libcudnn.so.9", WITH_CONV, True),
+        ("DEFAULT", "cudnn64_9.dll", WITH_CONV, True),
+        ("DEFAULT", "/lib/libcudnn.so.8", WITH_CONV, False),
+        ("DEFAULT", None, WITH_CONV, False),
+        ("DEFAULT", "/lib/libcudnn.so.9", WITHOUT, False),
+        ("HEURISTIC", "/lib/libcudnn.so.9", WITH_CONV, False),
+        ("EXHAUSTIVE", "/lib/libcudnn.so.9", WITH_CONV, False),
+    ],
+)
+def test_a_search_that_makes_convolutions_slow_is_told(
+    search: str, cudnn: str | None, placement: Placement, is_told: bool
+) -> None:
+    warning = slow_search({SEARCH: search}, placement, cudnn)
+    assert (warning is not None) is is_told
+    assert warning is None or "HEURISTIC" in warning

@@ -57,6 +57,7 @@ class Batched:
             ``run`` and ``arun`` wait for their results anyhow.
         inputs: a feed of two items or more that differ, for models that do not run on made-up ones: 1 for other free
             axes, 0 and 1 for integers.
+        warm: makes plans for the shapes of some feeds, as ``GPUSession.warm`` does; ``batched`` passes it.
 
     Raises:
         ProviderRequestError: requests cannot be joined. The items of the model depend on each other, as by a softmax
@@ -66,9 +67,11 @@ class Batched:
         GPUError, Exception: as ``run`` of the session or pool raises.
 
     Runs are padded to a few sizes, with items that ran before, if a run of a new shape takes twice as long as the
-    largest. So it is with convolutions; otherwise any number of items is run as it is. Creating the service runs each
-    size, which takes up to some seconds. Many threads and event loops may share it. Until it is closed, it keeps the
-    joined arrays of one batch more than it has threads. Closing it leaves the session or pool open.
+    largest. So it is with convolutions. A session keeps plans for 1, 2, 4, ... items, see ``GPUSession.shapes``;
+    without plans only the largest size may be left. In other models any number of items is run as it is. Creating the
+    service runs each size, which takes up to some seconds. Many threads and event loops may share it. Until it is
+    closed, it keeps the joined arrays of one batch more than it has threads. Closing it leaves the session or pool
+    open.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Batched:
         max_queue: int = 1024,
         when_full: Literal["wait", "raise"] = "wait",
         inputs: Mapping[str, Any] | None = None,
+        warm: Callable[[Sequence[Mapping[str, Any]]], object] | None = None,
     ) -> None:
         self._max_batch, self._max_queue = operator.index(max_batch), operator.index(max_queue)
         self._max_wait = float(max_wait)
@@ -105,7 +109,7 @@ class Batched:
                 return run(None, feed)
 
             joinable.check(run_all, feed, [each.name for each in outputs], made_up=inputs is None)
-            self._sizes = joinable.sizes_of(run_all, feed, threads)
+            self._sizes = joinable.sizes_of(run_all, feed, threads, warm)
         self._is_isolated = memories is None  # sessions in other processes: this one may have no ONNX Runtime
         self._buffers = Buffers(self._max_batch, threads + 1, memories, memory_limit)
         self._sessions = sessions

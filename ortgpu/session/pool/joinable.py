@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Arrays = Mapping[str, NDArray[Any]]
     Run = Callable[[Arrays], Sequence[Any]]
+    Warm = Callable[[Sequence[Arrays]], object]  # makes plans for the shapes of these feeds
 
 _ALONE = 4  # items that are compared with runs of one item each
 _DEAR = 2.0  # times the time of the largest run: from there on a new shape is not run for the sake of fewer items
@@ -107,12 +108,13 @@ def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> Non
         raise refused("every item gave the same outputs, which does not show that items are independent")
 
 
-def sizes_of(run: Run, feed: Arrays, at_once: int) -> tuple[int, ...]:
+def sizes_of(run: Run, feed: Arrays, at_once: int, warm: Warm | None = None) -> tuple[int, ...]:
     """Return the sizes of runs that joined requests are padded to, in ascending order. Empty: any size is run as it is.
 
     ONNX Runtime plans each convolution anew when the shape of a run differs from that of the run before (since 1.20,
     its issue 23006), so a smaller size may take ten times as long as the largest. What a change costs is measured here.
-    Runs every size ``at_once`` times at a time, so that the memory for it is there.
+    Where it is dear, ``warm`` gives each power of two its own plans, if it can. Runs every size ``at_once`` times at a
+    time, so that the memory for it is there.
     """
     largest = len(next(iter(feed.values())))
 
@@ -127,6 +129,8 @@ def sizes_of(run: Run, feed: Arrays, at_once: int) -> tuple[int, ...]:
         found: tuple[int, ...] = ()
     else:
         found, size = (largest,), 1 << (largest - 1).bit_length() - 1
+        if warm is not None:
+            warm([_items(feed, slice(each)) for each in (largest, *(size >> n for n in range(size.bit_length())))])
         while size:
             seconds(size)  # the first run of a shape takes longer
             usual, previous = min((seconds(largest), seconds(size))[1] for _ in range(2)), usual
