@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import LauncherConflictError, manual
+from ..process.temporary import make_own_folder
 
 MOST_RANKS = 1_000_000  # more than any job has; a wrong number would cost memory for each rank
 Launcher = Literal["torchrun", "openmpi", "mpich", "srun", "environment"]
@@ -337,15 +337,11 @@ def runtime_folder() -> Path:
             continue
         folder = Path(parent, name)
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            found = folder.lstat()
+            make_own_folder(folder)  # all users may write to the temporary folder, and another one may set a trap there
         except OSError as error:
             refused.append(str(error))
             continue
-        # The temporary folder is everyone's: what lies there under our name may be a trap of another user.
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077:
-            return folder
-        refused.append(f"{folder} is not this user's alone: owner {found.st_uid}, {stat.filemode(found.st_mode)}")
+        return folder
     raise OSError("; ".join(refused) or "there is neither XDG_RUNTIME_DIR nor a temporary folder")
 
 

@@ -1,16 +1,26 @@
-"""Temporary folders, which do not stay behind for ever after a process was killed."""
+"""Folders of this user alone, and temporary ones, which do not stay behind for ever after a process was killed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import stat
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 _ABANDONED = 86_400.0  # seconds after which no living process uses a folder
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make a folder, unless it is there. Raises OSError if it cannot be made, or is not this user's alone."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if sys.platform == "win32":  # a folder has the permissions of the folder that it is in
+        return
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise OSError(f"{folder} is not this user's alone: owner {status.st_uid}, {stat.filemode(status.st_mode)}")
 
 
 @contextlib.contextmanager
@@ -19,6 +29,8 @@ def private_folder(prefix: str) -> Iterator[str]:
 
     A process that is killed leaves its folder behind. A later process of the same user removes it, from a day on.
     """
+    import tempfile  # not above: a session imports this module, and never uses a temporary folder
+
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(prefix):
@@ -29,6 +41,8 @@ def private_folder(prefix: str) -> Iterator[str]:
 
 
 def _remove_if_abandoned(entry: os.DirEntry[str]) -> None:
+    import shutil
+
     status = entry.stat(follow_symlinks=False)
     is_own = sys.platform == "win32" or status.st_uid == os.getuid()
     if is_own and entry.is_dir(follow_symlinks=False) and status.st_mtime < time.time() - _ABANDONED:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
+import math
 import os
 import re
 import shlex
+import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +25,18 @@ from ..environment.gpu.driver import read_driver_version
 from ..environment.libraries.loader import loader_of_this_process
 from ..model.files import ModelSource, is_ort_format, stamp_of
 from ..model.outline import UNREADABLE, GraphOutline
+from ..process.temporary import make_own_folder
 from .devices import Device
 from .runtime import load_runtime, open_provider
 from .settings import AUTOMATIC, SETTINGS, described, options_of
 
+logger = logging.getLogger("ortgpu")
+
 _SCHEMA = 1
+_READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # to open a pipe does not wait
+_LARGEST = 1 << 20  # bytes of a record
+_LONGEST = 1 << 31  # dimensions are shorter
+_SPARSE = 64 << 20  # bytes from which on a file of weights must be on the disk as a whole, to be read as a whole
 
 
 class VoidRecordError(ValueError):
@@ -93,7 +103,8 @@ class Record:
         """Write the record so that a reader sees the old one or the new one. Raises OSError."""
         import tempfile
 
-        path = Path(os.path.realpath(path))  # a link stays
+        if path.is_symlink() and is_own(path.lstat()):  # the user's own link stays, another user's is replaced
+            path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         try:
@@ -106,17 +117,16 @@ class Record:
             raise
 
 
-def read_record(path: str | os.PathLike[str]) -> Record:
-    """Read a record.
+def read_record(path: str | os.PathLike[str], *, is_named: bool = False) -> Record:
+    """Read a record. Unless the caller named it, it must be no link, and belong to this user or root.
 
     Raises:
         FileNotFoundError: there is none.
         VoidRecordError: it cannot be read, or holds something that this release does not know.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except FileNotFoundError:
+        found = json.loads(_content(path, is_named=is_named))
+    except (FileNotFoundError, VoidRecordError):
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise VoidRecordError(f"it cannot be read: {error}") from None
@@ -126,14 +136,39 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         record = Record(**found)
         return replace(
             record,
-            key=Key(**_checked(record.key, str, (str, int, type(None)))),
+            key=_key(record.key),
             automatic=_choice(record.automatic, AUTOMATIC),
             named=_choice(record.named, tuple(SETTINGS)),
-            shapes=tuple(_checked(shapes, str, list) for shapes in record.shapes),
-            dimensions=_checked(record.dimensions, str, int),
+            shapes=tuple(
+                {
+                    name: list(_sizes(dict(enumerate(shape)), int).values())
+                    for name, shape in _checked(shapes, str, list).items()
+                }
+                for shapes in record.shapes
+            ),
+            dimensions=_sizes(record.dimensions, str),
         )
     except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise VoidRecordError(f"it has what this release does not know: {error}") from None
+
+
+def _content(path: str | os.PathLike[str], *, is_named: bool) -> bytes:
+    descriptor = os.open(path, _READ if is_named else _READ | getattr(os, "O_NOFOLLOW", 0))
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise VoidRecordError("it is no regular file")
+        if not is_named and status.st_uid != 0 and not is_own(status):
+            raise VoidRecordError(f"it belongs to another user, {status.st_uid}")
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise VoidRecordError(f"it is larger than {_LARGEST} bytes")
+    return content
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Return True if a file belongs to this user. Windows has permissions in the place of owners."""
+    return not hasattr(os, "getuid") or status.st_uid == os.getuid()
 
 
 def _checked(found: Any, names: type, values: Any) -> dict[Any, Any]:
@@ -142,17 +177,36 @@ def _checked(found: Any, names: type, values: Any) -> dict[Any, Any]:
     return found
 
 
+def _sizes(found: Any, names: type) -> dict[Any, int]:
+    sizes: dict[Any, int] = _checked(found, names, int)
+    if any(isinstance(size, bool) or not 0 <= size < _LONGEST for size in sizes.values()):
+        raise ValueError(f"{found!r}")
+    return sizes
+
+
+def _key(found: Any) -> Key:
+    key = Key(**_checked(found, str, (str, int, type(None))))
+    kinds: dict[str, Any] = {"str": str, "str | None": (str, type(None)), "int | None": (int, type(None))}
+    for part in fields(Key):
+        value = getattr(key, part.name)
+        if isinstance(value, bool) or not isinstance(value, kinds[str(part.type)]):
+            raise ValueError(f"{part.name} {value!r}")
+    return key
+
+
 def _choice(found: Any, allowed: tuple[str, ...]) -> Choice:
     choice = Choice(**_checked(found, str, (dict, float, int)))
-    settings = _checked(choice.settings, str, str)
+    settings, ratio = _checked(choice.settings, str, str), float(choice.ratio)
     options_of(settings)
     if not set(allowed).issuperset(settings):
         raise ValueError(f"{settings!r}")
-    return Choice(settings, float(choice.ratio))
+    if not math.isfinite(ratio) or ratio <= 0:
+        raise ValueError(f"ratio {ratio!r}")
+    return Choice(settings, ratio)
 
 
 def default_path(model: ModelSource, gpu: str | None) -> Path | None:
-    """Return where the record of a model for a kind of GPU is kept. None where platformdirs is not installed.
+    """Return where the record of a model for a kind of GPU is kept. None if there is no place: the log says why, once.
 
     A model is known by its path, so that a session without a record pays for one look; bytes by their size, their
     beginning and their end.
@@ -165,16 +219,41 @@ def default_path(model: ModelSource, gpu: str | None) -> Path | None:
         name = b"%d" % len(model) + model[:_ENDS] + model[-_ENDS:]
     else:
         name = os.fsencode(os.path.abspath(os.fsdecode(model)))
-    folder: Path = user_cache_path("ortgpu")
+    try:
+        folder: Path = user_cache_path("ortgpu")
+    except RuntimeError as error:  # this user has no entry in passwd, and there is no variable HOME
+        if not _told:
+            _told.append(str(error))
+            logger.warning("no record of tune is kept or used: %s", error)
+        return None
     kind = re.sub(r"\W+", "-", gpu or "unknown").lower()
     return folder / "tuned" / f"{hashlib.sha256(name).hexdigest()[:24]}-{kind}.json"
 
 
+def make_own_folders(folder: Path) -> None:
+    """Make the folder of the default path, and the folder above it. Raises OSError if they are not this user's alone.
+
+    The folder of caches may be open to others. Former releases made folders that others could read.
+    """
+    folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in (folder.parent, folder):
+        with contextlib.suppress(OSError):
+            status = each.lstat()
+            if stat.S_ISDIR(status.st_mode) and is_own(status):
+                each.chmod(0o700)
+        make_own_folder(each)
+
+
 _ENDS = 4096  # bytes
+_told: list[str] = []  # why there is no place for records
 
 
-def key_of(outline: GraphOutline, gpu: Device | CudaDevice | None, *, by_content: bool = False) -> Key:
+def key_of(
+    outline: GraphOutline, gpu: Device | CudaDevice | None, *, by_content: bool = False, weights: str | None = None
+) -> Key:
     """Return the key of a model on a GPU, in this process. ``gpu`` None: on the CPU.
+
+    The weights are not looked at if ``weights`` is given.
 
     Raises:
         VoidRecordError: the model cannot be read, or is in ONNX Runtime's own format.
@@ -185,9 +264,9 @@ def key_of(outline: GraphOutline, gpu: Device | CudaDevice | None, *, by_content
     try:
         content = outline.content
         graph = hashlib.sha256(repr((content.ir_version, content.opsets)).encode() + content.kept)
-        weights = _weights(outline, by_content=by_content)
     except UNREADABLE as error:
         raise VoidRecordError(f"the model cannot be read: {error}") from None
+    weights = _weights(outline, by_content=by_content) if weights is None else weights
     module = load_runtime().module
     build = getattr(module, "get_build_info", str)()
     key = Key(graph.hexdigest(), weights, f"{getattr(module, '__version__', None)} {build}")
@@ -212,7 +291,11 @@ def key_of(outline: GraphOutline, gpu: Device | CudaDevice | None, *, by_content
 
 
 def _weights(outline: GraphOutline, *, by_content: bool) -> str:
-    """Return size and time of change of the files that hold the weights, or a digest of what they contain."""
+    """Return size and time of change of the files that hold the weights, or a digest of what they contain.
+
+    Raises:
+        VoidRecordError: they cannot be read as a whole.
+    """
     model = outline.model
     if isinstance(model, bytes):
         return f"sha256 {hashlib.sha256(model).hexdigest()}"
@@ -223,10 +306,19 @@ def _weights(outline: GraphOutline, *, by_content: bool) -> str:
         stamps = (stamp_of(file) for file in files)
         return ", ".join(f"{stamp[2]} {stamp[3]}" if stamp is not None else "none" for stamp in stamps)
     digest = hashlib.sha256()
-    for name in files:
-        with open(name, "rb") as file:
-            while piece := file.read(1 << 22):
-                digest.update(piece)
+    try:
+        for name in files:
+            with open(os.open(name, _READ), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise VoidRecordError(f"the weights cannot be read: {name} is no regular file")
+                on_disk = getattr(status, "st_blocks", status.st_size) * 512
+                if status.st_size > _SPARSE and on_disk < status.st_size / 4:  # a file system may compress a little
+                    raise VoidRecordError(f"the weights are not read: {name} has {status.st_size} bytes, mostly holes")
+                while piece := file.read(1 << 22):
+                    digest.update(piece)
+    except OSError as error:
+        raise VoidRecordError(f"the weights cannot be read: {error}") from None
     return f"sha256 {digest.hexdigest()}"
 
 
@@ -257,9 +349,12 @@ def find_record(
     if path is None or (named is None and not os.path.exists(path)):
         return None
     try:
-        record = read_record(path)
-        by_content = record.key.weights.startswith("sha256")
-        difference = record.key.difference(key_of(outline, gpu, by_content=by_content))
+        record = read_record(path, is_named=named is not None)
+        weights = record.key.weights
+        present = key_of(outline, gpu, weights=weights)
+        if record.key == present:  # else there is no need to read the weights
+            present = replace(present, weights=_weights(outline, by_content=weights.startswith("sha256")))
+        difference = record.key.difference(present)
     except VoidRecordError as error:
         difference = str(error)
     if difference is not None:

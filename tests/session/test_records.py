@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from ortgpu.provider.records import (
     describe_record,
     find_record,
     key_of,
+    make_own_folders,
     read_record,
 )
 from ortgpu.provider.requests import parse
@@ -44,6 +47,16 @@ RELU = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["": 17]> relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'
 ).SerializeToString()
 LAST, BEST = {"layout": "channels-last"}, {"layout": "channels-last", "graph": "captured", "shapes": "fixed"}
+
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files and owners")
+
+
+def save_with_weights(path: Path, weights: Path) -> None:
+    text = "g (float[n, 4] x) => (float[n, 4] y) { y = MatMul(x, w) }"
+    made = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
+    onnx.save(made, path, save_as_external_data=True, location=weights.name, size_threshold=0)
 
 
 @pytest.fixture
@@ -101,6 +114,18 @@ def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], object]:
         _set("named", "settings", "library", to="evil.so"),
         _set("named", to=None),
         _set("dimensions", "n", to="2"),
+        _set("dimensions", "n", to=-1),
+        _set("dimensions", "n", to=10**30),
+        _set("dimensions", "n", to=True),
+        _set("shapes", 0, "x", to=[-1, 4]),
+        _set("shapes", 0, "x", to=["2", 4]),
+        _set("automatic", "ratio", to=float("inf")),
+        _set("named", "ratio", to=float("nan")),
+        _set("named", "ratio", to=-0.5),
+        _set("key", "weights", to=7),
+        _set("key", "weights", to=None),
+        _set("key", "cudnn", to="9"),
+        _set("key", "multiprocessors", to=False),
         _set("shapes", to=3),
         lambda document: document.pop("key"),
     ],
@@ -120,6 +145,123 @@ def test_what_is_no_record(record: Path, text: str) -> None:
     record.write_text(text)
     with pytest.raises(VoidRecordError):
         read_record(record)
+
+
+@posix
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "large", "device"])
+def test_what_is_no_plain_file_of_this_user_is_void(record: Path, tmp_path: Path, kind: str) -> None:
+    """A pipe hung every session of its model."""
+    content = record.read_bytes()
+    record.unlink()
+    if kind == "pipe":
+        os.mkfifo(record)
+    elif kind == "folder":
+        record.mkdir()
+    elif kind == "large":
+        record.write_bytes(content + b" " * (1 << 20))
+    else:
+        (tmp_path / "target").write_bytes(content)
+        record.symlink_to(tmp_path / "target" if kind == "link" else "/dev/zero")
+    with pytest.raises(VoidRecordError):
+        read_record(record)
+    if kind == "link":  # a caller may name one
+        assert json.loads(content)["dimensions"] == read_record(record, is_named=True).dimensions
+
+
+@posix
+def test_the_record_of_another_user_is_void(record: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give files to others: os.getuid() is not 0")
+    os.chown(record, 65534, 65534)
+    with pytest.raises(VoidRecordError, match="it belongs to another user, 65534"):
+        read_record(record)
+    assert read_record(record, is_named=True).dimensions == {"n": 2}
+
+
+@posix
+def test_a_link_of_another_user_is_not_written_through(record: Path, tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give files to others: os.getuid() is not 0")
+    precious, made = tmp_path / "precious", read_record(record)
+    precious.write_text("precious")
+    record.unlink()
+    record.symlink_to(precious)
+    os.lchown(record, 65534, 65534)
+    made.write(record)
+    assert precious.read_text() == "precious"
+    assert read_record(record) == made
+
+
+@posix
+def test_folders_of_records_are_of_this_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "ortgpu" / "tuned"
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)  # as former releases made it
+    make_own_folders(folder)
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (folder, folder.parent)] == [0o700, 0o700]
+    folder.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="not this user's alone"):
+        make_own_folders(folder)
+    if os.getuid() == 0:
+        folder.unlink()
+        folder.mkdir()
+        os.chown(folder, 65534, 65534)
+        with pytest.raises(OSError, match="not this user's alone: owner 65534"):
+            make_own_folders(folder)
+
+
+@posix
+@pytest.mark.parametrize("kind", ["pipe", "device", "holes"])
+def test_weights_without_an_end_void_a_record(tmp_path: Path, kind: str) -> None:
+    """They hung each session of a model with a record of float16."""
+    model, weights = tmp_path / "model.onnx", tmp_path / "weights.bin"
+    save_with_weights(model, weights)
+    made = key_of(GraphOutline(model), None, by_content=True)
+    Record(made, Choice({}, 1.0), Choice({}, 1.0)).write(tmp_path / "record.json")
+    weights.unlink()
+    if kind == "pipe":
+        os.mkfifo(weights)
+    elif kind == "device":
+        weights.symlink_to("/dev/zero")
+    else:
+        with weights.open("wb") as file:
+            file.truncate(1 << 40)
+    with pytest.raises(VoidRecordError, match=r"weights\.bin"):
+        find_record(GraphOutline(model), None, tmp_path / "record.json")
+
+
+def test_the_graph_is_compared_before_the_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, weights = tmp_path / "model.onnx", tmp_path / "weights.bin"
+    save_with_weights(model, weights)
+    made = replace(key_of(GraphOutline(model), None, by_content=True), graph="another")
+    Record(made, Choice({}, 1.0), Choice({}, 1.0)).write(tmp_path / "record.json")
+    weights.unlink()
+    with pytest.raises(VoidRecordError, match="graph was another"):
+        find_record(GraphOutline(model), None, tmp_path / "record.json")
+
+
+def test_a_user_without_a_home_has_no_records(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service without an entry in passwd got a bare RuntimeError from each session."""
+    if sys.platform == "win32":
+        pytest.skip("Windows knows the folder of each user: sys.platform")
+    import pwd
+
+    def nobody(uid: int) -> object:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(records, "_told", [])
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for _ in range(2):
+        assert find_record(GraphOutline(model), None) is None
+        assert default_path(model, None) is None
+    (logged,) = [each.getMessage() for each in caplog.records]
+    assert logged.startswith("no record of tune is kept or used: ")
 
 
 def test_a_record_is_found_for_its_model_alone(record: Path, model: Path) -> None:
@@ -169,10 +311,7 @@ def test_a_link_to_a_record_stays(record: Path, tmp_path: Path) -> None:
 def test_weights_beside_the_model_are_part_of_its_content(tmp_path: Path) -> None:
     """A record of float16 was used for weights that it was not compared with."""
     path, weights = tmp_path / "model.onnx", tmp_path / "weights.bin"
-    text = "g (float[n, 4] x) => (float[n, 4] y) { y = MatMul(x, w) }"
-    made = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
-    made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
-    onnx.save(made, path, save_as_external_data=True, location=weights.name, size_threshold=0)
+    save_with_weights(path, weights)
     keys = []
     for value in (1, 1, 2):
         weights.write_bytes(np.full((4, 4), value, np.float32).tobytes())

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ...environment.child_process import ChildFailedError
 from ...model.files import ModelSource
-from ...provider.records import Choice, Key, Record, VoidRecordError, default_path, read_record
+from ...provider.records import Choice, Key, Record, VoidRecordError, default_path, make_own_folders, read_record
 from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described
 from ...running.onnxruntimes import gpu_session_class
 from .children import GIVEN, LONGEST_START, ON_CPU, Beginning, Child, Place, Trial, Tuning, Work, first_line, only_tuner
@@ -133,8 +133,9 @@ def _path_of_record(wanted: Wanted, record: str | os.PathLike[str] | None, begun
         return Path(record)
     path = default_path(wanted.model, begun.gpu.name if begun.gpu is not None else None)
     if path is None:
-        raise VoidRecordError("platformdirs is not installed")
+        raise VoidRecordError("platformdirs is not installed, or this user has no home folder")
     try:
+        make_own_folders(path.parent)
         _check_writable(path.parent)
     except OSError as error:
         raise VoidRecordError(str(error)) from None

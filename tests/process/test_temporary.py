@@ -1,0 +1,44 @@
+"""Temporary folders: private, removed, and those that a killed process left behind."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ortgpu.process.temporary import private_folder
+
+
+def test_a_folder_is_private_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with private_folder("ortgpu-test-") as folder:
+        assert Path(folder).parent == tmp_path
+        if sys.platform != "win32":
+            assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+        Path(folder, "file").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_one_removes_what_a_killed_process_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what may be in use, nor what has another name or is no folder of this user."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("ortgpu-test-old", "ortgpu-test-new", "ortgpu-other-old", "ortgpu-test-foreign", "elsewhere"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+        if name != "ortgpu-test-new":
+            os.utime(tmp_path / name, (time.time() - 100_000,) * 2)
+    left = {"ortgpu-test-new", "ortgpu-other-old", "elsewhere"}
+    if sys.platform != "win32":
+        (tmp_path / "ortgpu-test-link").symlink_to(tmp_path / "elsewhere")
+        left.add("ortgpu-test-link")
+        if os.getuid() == 0:
+            os.chown(tmp_path / "ortgpu-test-foreign", 65534, 65534)
+            left.add("ortgpu-test-foreign")
+    with private_folder("ortgpu-test-"):
+        pass
+    assert {each.name for each in tmp_path.iterdir()} == left
+    assert (tmp_path / "elsewhere" / "file").exists()
