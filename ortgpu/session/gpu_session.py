@@ -676,6 +676,7 @@ def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified)
         from ..running.turns import take_turns
 
         take_turns(runner, session._holdings.turns)
+        return runner  # a budget leaves no room for plans
     from ..provider.placement import has_convolutions
 
     if not has_convolutions(verified.placement):
