@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
+_DESCRIPTOR = struct.Struct("i")
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may leave SIGPIPE at its default, which ends the process
 _SO_NOSIGPIPE = 0x1022  # sys/socket.h of macOS, which has no MSG_NOSIGNAL
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -71,8 +72,9 @@ class Channel:
                 try:
                     if descriptor is None or sys.platform == "win32":
                         rest = rest[self._end.send(rest, _NO_SIGNAL) :]
-                    else:
-                        rest = rest[socket.send_fds(self._end, [rest], [descriptor], _NO_SIGNAL) :]
+                    else:  # not socket.send_fds, which ignores the flags
+                        message = socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor)
+                        rest = rest[self._end.sendmsg([rest], [message], _NO_SIGNAL) :]
                         descriptor = None
                 except BlockingIOError:
                     self._wait_until(until, to_send=True)
@@ -109,16 +111,19 @@ class Channel:
 
     def _head(self) -> tuple[bytes, int | None]:
         """Return the first bytes of a message, and its descriptor."""
+        descriptor = None
         if sys.platform == "win32":
-            head, descriptors = self._end.recv(_LENGTH.size), []
+            head = self._end.recv(_LENGTH.size)
         else:
-            head, descriptors, _, _ = socket.recv_fds(self._end, _LENGTH.size, 1, _CLOSE_ON_EXEC)
+            space = socket.CMSG_SPACE(_DESCRIPTOR.size)
+            head, messages, _, _ = self._end.recvmsg(_LENGTH.size, space, _CLOSE_ON_EXEC)
+            for level, kind, data in messages:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    (descriptor,) = _DESCRIPTOR.unpack(data)
+                    os.set_inheritable(descriptor, False)  # macOS has no such flag
         if not head:
             raise EOFError
-        if not descriptors:
-            return head, None
-        os.set_inheritable(descriptors[0], False)  # not every system has the flag, or honours it
-        return head, descriptors[0]
+        return head, descriptor
 
     def _exactly(self, size: int, until: float | None) -> bytearray:
         data = bytearray(size)
