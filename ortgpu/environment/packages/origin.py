@@ -6,11 +6,10 @@ import json
 import os
 import re
 from importlib import metadata
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
-
-import ortgpu
 
 #: Whether a package index has ortgpu. While none has, no printed command fetches it by its name.
 ON_AN_INDEX: Final = False
@@ -37,8 +36,8 @@ def words_for_extra(extra: str, *, on_an_index: bool = ON_AN_INDEX) -> list[str]
         return [f"ortgpu[{extra}] @ {version_control['vcs']}+{url}@{version_control['commit_id']}"]
     if url and (not folder or os.path.exists(folder)):
         return [f"ortgpu[{extra}] @ {url}"]
-    clone = os.path.dirname(os.path.dirname(os.path.abspath(ortgpu.__file__)))
-    if os.path.isfile(os.path.join(clone, "pyproject.toml")):  # on PYTHONPATH, or installed by an old setuptools
+    clone = Path(__file__).resolve().parents[3]
+    if (clone / "pyproject.toml").is_file():  # on PYTHONPATH, or installed by an old setuptools
         return [f"{clone}[{extra}]"]
     return _requirements_of(installed, extra) or [f"ortgpu[{extra}]"]
 
