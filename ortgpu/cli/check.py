@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ortgpu.cli import output, signals
+from ortgpu.cli.batches import parse_batches
 from ortgpu.diagnosis.probe.probing import RELU
 
 if TYPE_CHECKING:
     from ortgpu.cli.report import SessionReport
+    from ortgpu.cli.shape_times import ShapeTimes
     from ortgpu.session.placement_details import PlacementDetails
     from ortgpu.session.tuning.comparing import Comparison
 
@@ -33,6 +35,12 @@ CpuNodes = Literal["allow", "warn", "forbid"]
 @output.inputs_option
 @click.option("--placement", is_flag=True, help="Also why nodes are not on the GPU, and the copies; opens MODEL again.")
 @click.option("--compare", type=click.Choice(["cpu"]), help="Compare the results with the CPU's in float32.")
+@click.option(
+    "--shapes",
+    metavar="N,N,...",
+    callback=parse_batches,
+    help="Batch sizes: what a change of shape costs, and what plans for several shapes gain.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
 def check(
     model: Path | None,
@@ -43,6 +51,7 @@ def check(
     inputs: Path | None,
     placement: bool,
     compare: str | None,
+    shapes: tuple[int, ...] | None,
     as_json: bool,
 ) -> int:
     """Open MODEL on the GPU and prove that it runs there.
@@ -60,7 +69,7 @@ def check(
       "device", "providers", "provider_options", "placement",
       "gpu_memory" (bytes), "latency_ms", "latency_error", "tuned", "warnings",
       "on_cpu_because" and, with --placement, "placement_details",
-      with --compare "compared" and "compared_with"
+      with --compare "compared" and "compared_with"; with --shapes "shapes"
     null is unknown.
     """
     from ortgpu.cli import report
@@ -68,7 +77,9 @@ def check(
     name = str(model) if model else None
     try:
         with report.quiet() as caught:
-            found, compared, compared_with = _open_and_run(model, device, cpu_nodes, allow_cpu, runs, inputs, compare)
+            found, compared, compared_with, times = _open_and_run(
+                model, device, cpu_nodes, allow_cpu, runs, inputs, compare, shapes
+            )
             details = _look_closer(model, device) if placement and found.device.is_gpu else None
     except click.UsageError:
         raise
@@ -88,6 +99,8 @@ def check(
         if compare is not None:
             document["compared"] = {"error": compared.error, "wrong": wrong} if compared is not None else None
             document["compared_with"] = compared_with
+        if shapes is not None:
+            document["shapes"] = [each.as_dict() for each in times]
         document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
         output.write_json(document)
         return int(failed)
@@ -103,6 +116,10 @@ def check(
     elif not refused:
         output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
     found.show(console)
+    if times:
+        from ortgpu.cli import shape_times
+
+        shape_times.show(console, times)
     if wrong is not None:
         output.line(console, f"WRONG beside {compared_with}: {wrong}", style="bold red")
     elif compared is not None:
@@ -126,7 +143,8 @@ def _open_and_run(
     runs: int,
     file: Path | None,
     compare: str | None,
-) -> tuple[SessionReport, Comparison | None, str | None]:
+    shapes: tuple[int, ...] | None,
+) -> tuple[SessionReport, Comparison | None, str | None, list[ShapeTimes]]:
     from ortgpu import GPUSession
     from ortgpu.cli import report
 
@@ -143,11 +161,19 @@ def _open_and_run(
         except UnknownInputError as error:
             reason = str(error)
         found = report.read(session, feeds if runs > 0 else None, runs, reason, inputs.refusal(file))
+        times: list[ShapeTimes] = []
+        if shapes is not None:
+            from ortgpu.cli import shape_times
+
+            try:
+                times = shape_times.measure(session, shapes)
+            except UnknownInputError as error:
+                raise click.UsageError(f"--shapes: {error}") from error
         if not compare or feeds is None or found.latency_error is not None:
-            return found, None, None
+            return found, None, None, times
         from ortgpu.session.tuning.diverging import compare_with_cpu
 
-        return found, *compare_with_cpu(session, source, feeds)
+        return found, *compare_with_cpu(session, source, feeds), times
 
 
 def _look_closer(model: Path | None, device: str | None) -> PlacementDetails:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ortgpu.cli import output, signals
-from ortgpu.cli.bench import check_plot, parse_batches
+from ortgpu.cli.batches import parse_batches
+from ortgpu.cli.bench import check_plot
 from ortgpu.errors import GPUError
 from ortgpu.provider.settings import described
 

@@ -84,6 +84,11 @@ class PlainRunner:
         """Return ``run(session, runner, feed)``. A runner with further sessions may pass one of these, and its feed."""
         return run(session, self, feed)
 
+    @property
+    def own(self) -> PlainRunner:
+        """The runner that makes the runs of the session itself."""
+        return self
+
     def prepare(self, session: RunningSession, feeds: Sequence[Mapping[str, Any]]) -> bool:
         """Make plans for several shapes now if runs of ``feeds`` show that they gain. Return True if there are some."""
         return False

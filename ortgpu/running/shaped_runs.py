@@ -255,6 +255,10 @@ class ShapedRunner(PlainRunner):
         if plans is not None:
             plans.close()
 
+    @property
+    def own(self) -> PlainRunner:
+        return self._first
+
     def prepare(self, session: RunningSession, feeds: Sequence[Mapping[str, Any]]) -> bool:
         if self._plans is None and self.why_none is None and self._are_slow(session, feeds):
             self._begin(session)

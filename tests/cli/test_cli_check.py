@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import onnx.parser
 import pytest
 
 from ortgpu.errors import catalogue
@@ -231,3 +232,17 @@ report(str(default_path("model.onnx", initialise().devices[0].name)))
         (line,) = (line for line in done.stdout.splitlines() if line.startswith("  settings"))
         assert line.split(maxsplit=1)[1].startswith(why)
         assert line.endswith(f"`ortgpu tune {tmp_path / 'model.onnx'}`")
+
+
+def test_shapes_of_check(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[n, 2] x) => (float[n, 2] y) { y = Neg(x) }'
+    model = tmp_path / "model.onnx"
+    model.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    env = {**NO_GPU, "ORTGPU_ALLOW_CPU": "1"}
+    document = json.loads(ortgpu("check", str(model), "--shapes", "1,2", "--json", env=env).stdout)
+    assert [(each["batch"], each["planned"]) for each in document["shapes"]] == [(1, None), (2, None)]
+    assert all(each["repeated"] > 0 and each["changed"] > 0 for each in document["shapes"])
+    assert "after another" in ortgpu("check", str(model), "--shapes", "1,2", env=env).stdout
+    assert ortgpu("check", str(model), "--shapes", "0", env=env).returncode == 2
+    fixed = ortgpu("check", "--shapes", "1,2", env=env)
+    assert (fixed.returncode, "no free batch dimension" in fixed.stderr) == (2, True)

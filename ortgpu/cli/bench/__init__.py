@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortgpu.cli import output
+from ortgpu.cli.batches import parse_batches
 from ortgpu.environment.packages.installer import install_extra
 from ortgpu.errors import GPUError
 
@@ -23,19 +24,6 @@ if TYPE_CHECKING:
 
 PLOTS = (".png", ".svg")
 _DEFAULT_BATCHES = (1, 8, 64)
-
-
-def parse_batches(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
-    """Return the sizes of an option --batch. Raises click.BadParameter."""
-    if text is None:
-        return None
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise click.BadParameter(f"{text!r} is no list of positive whole numbers, such as 1,8,64")
-    return tuple(dict.fromkeys(sizes))
 
 
 def check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:

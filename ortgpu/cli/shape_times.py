@@ -1,0 +1,107 @@
+"""The times of ``ortgpu check --shapes``: what a change of shape costs, and what plans for several shapes gain."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ortgpu.cli import output
+
+if TYPE_CHECKING:
+    from ortgpu import GPUSession
+
+_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeTimes:
+    """The milliseconds of a run with one size of the batch.
+
+    Attributes:
+        repeated: after a run of the same shape.
+        changed: after a run of another shape, without plans for several shapes.
+        planned: the same with such plans; None if the session has none.
+    """
+
+    batch: int
+    repeated: float
+    changed: float
+    planned: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(session: GPUSession, sizes: Sequence[int]) -> list[ShapeTimes]:
+    """Run made-up inputs of each size, repeated and in turn, without plans and with them.
+
+    Raises:
+        UnknownInputError: no inputs can be made up, or none of several batches.
+        GPUError, Exception: as ``run`` raises.
+    """
+    from ortgpu.session.tuning.feeds import UnknownInputError, batch_dimension, make_inputs
+
+    declared = session.get_inputs()
+    if batch_dimension(declared) is None:
+        raise UnknownInputError("the model has no free batch dimension")
+    feeds = {size: make_inputs(declared, size) for size in sizes}
+    own = session._gpu_runner.own
+
+    def seconds(feed: Mapping[str, Any]) -> float:
+        start = time.perf_counter()
+        own.run(session, None, dict(feed), None)
+        return time.perf_counter() - start
+
+    repeated: dict[int, float] = {}
+    for size, feed in feeds.items():
+        seconds(feed)
+        repeated[size] = statistics.median(seconds(feed) for _ in range(_REPEATS))
+    changed = _in_turn(feeds, seconds)
+    has_plans = bool(session.warm(list(feeds.values())).kept)
+
+    def planned_seconds(feed: Mapping[str, Any]) -> float:
+        start = time.perf_counter()
+        session.run(None, dict(feed))
+        return time.perf_counter() - start
+
+    planned = _in_turn(feeds, planned_seconds) if has_plans else {}
+    return [
+        ShapeTimes(
+            size,
+            _milliseconds(repeated[size]),
+            _milliseconds(changed[size]),
+            _milliseconds(planned[size]) if size in planned else None,
+        )
+        for size in feeds
+    ]
+
+
+def show(console: Console, times: Sequence[ShapeTimes]) -> None:
+    output.heading(console, "Milliseconds a run, by batch")
+    rows = [
+        (
+            str(each.batch),
+            f"{each.repeated:.3f}",
+            f"{each.changed:.3f}",
+            "-" if each.planned is None else f"{each.planned:.3f}",
+        )
+        for each in times
+    ]
+    output.table(console, ("batch", "repeated", "after another", "the same, with plans"), rows)
+
+
+def _in_turn(feeds: Mapping[int, Any], seconds: Any) -> dict[int, float]:
+    found: dict[int, list[float]] = {size: [] for size in feeds}
+    for _ in range(_REPEATS):
+        for size, feed in feeds.items():
+            found[size].append(seconds(feed))
+    return {size: statistics.median(times) for size, times in found.items()}
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1e3 * seconds, 4)
