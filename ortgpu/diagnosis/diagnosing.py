@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..environment.inspection import Environment, as_plain, inspect_environment
 from ..environment.libraries.catalogue import spec_for
-from ..environment.packages.plugins import PREFIX
+from ..environment.packages.plugins import PREFIX, list_other_cuda_plugins
 from ..errors import (
     BrokenPackageError,
     CPUOnlyPackageError,
@@ -315,6 +315,7 @@ def _observed(runtime: Runtime, request: Request | None, cuda: CudaState | None)
         preload=runtime.preload,
         provider_error=runtime.provider_error,
         plugin_problem=runtime.plugin_problem,
+        has_other_cuda_plugin=bool(list_other_cuda_plugins()),
         cuda=cuda,
         has_collective_ops=runtime.has_collective_ops if needs_collective_ops else None,
         sessions=sessions() if cuda is not None and cuda.code == 0 else (),  # else none is on a GPU

@@ -42,6 +42,7 @@ class Observed:
     has_collective_ops: bool | None = None  # of the imported module
     sessions: tuple[SessionRecord, ...] = ()  # open in this process
     plugin_problem: str | None = None  # as in Runtime
+    has_other_cuda_plugin: bool = False  # A registered plugin of another name lists a GPU of NVIDIA.
     numpy_error: str | None = None  # NumPy's words if the import failed for it; a probe has what was printed
 
     @property

@@ -22,7 +22,7 @@ from ..environment.gpu.cuda import CudaState, context_error, context_is_active, 
 from ..environment.libraries.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from ..environment.libraries.loader import loader_of_this_process
 from ..environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
-from ..environment.packages.plugins import listed_providers, registered_library, takes_ordinal
+from ..environment.packages.plugins import list_other_cuda_plugins, listed_providers, registered_library, takes_ordinal
 from ..environment.ranks import LOCAL_RANKS
 from ..errors import (
     CollectiveOpsUnavailableError,
@@ -54,6 +54,7 @@ from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
 from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, LIMIT, THREADS
 from ..running.onnxruntimes import InferenceSession, session_on_cpu
+from . import other_plugins
 from .budget import not_limited, too_small
 from .chosen import slow_search, unfit
 from .plan import STREAM, Plan, bound_to, for_model, on_cpu, on_gpu, plan_of, why_untuned
@@ -179,6 +180,10 @@ def _warn_of_rank(session: RunningSession, context: OpeningContext) -> None:
 def _working_driver(context: OpeningContext) -> CudaState:
     """Return the driver's answers. Raises GPUError if it, the provider or its libraries do not work."""
     runtime = context.runtime
+    if requests.CUDA not in (runtime.available_providers or ()) and (others := list_other_cuda_plugins()):
+        if context.plan.is_carried:
+            return _check_driver(context)
+        raise other_plugins.why_not_used(others)
     if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
         raise context.diagnose()
     if runtime.cuda_is_plugin:  # which ends a process whose CUDA does not work
@@ -364,10 +369,11 @@ def _verify(session: RunningSession, plan: Plan, placement: Placement, context: 
     """Return the facts of a session that is on its GPU. Raises GPUError for any other."""
     global _has_opened
     plan = _verified_plan(session, plan, context)
-    _check_lazily_opened(placement, context)
-    _has_opened = True
+    if requests.CUDA in InferenceSession.get_providers(session):
+        _check_lazily_opened(placement, context)
+        _check_search(session, placement, context)
+        _has_opened = True
     _check_cpu_nodes(session, placement, plan.request.cpu_nodes)
-    _check_search(session, placement, context)
     from ..environment.gpu.driver import read_driver_version
 
     gpu, version = plan.gpu, read_driver_version()
@@ -381,7 +387,11 @@ def _verified_plan(session: RunningSession, plan: Plan, context: OpeningContext)
     bound = tuple(InferenceSession.get_providers(session))  # a subclass may override it
     ours = requests.CUDA in bound and {requests.CUDA, requests.CPU, *requests.TENSORRT}.issuperset(bound)
     if plan.is_carried and not ours:
-        raise without_cuda(bound)
+        other = other_plugins.bound_plugin(bound)
+        if other is None:
+            raise without_cuda(bound)
+        cuda = context.ask_driver()
+        return bound_to(plan, other_plugins.verified_ordinal(session, other, cuda), cuda)
     if requests.CUDA not in bound:
         raise context.diagnose()
     if plan.request.is_guarded:  # plain ONNX Runtime leaves out, without a word, plugins that it opens by device only

@@ -238,6 +238,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
         not installed.importable
         or _is_checkout(facts)
         or _is_of_another_python(facts)
+        or facts.observed.has_other_cuda_plugin
         or (has_provider and (available is None or CUDA in available))
     ):
         return None

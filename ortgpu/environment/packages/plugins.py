@@ -20,6 +20,7 @@ Way = Literal["built in", "registered by the program", "bundled plugin", "plugin
 
 CUDA: Final = "CUDAExecutionProvider"
 PREFIX: Final = "onnxruntime-ep-"  # onnxruntime-ep-cuda13, onnxruntime-ep-webgpu
+_NVIDIA: Final = 0x10DE  # number of the vendor on the PCI bus
 LIBRARY: Final = "_ORTGPU_CUDA_PLUGIN"  # tells a child process which file its parent's program had registered
 FILE_NAMES: Final = {"Linux": "lib{}.so", "Windows": "{}.dll", "Darwin": "lib{}.dylib"}  # of providers
 CUDA_LIBRARY: Final = re.compile(r"(lib)?onnxruntime_providers_cuda\w*\.(so|dll)")
@@ -175,6 +176,16 @@ def listed_providers() -> tuple[str, ...]:
 def listed_accelerators() -> frozenset[str]:
     """Return the providers of registered plugins that list a GPU or an NPU in this process."""
     return frozenset(device.ep_name for device in _listed_devices() if device.device.type.name in ("GPU", "NPU"))
+
+
+def list_other_cuda_plugins() -> tuple[Any, ...]:
+    """Return the devices of NVIDIA's GPUs by registered plugins whose providers ONNX Runtime itself does not know."""
+    ask: Any = getattr(sys.modules.get("onnxruntime"), "get_all_providers", tuple)
+    return tuple(
+        device
+        for device in _listed_devices()
+        if device.device.type.name == "GPU" and device.device.vendor_id == _NVIDIA and device.ep_name not in ask()
+    )
 
 
 def takes_ordinal(provider: str) -> bool:
