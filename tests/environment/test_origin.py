@@ -49,7 +49,8 @@ def test_an_origin_that_is_gone_leaves_the_clone_or_the_requirements(
     installed_from(tmp_path / "site", url=(tmp_path / "gone").as_uri(), dir_info={})
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert words_for_extra("ray", on_an_index=False) == [f"{ROOT}[ray]"], "this test runs in a clone"
-    monkeypatch.setattr("ortgpu.__file__", str(tmp_path / "site" / "ortgpu" / "__init__.py"))
+    elsewhere = tmp_path / "site" / "ortgpu" / "environment" / "packages" / "origin.py"
+    monkeypatch.setattr("ortgpu.environment.packages.origin.__file__", str(elsewhere))
     assert words_for_extra("ray", on_an_index=False) == ["ray[data,serve]<3,>=2.51"]
 
 
