@@ -594,6 +594,11 @@ class PerformanceWarning(UserWarning):
     """A warning of time that ONNX Runtime loses silently, for instance by planning convolutions again and again."""
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun for a message: 1 file, 2 files."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def catalogue() -> dict[str, type[GPUError]]:
     """Return every error class of this module, by code."""
     classes = [each for each in globals().values() if isinstance(each, type)]

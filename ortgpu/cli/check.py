@@ -41,6 +41,7 @@ CpuNodes = Literal["allow", "warn", "forbid"]
     callback=parse_batches,
     help="Batch sizes: what a change of shape costs, and what plans for several shapes gain.",
 )
+@click.option("--verbose", is_flag=True, help="Also show the options bound to the CUDA provider.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
 def check(
     model: Path | None,
@@ -52,13 +53,14 @@ def check(
     placement: bool,
     compare: str | None,
     shapes: tuple[int, ...] | None,
+    verbose: bool,
     as_json: bool,
 ) -> int:
     """Open MODEL on the GPU and prove that it runs there.
 
-    Without MODEL, a built-in one with a single node is used. Shows the device, where every node was placed, the options
-    bound, the GPU memory of the process, and the time of a few runs on made-up inputs (free dimensions are 1), or on
-    those of --inputs.
+    Without MODEL, a built-in one with a single node is used. Shows the device, where every node was placed, the GPU
+    memory of the process, and the time of a few runs on made-up inputs (free dimensions are 1), or on those of
+    --inputs. The last line is the verdict.
 
     Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu or ORTGPU_ALLOW_CPU=1. 1: it is not, or
     it does not run on the inputs of --inputs, or --compare finds wrong results or none, and the reason is printed. 2:
@@ -106,25 +108,13 @@ def check(
         return int(failed)
     console = output.stdout()
     report.show_warnings(console, warned)
-    if refused:
-        output.line(console, str(found.latency_error), style="bold red")
     if on_cpu_because:
-        output.show_why_on_cpu(console, on_cpu_because, "Opened", by_option=allow_cpu)
-    elif found.is_idle:
-        said = f"{name} is open on the GPU, and none of its nodes runs there"
-        output.line(console, said, style="bold yellow")
-    elif not refused:
-        output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
-    found.show(console)
+        output.show_error(console, on_cpu_because)
+    found.show(console, verbose=verbose)
     if times:
         from ortgpu.cli import shape_times
 
         shape_times.show(console, times)
-    if wrong is not None:
-        output.line(console, f"WRONG beside {compared_with}: {wrong}", style="bold red")
-    elif compared is not None:
-        text = f"Results: at most {compared.error or 0:.1e} of the largest value from {compared_with}"
-        output.line(console, text, style="bold green")
     if placement and not details:
         output.line(console, "--placement shows nothing more: nothing is on a GPU.", style="yellow")
     elif details:
@@ -132,6 +122,19 @@ def check(
         output.line(console, str(details).partition("\n")[0])
         rows = [(node, node.kind, reason or "not known") for node, reason in details.off_gpu]
         output.table(console, ("on the CPU", "kind", "reason"), rows)
+    if compared is not None and wrong is None:
+        output.line(console, f"Results: at most {compared.error or 0:.1e} of the largest value from {compared_with}")
+    shown = name or "the built-in model"
+    if wrong is not None:
+        output.line(console, f"WRONG: {shown} beside {compared_with}: {wrong}", style="bold red")
+    elif refused:
+        output.line(console, str(found.latency_error), style="bold red")
+    elif on_cpu_because:
+        output.show_that_on_cpu(console, f"{shown} is open", by_option=allow_cpu)
+    elif found.is_idle:
+        output.line(console, f"{shown} is open on the GPU, and none of its nodes runs there", style="bold yellow")
+    else:
+        output.line(console, f"OK: {shown} runs on the GPU", style="bold green")
     return int(failed)
 
 

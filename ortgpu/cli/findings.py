@@ -22,6 +22,7 @@ from ortgpu.environment.inspection import Environment
 from ortgpu.environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of
 from ortgpu.environment.libraries.search import Resolution
 from ortgpu.environment.packages.installed import Distribution
+from ortgpu.errors import GPUError
 from ortgpu.provider.requests import CUDA
 
 _CAN_TRAIN = "OK: onnxruntime.training works here, on the CPU; training on a GPU with it is not verified"
@@ -53,6 +54,11 @@ class Report:
         message = failed.detail if failed is not None else probe.output
         return ", ".join((name, *message.strip().splitlines()[:1])) if name else None
 
+    @property
+    def causes(self) -> list[GPUError]:
+        problems = self.diagnosis.problems
+        return [each for each in problems if each.severity == "fatal" and each.consequence_of is None]
+
     def as_dict(self) -> dict[str, Any]:
         diagnosis = self.diagnosis.as_dict()
         return {
@@ -65,8 +71,10 @@ class Report:
         }
 
     def show(self, console: Console, *, verbose: bool = False) -> None:
+        """Show the problems, then the facts. The verdict is the last line, where a terminal shows it."""
         self._show_problems(console, verbose)
-        output.line(console)
+        if self.diagnosis.problems:
+            output.line(console)
         output.heading(console, "What was found")
         environment, probe, training = self.diagnosis.environment, self.diagnosis.probe, self.diagnosis.training
         libraries = _libraries_in_full if verbose else _libraries
@@ -87,14 +95,13 @@ class Report:
         if record is not None:
             rows["settings"] = [record.detail]
         output.facts(console, {name: text for name, lines in rows.items() if (text := "\n".join(lines))})
+        self._show_verdict(console)
 
     def _show_problems(self, console: Console, verbose: bool) -> None:
         problems = self.diagnosis.problems
-        causes = [each for each in problems if each.severity == "fatal" and each.consequence_of is None]
+        causes = self.causes
         consequences = [each for each in problems if each.consequence_of is not None]
         warnings = [each for each in problems if each.severity != "fatal" and each.consequence_of is None]
-        if not causes:
-            self._show_verdict(console)
         for number, cause in enumerate(causes):
             if number:
                 output.line(console)
@@ -113,6 +120,10 @@ class Report:
             show_more(console, each)
 
     def _show_verdict(self, console: Console) -> None:
+        if self.causes:
+            codes = ", ".join(dict.fromkeys(cause.code for cause in self.causes))
+            output.line(console, f"not OK: {codes}; see above for the fixes", style="bold red")
+            return
         if self.failure is not None:
             text = f"No check finds a fault, and the probe failed all the same: {self.failure}"
             output.line(console, text, style="bold red")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from ortgpu.errors import GPUError, escape_controls
@@ -103,7 +103,7 @@ def progress(text: str) -> Iterator[None]:
 def line(console: Console, text: str = "", style: str | None = None, *, column: int = 0) -> None:
     """Write a text. A terminal gets it folded between words, aligned behind ``column`` and the indent of the text.
 
-    A word that is too long for that, such as a path, is in a line of its own, and further left if it fits there.
+    A word that is too long for that, such as a path, is in a line of its own, and further left.
     """
     for each in _harmless(text).split("\n"):
         lead = _LEAD.match(each, column)
@@ -113,8 +113,7 @@ def line(console: Console, text: str = "", style: str | None = None, *, column: 
         if len(parts[0]) > room:
             parts.insert(0, "")
         for number, part in enumerate(parts):
-            further_left = _INDENT if len(_INDENT + part) <= console.width else ""
-            indent = each[:hang] if number == 0 else " " * hang if len(part) <= room else further_left
+            indent = each[:hang] if number == 0 else " " * hang if len(part) <= room else _INDENT
             command(console, f"{indent}{part}".rstrip(), style)
 
 
@@ -145,32 +144,51 @@ def table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[obje
 
     Cells are folded between words. Where that is not enough, each row is written as a list of names and values.
     """
-    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        result.add_column(column, overflow="fold")
     cells = [[_harmless(str(cell)) for cell in row] for row in rows]
-    for row in cells:
-        result.add_row(*row)
     if not cells:
         return
-    width = console.width - len(_INDENT)
-    if Measurement.get(console, console.options.update(max_width=_UNLIMITED), result).minimum > width:
+    room = console.width - len(_INDENT)
+    widths = _widths_of([columns, *cells], room - len(_INDENT) * (len(columns) - 1))
+    if widths is None:
         for number, row in enumerate(cells):
             if number:
                 line(console)
             facts(console, dict(zip(columns, row, strict=True)))
         return
+    result = Table(box=None, pad_edge=False, padding=(0, len(_INDENT), 0, 0))
+    for column, width in zip(columns, widths, strict=True):
+        result.add_column(column, width=width)
+    for row in cells:
+        result.add_row(*row)
     with console.capture() as capture:
-        console.print(result, width=width)
+        console.print(result, width=room)
     for text in capture.get().splitlines():
         console.print(f"{_INDENT}{text.rstrip()}", soft_wrap=True)
 
 
-def show_why_on_cpu(console: Console, error: Exception, what: str, *, by_option: bool) -> None:
-    """Show the error that keeps a model off the GPU, and who allowed the CPU. ``what`` was done there all the same."""
-    show_error(console, error)
-    who = "--allow-cpu was given" if by_option else "ORTGPU_ALLOW_CPU is set"
-    line(console, f"{what} on the CPU all the same, because {who}.", style="bold yellow")
+def _widths_of(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """Return the width of each column, so that no word is broken; None if there is no room for that.
+
+    Left to rich, columns become narrower than their longest word while others keep some room.
+    """
+    columns = list(zip(*rows, strict=True))
+    widths = [max((cell_len(word) for cell in column for word in cell.split()), default=1) for column in columns]
+    wanted = [max(cell_len(text) for cell in column for text in cell.split("\n")) for column in columns]
+    spare = room - sum(widths)
+    if spare < 0:
+        return None
+    by_need = sorted(range(len(columns)), key=lambda number: wanted[number] - widths[number])
+    for rank, number in enumerate(by_need):
+        more = max(0, min(wanted[number] - widths[number], spare // (len(by_need) - rank)))
+        widths[number] += more
+        spare -= more
+    return widths
+
+
+def show_that_on_cpu(console: Console, what: str, *, by_option: bool) -> None:
+    """Show that something was done on the CPU, and what allowed it."""
+    cause = "--allow-cpu" if by_option else "ORTGPU_ALLOW_CPU"
+    line(console, f"NOT on the GPU: {what} on the CPU because of {cause}", style="bold yellow")
 
 
 def show_error(

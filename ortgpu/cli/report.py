@@ -66,14 +66,14 @@ class SessionReport:
             "held": self.held,
         }
 
-    def show(self, console: Console) -> None:
+    def show(self, console: Console, *, verbose: bool = False) -> None:
         output.facts(console, self._facts())
         output.heading(console, "Placement of the nodes")
         if self.placement.known:
             output.table(console, ("provider", "kind", "operator", "nodes"), self.placement.rows())
         else:
             output.line(console, f"  {self.placement}")
-        if self.options:
+        if self.options and verbose:
             output.heading(console, f"Options bound to {CUDA}")
             output.facts(console, dict(sorted(self.options.items())))
 

@@ -123,7 +123,7 @@ def tune(
 
 def _show(console: Console, model: str, found: Tuning) -> None:
     output.heading(console, f"{model} on {found.device}")
-    output.table(console, ("settings", "ms", "times plain", "error", ""), map(_row, found.trials))
+    output.table(console, ("settings", "ms", "times plain", "error", "verdict"), map(_row, found.trials))
     for text in found.left_out:
         output.line(console, f"not tried: {text}", style="yellow")
     output.line(console, f"Results were compared with {found.compared_with}.")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..errors import Fix, PlacementError, escape_controls, manual
+from ..errors import Fix, PlacementError, counted, escape_controls, manual
 from ..model.data_flow import Key, Places, computing_nodes
 from ..model.files import is_ort_format
 from ..model.outline import UNREADABLE, GraphOutline
@@ -274,8 +274,9 @@ def refusal(placement: Placement) -> PlacementError | None:
         return None
     counts = Counter(node.op_type for node in nodes)
     divided_by = nodes[0].divided_by
+    verb = "computes" if len(nodes) == 1 else "compute"
     return PlacementError(
-        f"{len(nodes)} of {len(placement.nodes)} nodes compute on the CPU: "
+        f"{len(nodes)} of {counted(len(placement.nodes), 'node')} {verb} on the CPU: "
         + ", ".join(f"{op} ({n})" if n > 1 else op for op, n in counts.most_common(8)),
         evidence=[f"{node}: {node.reason}" for node in nodes[:12]]
         + ([f"... {len(nodes)} in all"] if len(nodes) > 12 else []),

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ..environment.child_process import ChildFailedError, ChildProcess
-from ..errors import GPUError
+from ..errors import GPUError, counted
 from ..model.files import ModelSource
 from ..model.outline import GraphOutline, Node
 from ..process.temporary import private_folder
@@ -79,7 +79,8 @@ class PlacementDetails:
     def __str__(self) -> str:
         """Return a table of the nodes that are not on the GPU, and the number of copies."""
         on_gpu = len(self.placed) - len(self.off_gpu)
-        head = f"{len(self.placed)} nodes, {on_gpu} on the GPU, {self.copies} copies between devices"
+        copies = "1 copy" if self.copies == 1 else f"{self.copies} copies"
+        head = f"{counted(len(self.placed), 'node')}, {on_gpu} on the GPU, {copies} between devices"
         if not self.off_gpu:
             return head
         rows = [(str(node), node.kind, reason or "not known") for node, reason in self.off_gpu]

@@ -59,7 +59,7 @@ def test_the_image_has_what_the_model_needs(image: images.Stage) -> None:
     done = subprocess.run(image.arguments(image.command), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 3, done.stderr
     assert "More: ortgpu explain driver-not-found" in done.stderr
-    assert "of this model needs" not in done.stderr
+    assert "this model's" not in done.stderr
     assert done.stderr.count("To fix it:") == 1
 
 

@@ -38,7 +38,7 @@ def test_the_model_that_it_saves_is_that_of_the_guide(tmp_path: Path) -> None:
 def test_demo_that_may_use_the_cpu_does_not_claim_the_gpu() -> None:
     result = ortgpu("demo", env={**NO_GPU, "ORTGPU_ALLOW_CPU": "1"})
     assert result.returncode == 0, result
-    assert "Opened on the CPU all the same, because ORTGPU_ALLOW_CPU is set." in result.stdout
+    assert "the built-in model is open on the CPU because of ORTGPU_ALLOW_CPU" in result.stdout
     assert "On the GPU" not in result.stdout
 
 

@@ -95,7 +95,7 @@ def test_name_that_the_encoding_lacks(tmp_path: Path) -> None:
 def test_report_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     monkeypatch.setattr(sys, "stdout", file)
-    example_report().show(output.stdout())
+    example_report().show(output.stdout(), verbose=True)
     assert (
         file.getvalue()
         == """\

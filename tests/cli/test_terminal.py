@@ -13,8 +13,10 @@ import pytest
 from ortgpu.__main__ import main
 from ortgpu.cli import COMMANDS, output
 from ortgpu.cli.explain import sections
+from ortgpu.cli.tune import _row
 from ortgpu.errors import catalogue
 from ortgpu.provider.placement import PlacedNode, Placement
+from ortgpu.session.tuning.children import Trial
 from tests.support.command_line import ESCAPE, NO_GPU, Terminal, example_report, ortgpu, shown_in_a_terminal
 
 BRANCHES = [code for code, cls in catalogue().items() if not cls.__subclasses__()]
@@ -119,9 +121,45 @@ def test_text_goes_on_below_its_own_column(monkeypatch: pytest.MonkeyPatch) -> N
         "          and another line\n"
         "  second  x\n"
         "  path  in\n"
-        "/a/folder/whose/name/is/longer/than/that\n"
+        "  /a/folder/whose/name/is/longer/than/that\n"
         "    pip install --force-reinstall --no-deps 'onnxruntime-gpu>=1.28'\n"
     )
+
+
+def test_a_table_that_is_folded_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The labels of `ortgpu tune`: rich made their column narrower than its words, and broke them."""
+    trials = [
+        Trial({"cudnn_conv_algo_search": "EXHAUSTIVE", "prefer_nhwc": "1"}, 0.8, (0.0102, 0.05), 2e-4, "chosen"),
+        Trial({"enable_cuda_graph": "1"}, None, (), None, "rejected: output 'y' has infinities where plain has none"),
+    ]
+    terminal = shown_by(monkeypatch, COLUMNS)
+    output.table(output.stdout(), ("settings", "ms", "times plain", "error", "verdict"), map(_row, trials))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+    assert [line for line in lines if len(line) > COLUMNS] == []
+    words = {word for line in lines for word in line.split()}
+    assert {"cudnn_conv_algo_search", "EXHAUSTIVE,", "prefer_nhwc", "verdict", "infinities", "none"} <= words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verdict"),
+    [
+        ("demo", "Raised instead of running on the CPU unnoticed."),
+        ("check {model}", "Error: "),
+        ("check --allow-cpu {model}", "NOT on the GPU: "),
+        ("check --allow-cpu --placement --verbose {model}", "NOT on the GPU: "),
+        ("doctor", "not OK: "),
+        ("doctor --verbose --no-probe", "not OK: "),
+        ("fix --yes", "not fixed: "),
+        ("fix --dry-run", "would run (--dry-run)"),
+        ("hold --python {model}", "Error: "),
+    ],
+)
+def test_the_verdict_is_in_sight_on_a_small_terminal(arguments: str, verdict: str, model: Path) -> None:
+    text = lines_in_a_terminal(*arguments.format(model=model).split(), env=NO_GPU)
+    rows = [line[start : start + COLUMNS] for line in text for start in range(0, max(len(line), 1), COLUMNS)]
+    while rows and not rows[-1]:
+        rows.pop()
+    assert verdict in re.sub(r"\s+", " ", " ".join(rows[-23:]))
 
 
 def test_table_that_does_not_fit_is_a_list(monkeypatch: pytest.MonkeyPatch) -> None:

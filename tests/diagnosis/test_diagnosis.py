@@ -5,6 +5,7 @@ What the facts are on real broken environments is for ``test_broken_environments
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -208,6 +209,14 @@ def test_a_change_of_a_machine_on_which_everything_was_tried(case: Case) -> None
     if case.error in libraries | known_by_now and not problems:
         return
     assert roots(problems) == [case.error], [str(problem) for problem in problems]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_single_thing_is_not_spoken_of_as_several(case: Case) -> None:
+    text = "\n".join(map(str, find_problems(case.change(HEALTHY))))
+    things = r"(?<![\d.,:_-])1 (?:of (?:\d+|the|its) )?(?:files|nodes|libraries|copies|packages|devices)"
+    assert re.findall(rf"{things} (?:are|compute|need)\b", text) == []
+    assert re.findall(r"(?<![\d.,:_-])1 (?:files|nodes|libraries|copies|packages|devices)\b", text) == []
 
 
 def test_every_check_finds_something() -> None:

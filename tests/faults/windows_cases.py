@@ -786,7 +786,7 @@ LIBRARIES = [
     WindowsCase(
         "no-cudnn-and-a-convolution",
         "LibraryNotFoundError",
-        ("cudnn64_9.dll", "Conv of this model needs", "nvidia-cudnn-cu13"),
+        ("cudnn64_9.dll", "this model's Conv nodes need", "nvidia-cudnn-cu13"),
         removing("nvidia/cudnn"),
         rows=("B10",),
         model="conv",

@@ -257,7 +257,8 @@ def test_what_computes_without_a_kernel_is_warned_of_and_refused(opened: Any, na
     assert "no CUDA kernel" in found["it"][1]
     _, warnings, refused, _ = opened[name]
     assert len(warnings) == 1
-    assert f"{len(computing)} of {len(opened[name][0])} nodes compute on the CPU" in warnings[0]
+    verb = "computes" if len(computing) == 1 else "compute"
+    assert f"{len(computing)} of {len(opened[name][0])} nodes {verb} on the CPU" in warnings[0]
     assert sorted(refused) == computing
 
 

@@ -204,7 +204,7 @@ def test_shapes_on_the_cpu_are_no_reason_to_refuse() -> None:
 def test_compute_on_the_cpu_is() -> None:
     found = refusal(MIXED)
     assert found is not None
-    assert found.summary == "1 of 8 nodes compute on the CPU: NonMaxSuppression"
+    assert found.summary == "1 of 8 nodes computes on the CPU: NonMaxSuppression"
     assert found.nodes == (MIXED.nodes[3],)
     assert (
         "NonMaxSuppression 'nms': no CUDA kernel for this operator with these types, attributes and this opset"

@@ -261,10 +261,10 @@ CASES = [
         "BrokenPackageError", "invalid ELF header"),
     Case("no cuDNN", without(CUDNN_13), "LibraryNotFoundError", "models with convolutions", "warning"),
     Case("no cuDNN for a model that needs it", all_of(without(CUDNN_13), request(cudnn_operators=("Conv",))),
-        "LibraryNotFoundError", "Conv of this model needs libcudnn.so.9", details={"missing": (CUDNN_13,)}),
+        "LibraryNotFoundError", "this model's Conv nodes need libcudnn.so.9", details={"missing": (CUDNN_13,)}),
     Case("no cuFFT", without("libcufft.so.12"), "LibraryNotFoundError", "Fourier", "warning"),
     Case("no cuFFT for a model that needs it", all_of(without("libcufft.so.12"), request(cufft_operators=("Rfft",))),
-        "LibraryNotFoundError", "Rfft of this model needs libcufft.so.12"),
+        "LibraryNotFoundError", "this model's Rfft nodes need libcufft.so.12"),
     Case(
         "cuDNN for another CUDA", preloaded(cudnn_cuda_major=12), "LibraryConflictError", "built for CUDA 12",
         "warning"),

@@ -119,9 +119,11 @@ def bench(
         console = output.stdout()
         report.show_warnings(console, warned)
         if on_cpu_because:
-            output.show_why_on_cpu(console, on_cpu_because, "Measured", by_option=allow_cpu)
+            output.show_error(console, on_cpu_because)
         output.heading(console, f"{model} on {_place(device)}")
         _show(console, figures, opened.left_out, recommended)
+        if on_cpu_because:
+            output.show_that_on_cpu(console, f"{model} was measured", by_option=allow_cpu)
     if plot is not None:  # after the figures, since a full disk must not lose them
         from ortgpu.cli.bench.plot import draw
 

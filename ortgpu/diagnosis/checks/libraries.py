@@ -68,7 +68,7 @@ def cufft_missing(facts: Facts) -> GPUError | None:
 def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], usual: str) -> GPUError | None:
     absent = tuple(library for library in _missing(facts, required=False) if stem_of(library.soname).startswith(stem))
     if operators:
-        return judge_missing(facts, absent, f"{_enumerate(operators)} of this model needs", "fatal")
+        return judge_missing(facts, absent, f"this model's {_enumerate(operators)} nodes need", "fatal")
     return judge_missing(facts, absent, f"models with {usual} need", "warning")
 
 

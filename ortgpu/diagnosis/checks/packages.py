@@ -21,6 +21,7 @@ from ...errors import (
     OnnxRuntimeNotInstalledError,
     ProviderFallbackError,
     UnsupportedPlatformError,
+    counted,
     manual,
     python,
     shell,
@@ -378,10 +379,11 @@ def broken_files(facts: Facts) -> GPUError | None:
     evidence += [f"missing: {name}" for name in missing[:8]]
     evidence += [f"not the file that was installed: {name}" for name in altered[:8]]
     works = all(did_its_work(facts, name) for name in damaged)
+    is_or_are = "is" if len(damaged) == 1 else "are"
     return BrokenPackageError(
-        f"the installed {owner.name} works, though {len(damaged)} of its files are missing or altered"
+        f"the installed {owner.name} works, though {counted(len(damaged), 'file')} {is_or_are} missing or altered"
         if works
-        else f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
+        else f"the installed {owner.name} is damaged: {counted(len(damaged), 'file')} {is_or_are} missing or altered",
         evidence=evidence,
         fixes=[_same_again(facts, owner, damaged)],
         severity="warning" if works else "fatal",
@@ -474,7 +476,8 @@ def library_damaged(facts: Facts) -> GPUError | None:
     whole = len(blocked) == len(damaged)
     again = manual(f"install {plugin.name} again, from where it came") if plugin is not None else None
     return BrokenPackageError(
-        f"{len(damaged)} of the libraries of {plugin or 'the installed ONNX Runtime'} are "
+        f"{'1 library' if len(damaged) == 1 else f'{len(damaged)} libraries'} of "
+        f"{plugin or 'the installed ONNX Runtime'} {'is' if len(damaged) == 1 else 'are'} "
         + ("refused to every program by this system" if whole else "damaged"),
         evidence=[f"{path}: {problem}" for path, problem in damaged.items()],
         fixes=[

@@ -17,7 +17,7 @@ from typing import Any
 from ...environment.child import cause_of_death
 from ...environment.child_process import ChildFailedError, ChildProcess
 from ...environment.gpu.driver import LIBCUDA, load_libcuda, read_nvml
-from ...errors import GPUError
+from ...errors import GPUError, counted
 from ...model.files import is_special_file
 from ...process import parent
 from ...provider.preloading import OPENING, logger, preload
@@ -262,4 +262,4 @@ def _session(model: str | bytes, *, run: bool = False) -> _Outcome:
 
         result = session.run(None, {"x": numpy.array([-1, 0, 1, 2], dtype=numpy.float32)})[0]
         return result.tolist() == [0, 0, 1, 2], f"ran: {result.tolist()}", data
-    return True, f"{len(placement.nodes)} nodes" if placement.known else "opened", data
+    return True, counted(len(placement.nodes), "node") if placement.known else "opened", data
