@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .session.guard.guard import enforce as enforce
     from .session.guard.guard import install as install
     from .session.guard.guard import uninstall as uninstall
+    from .session.models import GPUModels as GPUModels
     from .session.pool.pool import GPUSessionPool as GPUSessionPool
     from .session.pool.pool import LostDevice as LostDevice
     from .session.pool.pool import WorkerHealth as WorkerHealth
@@ -62,6 +63,7 @@ _HOMES = {
     "SessionRecord": "provider.living",
     "sessions": "provider.living",
     "GPUSession": "session.gpu_session",
+    "GPUModels": "session.models",
     "Tuning": "session.tuning.children",
     "tune": "session.tune",
 }

@@ -43,6 +43,15 @@ def bytes_outside(budget: int) -> int:
     return (70 + 80 * runs + (80 if runs > 1 else 0)) * _MIB
 
 
+def with_room_outside(arena: int) -> int:
+    """Return the least budget in which an arena of so many bytes has room."""
+    return next(
+        budget
+        for least in (0, _GIB, 4 * _GIB)
+        if runs_at_a_time(budget := max(arena + bytes_outside(least), least)) == runs_at_a_time(least)
+    )
+
+
 def choose_limits(budget: int, own: Collection[str]) -> dict[str, tuple[str, str]]:
     """Return the options of the CUDA provider that keep a budget, each with its value and the reason.
 

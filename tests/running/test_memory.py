@@ -138,8 +138,10 @@ report(wrong)
 def test_weights_are_those_of_the_file_until_it_changes() -> None:
     found = child(
         """
-import onnx
+import onnx, tempfile
 from onnx import helper, numpy_helper
+here = tempfile.TemporaryDirectory()
+os.chdir(here.name)
 def saved(rows, path):
     w = numpy_helper.from_array(np.ones((rows, 4), np.float16), "w")
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g",

@@ -1,0 +1,427 @@
+"""Many models in one budget of GPU memory: sessions that are opened at first use and closed when others need room."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ..environment.gpu.cuda import initialise
+from ..errors import ExecutionError, GPUError, GPUOutOfMemoryError, InsufficientDeviceMemoryError, manual
+from ..model.files import stamp_of
+from ..model.weights import bytes_of_weights
+from ..process.reminders import Reminder
+from ..provider.devices import as_request, choose_visible, is_cpu
+from ..provider.sizes import GPUSize, bytes_of_gpu, parse_gpu_size
+from ..running import arena
+from .budget import with_room_outside
+from .request import NAMES, SessionRequest, checked, refuse_misspelt
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
+
+    from ..running.onnxruntimes import Results
+    from .gpu_session import GPUSession
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger("ortgpu")
+
+_MIB = 1 << 20
+_FIRST_ROOM = 64 * _MIB  # for activations and workspaces, until a run needs more
+_UNKNOWN_WEIGHTS = 256 * _MIB
+_PAUSE = 0.002  # seconds between looks at runs that are in the way
+_LONGEST_WAIT = 300.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHealth:
+    """The state of one model.
+
+    Attributes:
+        path: of its file.
+        state: "open", or "closed" until the next use.
+        device: where its session is, "cuda:0 (NVIDIA H200, ...)"; None while it is closed.
+        memory: the bytes of the budget that it has; None without a budget, or while it is closed.
+        running: the calls at work.
+        opened: how often its session was opened.
+        idle: the seconds since its last use; None before the first.
+        last_error: why it was not opened the last time.
+    """
+
+    path: str
+    state: Literal["open", "closed"]
+    device: str | None
+    memory: int | None
+    running: int
+    opened: int
+    idle: float | None
+    last_error: GPUError | None
+
+
+class GPUModel:
+    """One model of a :class:`GPUModels`. Its session is open while a call is at work, and often afterwards."""
+
+    def __init__(self, models: GPUModels, path: str) -> None:
+        self.path = path
+        self._models = models
+        self._session: GPUSession | None = None
+        self._calls: list[int] = []  # the threads whose calls are at work; append and remove are one step each
+        self._used: float | None = None
+        self._share = 0  # bytes of the budget
+        self._need = 0  # bytes of the budget that the last session turned out to need
+        self._opened = 0
+        self._last_error: GPUError | None = None
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> Results:
+        """Run the model, as ``GPUSession.run`` does. The session is opened if it is not open.
+
+        A run that is out of memory is made again, with more of the budget, for which other sessions are closed.
+
+        Raises:
+            GPUError, Exception: as GPUSession and its ``run`` raise. A missing file raises ONNX Runtime's own.
+            ExecutionError: the GPUModels is closed.
+        """
+        calls, thread = self._calls, threading.get_ident()
+        calls.append(thread)  # before the look at the session, which is not closed while there are calls
+        try:
+            session = self._session
+            if session is not None:
+                self._used = time.monotonic()
+                return session.run(output_names, input_feed, run_options)
+        except GPUOutOfMemoryError as error:
+            if not self._models._may_get_more(self):
+                raise
+            asked: int | None = error.requested or 0
+        else:
+            asked = None
+        finally:
+            calls.remove(thread)
+        return self._models._call(self, lambda session: session.run(output_names, input_feed, run_options), asked)
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[GPUSession]:
+        """Open the session, if it is not open, and keep it open within the ``with`` block: for ``map`` and others.
+
+        Raises:
+            GPUError, Exception: as the constructor of GPUSession raises.
+        """
+        session = self._models._begin(self)
+        try:
+            yield session
+        finally:
+            self._calls.remove(threading.get_ident())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path} {'open' if self._session is not None else 'closed'}>"
+
+
+class GPUModels(Mapping[str, GPUModel]):
+    """Models by their paths, whose sessions share a budget of GPU memory.
+
+    ``models["a.onnx"].run(None, feed)`` opens the session at the first use. When the budget would be passed, the
+    session that was used least recently is closed, but never one that runs. If all run, the call waits until one has
+    ended. A closed session is opened again at its next use. Many threads may use any model at any time; sessions are
+    opened one at a time. Each session gets a share of the budget: room for its weights, 150 MiB for what ONNX Runtime
+    allocates outside of its arena, and as much as its runs turn out to need. With a share below 1 GiB a model makes one
+    run at a time.
+
+    In a forked child the models cannot be used. On the CPU (``allow_cpu=True``) the budget counts nothing, and the log
+    says so.
+
+    Not promised: that a model that needs the whole budget and one in constant use get on with each other. Each use of
+    the first waits for a moment in which the second does not run.
+
+    Args:
+        budget: the most that all sessions take of the GPU together: bytes, "12GiB", or 0.5 for half of the GPU. None:
+            no limit. CUDA's context and the kernels that the process has loaded are not counted.
+        idle: seconds without a use after which a session is closed. None: never.
+        arguments: those of GPUSession for every model, such as ``device`` and ``providers``.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or its name looks misspelt. Nothing was opened.
+    """
+
+    def __init__(self, budget: GPUSize | None = None, idle: float | None = None, **arguments: Any) -> None:
+        if "memory" in arguments:
+            raise TypeError("GPUModels has budget= in the place of memory=")
+        refuse_misspelt("GPUModels", arguments.keys() - set(NAMES), (*NAMES, "budget", "idle"))
+        self._size = None if budget is None else parse_gpu_size("budget", budget)
+        self._idle = None if idle is None else _seconds("idle", idle)
+        _check_arguments(arguments)
+        self._arguments = arguments
+        self._models: dict[str, GPUModel] = {}
+        self._lock = threading.RLock()  # held while a session is opened or closed
+        self._budget: int | None = None  # bytes, once the GPU is known
+        self._closed = False
+        self._reminder = Reminder(self, GPUModels._close_idle, "ortgpu-models")
+
+    def __getitem__(self, path: str | os.PathLike[str]) -> GPUModel:
+        """Return the model at a path. Its file is not looked at before its first use."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"a model is named by the path of its file, not by {path!r}")
+        name = os.path.abspath(os.fsdecode(path))
+        model = self._models.get(name)
+        return model if model is not None else self._models.setdefault(name, GPUModel(self, name))
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, (str, os.PathLike)) and os.path.abspath(os.fsdecode(path)) in self._models
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._models))
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def warm(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        """Open the sessions of these models, in this order. One that does not fit beside the others closes the first.
+
+        Raises:
+            GPUError, Exception: as the constructor of GPUSession raises.
+        """
+        for path in paths:
+            with self[path].session():
+                pass
+
+    def health(self) -> tuple[ModelHealth, ...]:
+        """Return the state of each model that was asked for, in that order. Nothing is waited for."""
+        now = time.monotonic()
+        states = []
+        for model in list(self._models.values()):
+            session, used = model._session, model._used
+            states.append(
+                ModelHealth(
+                    path=model.path,
+                    state="open" if session is not None else "closed",
+                    device=str(session.device) if session is not None else None,
+                    memory=model._share if session is not None and self._size is not None else None,
+                    running=len(model._calls),
+                    opened=model._opened,
+                    idle=None if used is None else max(0.0, now - used),
+                    last_error=model._last_error,
+                )
+            )
+        return tuple(states)
+
+    def close(self) -> None:
+        """Wait for the calls at work, and close all sessions. Later calls raise ExecutionError. Twice is fine."""
+        self._closed = True
+        while True:
+            with self._lock:
+                for model in self._models.values():
+                    self._close(model)
+                if all(model._session is None for model in self._models.values()):
+                    break
+            time.sleep(_PAUSE)
+        self._reminder.stop()
+
+    def __enter__(self) -> Self:
+        self._refuse_if_closed()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle 'GPUModels' object: its sessions belong to this process")
+
+    def _call(self, model: GPUModel, call: Callable[[GPUSession], Result], asked: int | None) -> Result:
+        """Return the result of ``call`` with an open session.
+
+        After an out-of-memory error the session gets more of the budget, and the call is made again. ``asked``: the
+        bytes for which a first call had no room; None if none was made.
+        """
+        for last in (False, True) if asked is not None else (False, False, True):
+            session = self._begin(model, more_than=asked, all_of_it=last)
+            try:
+                return call(session)
+            except GPUOutOfMemoryError as error:
+                if last or not self._may_get_more(model):
+                    raise
+                asked = error.requested or 0
+            finally:
+                del session
+                model._calls.remove(threading.get_ident())
+        raise AssertionError("the last try returns or raises")
+
+    def _begin(self, model: GPUModel, more_than: int | None = None, *, all_of_it: bool = False) -> GPUSession:
+        """Return the open session of a model, with a call counted, which the caller must take away."""
+        with self._lock:
+            self._refuse_if_closed()
+            share = self._share_of(model, more_than, all_of_it=all_of_it and more_than is not None)
+            if model._session is not None and model._share < share:
+                self._wait(lambda: self._close(model), share, is_vain=threading.get_ident() in model._calls)
+            if more_than is not None and self._budget is None:
+                for each in self._models.values():
+                    self._close(each)
+            if model._session is None:
+                self._open(model, share)
+            session = model._session
+            assert session is not None
+            model._calls.append(threading.get_ident())
+            model._used = time.monotonic()
+        if self._idle is not None and not self._reminder.is_at_work:
+            self._reminder.start()
+        return session
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ExecutionError("this GPUModels is closed", fixes=[manual("make a new GPUModels")])
+
+    def _may_get_more(self, model: GPUModel) -> bool:
+        if self._budget is not None:
+            return model._share < self._budget
+        return any(each._session is not None and each is not model for each in self._models.values())
+
+    def _share_of(self, model: GPUModel, more_than: int | None, *, all_of_it: bool) -> int:
+        """Return the bytes of the budget that a session is to have. 0 without a budget."""
+        budget = self._bytes_of_budget()
+        if budget is None:
+            return 0
+        if all_of_it:
+            return budget
+        share = model._need or model._share
+        if not share:
+            weights = bytes_of_weights(model.path, stamp_of(model.path))
+            share = with_room_outside((_UNKNOWN_WEIGHTS if weights is None else weights) + _FIRST_ROOM)
+        if more_than is not None:
+            share = max(2 * model._share, model._share + 2 * more_than, share)
+        return min(share, budget)
+
+    def _bytes_of_budget(self) -> int | None:
+        if self._budget is None and self._size is not None:
+            device = self._arguments.get("device")
+            if isinstance(self._size, int) or is_cpu(device):
+                self._budget = int(self._size)
+            else:
+                try:
+                    gpu = choose_visible(as_request(device), initialise())
+                except GPUError:  # which the session raises, or is on the CPU
+                    return None
+                self._budget = bytes_of_gpu(self._size, gpu.total_memory)
+        return self._budget
+
+    def _open(self, model: GPUModel, share: int) -> None:
+        """Open a session with a share of the budget, for which others are closed. The lock is held."""
+        from .gpu_session import GPUSession
+
+        budget = self._budget
+        memory: dict[str, Any] = {} if budget is None else {"memory": share}
+        if os.path.exists(model.path):  # else ONNX Runtime refuses it, and nothing has to make room
+            self._make_room(model, share)
+        try:
+            session = GPUSession(model.path, **self._arguments, **memory)
+        except InsufficientDeviceMemoryError as error:
+            model._last_error = error
+            if budget is None or share >= budget:
+                raise
+            del error
+            self._open(model, min(2 * share, budget))
+            return
+        except Exception as error:
+            model._last_error = error if isinstance(error, GPUError) else None
+            raise
+        model._last_error = None
+        model._opened += 1
+        if not session.device.is_gpu and budget is not None:
+            logger.warning("%s is on the CPU, where the budget of GPU memory counts nothing", model.path)
+            share = 0
+        elif self._arguments.get("device") == "auto":  # a budget is that of one GPU
+            self._arguments["device"] = session.device.ordinal
+        model._share, model._session = share, session
+
+    def _make_room(self, model: GPUModel, share: int) -> None:
+        """Close what was used least recently until a share fits. Waits while all that is open runs."""
+        budget = self._budget
+        if budget is None:
+            return
+
+        def others() -> list[GPUModel]:
+            return [each for each in self._models.values() if each._session is not None and each is not model]
+
+        def fits_beside(models: list[GPUModel]) -> bool:
+            return sum(each._share for each in models) + share <= budget
+
+        def has_room() -> bool:
+            for each in sorted(others(), key=lambda each: each._used or 0.0):
+                if fits_beside(others()):
+                    break
+                self._close(each)
+            return fits_beside(others())
+
+        thread = threading.get_ident()
+        self._wait(has_room, share, is_vain=not fits_beside([each for each in others() if thread in each._calls]))
+
+    def _wait(self, is_ready: Callable[[], bool], share: int, *, is_vain: bool) -> None:
+        """Wait for other threads' calls. The lock is held.
+
+        Raises:
+            GPUOutOfMemoryError: the wait ``is_vain``, as this thread itself uses what is in the way; or it took long.
+        """
+        until = time.monotonic() + _LONGEST_WAIT
+        while not is_ready():
+            if is_vain or time.monotonic() > until:
+                whose = "this thread uses" if is_vain else f"for {_LONGEST_WAIT:.0f} seconds other threads used"
+                raise GPUOutOfMemoryError(
+                    f"{share // _MIB} MiB of the budget are needed, and models in use have the rest",
+                    evidence=[f"{whose} {each.path}" for each in self._models.values() if each._calls],
+                    fixes=[manual("use one model at a time in a thread"), manual("or raise budget=")],
+                )
+            time.sleep(_PAUSE)
+
+    def _close(self, model: GPUModel) -> bool:
+        """Close a session that has no call at work. Return True if it was closed. The lock is held."""
+        session = model._session
+        if session is None or model._calls:
+            return session is None
+        model._session = None
+        if model._calls:  # one came meanwhile, and may have seen the session or not
+            model._session = session
+            return False
+        if model._share:
+            held = arena.reserved_bytes(session)
+            model._need = max(model._need, with_room_outside(held + held // 8)) if held is not None else model._share
+        session.close()
+        return True
+
+    def _close_idle(self) -> float | None:
+        """Close the sessions that were not used for so long. Return the seconds until the next look."""
+        idle = self._idle
+        if idle is None:
+            return None
+        with self._lock:
+            now = time.monotonic()
+            due = []
+            for model in list(self._models.values()):
+                if model._session is not None:
+                    left = idle - (now - (model._used or now))
+                    if left > 0 or not self._close(model):
+                        due.append(max(left, _PAUSE * 10))
+        return min(due, default=None)
+
+
+def _seconds(name: str, value: Any) -> float:
+    """Return a number of seconds. Raises TypeError or ValueError, which name the argument."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+    if not 0 < value < threading.TIMEOUT_MAX:
+        raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
+    return float(value)
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raise what the constructor of GPUSession would raise for arguments, before a model is opened."""
+    from ..provider.requests import parse
+
+    others = {name: value for name, value in arguments.items() if name not in NAMES}
+    own = {name: arguments[name] for name in NAMES if name in arguments}
+    providers = parse(own.pop("providers", None), own.pop("provider_options", None))
+    device = as_request(own.pop("device", None))
+    checked(SessionRequest(b"", providers=providers, device=device, **own, others=others))
