@@ -24,7 +24,7 @@ from .onnxruntimes import InferenceSession, LastOfOurs
 from .plain_runs import PlainRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,14 +43,21 @@ class OneAtATime:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.turn = threading.RLock()  # reentrant: a signal handler may run the session
+        self.is_busy = False  # a run is at work, as far as another thread can tell
 
     def run(self, *arguments: Any) -> Any:
-        with self.turn:
-            return self._inner.run(*arguments)
+        return self._run(self._inner.run, arguments)
 
     def run_with_ortvaluevector(self, *arguments: Any) -> Any:
+        return self._run(self._inner.run_with_ortvaluevector, arguments)
+
+    def _run(self, run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         with self.turn:
-            return self._inner.run_with_ortvaluevector(*arguments)
+            self.is_busy = True
+            try:
+                return run(*arguments)
+            finally:
+                self.is_busy = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -67,8 +74,8 @@ class _WithNativeSession:
         return getattr(self._session, name)
 
 
-class BranchesSession(LastOfOurs):
-    """The InferenceSession of a model with branches. It loses the GPU as other sessions do.
+class FurtherSession(LastOfOurs):
+    """A further InferenceSession beside one of the caller's. It loses the GPU as other sessions do.
 
     Args:
         device: the verified device of the session that it serves.
@@ -84,8 +91,18 @@ class BranchesSession(LastOfOurs):
         super().__init__(*arguments, **named)
         self.device = device
         self._pinned_memory_limit = pinned_memory_limit
-        self._sess = OneAtATime(self._sess)
         lifetime.watch(self)
+
+    def _gpu_explained(self, error: Exception) -> Exception:
+        return error
+
+
+class BranchesSession(FurtherSession):
+    """The session of a model with branches."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._sess = OneAtATime(self._sess)
 
     def io_binding(self) -> IOBinding:
         """Return an IOBinding, as InferenceSession does."""
@@ -98,9 +115,6 @@ class BranchesSession(LastOfOurs):
         with self._sess.turn:
             InferenceSession.run_with_iobinding(_WithNativeSession(self), iobinding, run_options)
 
-    def _gpu_explained(self, error: Exception) -> Exception:
-        return error
-
 
 @dataclass(slots=True)
 class Branch:
@@ -110,6 +124,7 @@ class Branch:
     shape: Shape | None = None
     inputs: Mapping[str, tuple[int, ...]] | None = None  # the shape of each input
     used: int = 0  # grows with the time of the last use
+    waits: int = 0  # runs that had to wait for another one
 
 
 class ShapePlans:
@@ -120,11 +135,20 @@ class ShapePlans:
         runner: makes the runs of that session.
         selectors: the names of the Boolean inputs.
         branches: their number.
+        open_further: opens a session without branches, for one shape, and returns it with its runner.
     """
 
-    def __init__(self, session: Any, runner: PlainRunner, selectors: Sequence[str], branches: int) -> None:
+    def __init__(
+        self,
+        session: Any,
+        runner: PlainRunner,
+        selectors: Sequence[str],
+        branches: int,
+        open_further: Callable[[], tuple[Any, PlainRunner]],
+    ) -> None:
         self.session = session
         self.runner = runner
+        self.open_further = open_further
         self._branches = [
             Branch({name: np.array(bit) for name, bit in zip(selectors, bits_of(number, len(selectors)), strict=True)})
             for number in range(branches)
@@ -151,8 +175,18 @@ class ShapePlans:
                 return
             if branch.shape is not None:
                 del self._kept[branch.shape]
-            branch.shape, branch.inputs = shape, inputs
+            branch.shape, branch.inputs, branch.waits = shape, inputs, 0
             self._kept[shape] = branch
+
+    def tick(self) -> int:
+        """Return the number of uses so far, which this one adds to."""
+        return next(self._clock)
+
+    def rest(self, shape: Shape) -> None:
+        """Count the waits of a shape anew."""
+        branch = self._kept.get(shape)
+        if branch is not None:
+            branch.waits = 0
 
     def kept(self) -> tuple[Shape, ...]:
         """Return the shapes with plans, the one that was used least recently first."""

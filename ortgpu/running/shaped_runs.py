@@ -25,6 +25,7 @@ from onnxruntime import OrtValue
 from ..errors import GPUError, GPUOutOfMemoryError, PerformanceWarning
 from ..process.background import is_of_a_handler
 from ..process.threads import Executor, Outcome
+from ..provider import lifetime
 from ..provider.living import stacklevel
 from . import arena
 from .kept_shapes import SessionShapes
@@ -33,6 +34,7 @@ from .plain_runs import PlainRunner
 
 if TYPE_CHECKING:
     from .onnxruntimes import Results
+    from .pinned import PinnedMemory
     from .plain_runs import RunningSession
     from .shape_plans import ShapePlans
 
@@ -55,14 +57,35 @@ class Policy:
         worth: the part of the time of a slow run that a planned one may take.
         judged: the planned runs that are compared with slow ones.
         window: the last changes of shape by which it is judged whether plans are built again and again.
+        waits: the runs of a shape that have to wait for others, after which it gets a session of its own.
+        own: the number of such sessions, that of the caller included.
+        idle: the planned runs after which a shape without a run loses its own session to another one.
     """
 
-    most: int = 8
+    most: int = 16
     returns: int = 3
     slow: float = 0.5
     worth: float = 0.9
     judged: int = 8
     window: int = 60
+    waits: int = 32
+    own: int = 8
+    idle: int = 1000
+
+
+@dataclass(slots=True)
+class OwnSession:
+    """A session that runs one shape alone, in several threads at a time.
+
+    Attributes:
+        target, runner: None for the session of the caller.
+        used: the number of the planned run that was the last.
+    """
+
+    target: Any
+    runner: PlainRunner | None
+    used: int
+    is_verified: bool
 
 
 class Returns:
@@ -164,6 +187,8 @@ class ShapedRunner(PlainRunner):
         self._is_closed = False
         self._patience = 1
         self._is_verified = False
+        self._own: dict[Shape, OwnSession] = {}
+        self._may_open = True  # a further session
         self._gains: list[float] | None = []  # time of planned runs over that of slow ones, until they are judged
         self.why_none: str | None = None  # why the session has no plans, once that is decided
 
@@ -237,8 +262,14 @@ class ShapedRunner(PlainRunner):
     def bytes_held(self) -> int | None:
         """Return the bytes of GPU memory of the plans; None if they are unknown. See ``memory.Holder``."""
         plans = self._plans
-        target = plans.session if plans is not None else None
-        return arena.reserved_bytes(target) if target is not None else 0
+        if plans is None:
+            return 0
+        sizes = [arena.reserved_bytes(each) for each in (plans.session, *self._further()) if each is not None]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
+    def _further(self) -> list[Any]:
+        return [own.target for own in list(self._own.values()) if own.target is not None]
 
     def give_back(self) -> None:
         """Free the plans. They are made again once many more shapes have come back."""
@@ -254,6 +285,7 @@ class ShapedRunner(PlainRunner):
                 self._gains = []
         if plans is not None:
             plans.close()
+            self._close_own()
 
     @property
     def own(self) -> PlainRunner:
@@ -322,16 +354,30 @@ class ShapedRunner(PlainRunner):
             self.why_none = self.why_none or why
         if plans is not None:
             plans.close()
+            self._close_own()
             logger.debug("a session has no plans for its shapes any more: %s", why)
+
+    def _close_own(self) -> None:
+        further = self._further()
+        self._own = {}
+        for each in further:
+            lifetime.abandon_if_context_is_gone(each)
 
     def _run_planned(self, session: RunningSession, plans: ShapePlans, shape: Shape, feed: Any, run: Run) -> Any:
         target, runner = plans.session, plans.runner
         if target is None:  # another thread gave them up
             return run(session, self._first, feed)
+        own = self._own.get(shape)
+        if own is not None:
+            return self._run_own(session, plans, own, shape, feed, run)
         if not self._is_verified:
             target._pinned = memory_of(session)
         branch = plans.branch_of(shape)
         is_new = branch.shape != shape
+        if not is_new and getattr(target._sess, "is_busy", False):
+            branch.waits += 1
+            if branch.waits >= self._policy.waits and self._gains is None:
+                self._give_own(session, plans, shape)
         began = time.perf_counter()
         try:
             results = run(target, runner, {**feed, **branch.selectors})
@@ -349,6 +395,59 @@ class ShapedRunner(PlainRunner):
             self._judge(shape, seconds, is_new=is_new)
         self._note_change(session, seconds, planned=is_new)
         return results
+
+    def _run_own(
+        self, session: RunningSession, plans: ShapePlans, own: OwnSession, shape: Shape, feed: Any, run: Run
+    ) -> Any:
+        """Run a shape in its own session, in as many threads as come."""
+        own.used = plans.tick()
+        if own.target is None or own.runner is None:
+            return run(session, self._first, feed)
+        try:
+            results = run(own.target, own.runner, feed)
+            if own.is_verified:
+                return results
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            results = None
+        # The first results are compared, as those of the plans are. After a failure the plans say whose fault it is.
+        self._own.pop(shape, None)
+        try:
+            expected = self._run_planned(session, plans, shape, feed, run)
+        except Exception:
+            self._own[shape] = own
+            raise
+        if results is not None and agree(results, expected):
+            own.is_verified = True
+            self._own[shape] = own
+        else:
+            self._may_open = False
+        return expected
+
+    def _give_own(self, session: RunningSession, plans: ShapePlans, shape: Shape) -> None:
+        """Give a shape that several threads run at a time a session of its own: that of the caller first."""
+        plans.rest(shape)
+        with self._lock:
+            if shape in self._own:
+                return
+            idle = [key for key, own in self._own.items() if plans.tick() - own.used > self._policy.idle]
+            if idle:
+                self._own[shape] = self._own.pop(idle[0])
+            elif all(own.target is not None for own in self._own.values()):
+                self._own[shape] = OwnSession(None, None, plans.tick(), is_verified=True)
+            elif len(self._own) < self._policy.own and self._may_open and self._builder is None and not self._is_closed:
+                self._builder = Executor(1, "ortgpu-shapes")
+                pinned = memory_of(session)
+                self._builder.submit(Outcome(), _open_own, weakref.ref(self), plans, shape, pinned)
+
+    def _take_own(self, plans: ShapePlans, shape: Shape, opened: tuple[Any, PlainRunner] | None) -> None:
+        with self._lock:
+            self._builder = None  # its thread ends
+            if opened is None:
+                self._may_open = False
+            elif self._plans is plans and not self._is_closed and shape not in self._own:
+                self._own[shape] = OwnSession(*opened, plans.tick(), is_verified=False)
 
     def _run_after(self, error: Exception, session: RunningSession, feed: Any, run: Run) -> Any:
         """Run the session itself after its plans failed. Give the plans up unless the feed is to blame."""
@@ -411,6 +510,18 @@ def _build(runner: weakref.ref[ShapedRunner], make: Callable[[int], ShapePlans],
         taker._take(plans, why)
     elif plans is not None:
         plans.close()
+
+
+def _open_own(runner: weakref.ref[ShapedRunner], plans: ShapePlans, shape: Shape, pinned: PinnedMemory) -> None:
+    opened = None
+    try:
+        opened = plans.open_further()
+        opened[0]._pinned = pinned
+    except Exception as error:  # noqa: BLE001 - the shape keeps its plans, and its runs wait for each other
+        logger.debug("a shape gets no session of its own: %s: %s", type(error).__name__, str(error))
+    taker = runner()
+    if taker is not None:
+        taker._take_own(plans, shape, opened)
 
 
 def _median(values: list[float]) -> float:

@@ -34,7 +34,7 @@ from .request import SessionRequest, Verified
 
 if TYPE_CHECKING:
     from ..running.plain_runs import RunningSession
-    from ..running.shape_plans import ShapePlans
+    from ..running.shape_plans import FurtherSession, ShapePlans
 
 # The part of the GPU's free memory that the plans of a session may take, when they are made
 PART_OF_FREE_MEMORY = 0.5
@@ -77,11 +77,17 @@ class PlanSource:
             NoPlansError: the model does not allow it, or the GPU has no room.
             Exception: ONNX Runtime's own.
         """
-        runtime = runtime_of(self.device) if self.device.is_gpu else None
-        guard = runtime.device_guard() if runtime is not None else contextlib.nullcontext()
-        # Another session may capture a graph meanwhile, which memory for this one must not spoil.
-        with tempfile.TemporaryDirectory(prefix="ortgpu-shapes-") as folder, guard:
+        with tempfile.TemporaryDirectory(prefix="ortgpu-shapes-") as folder, self._device_guard():
             return self._make(folder, branches)
+
+    def _device_guard(self) -> contextlib.AbstractContextManager[None]:
+        """Return a guard: another session may capture a graph, which memory for this one must not spoil."""
+        runtime = runtime_of(self.device) if self.device.is_gpu else None
+        return runtime.device_guard() if runtime is not None else contextlib.nullcontext()
+
+    def _check_file(self) -> None:
+        if not isinstance(self.model, bytes) and stamp_of(self.model) != self.stamp:
+            raise NoPlansError("the model's file has changed since the session was opened")
 
     def _make(self, folder: str, branches: int) -> ShapePlans:
         from ..running.shape_plans import BranchesSession, ShapePlans
@@ -104,7 +110,33 @@ class PlanSource:
         )
         self._check_placement(session, branches)
         runner = StagedRunner(session) if self.staged else PlainRunner(session)
-        return ShapePlans(session, runner, selectors, branches)
+        return ShapePlans(session, runner, selectors, branches, functools.partial(self.open_further, size))
+
+    def open_further(self, weights: int) -> tuple[FurtherSession, PlainRunner]:
+        """Open a further session as that of the caller is opened, and return it with its runner.
+
+        Raises:
+            NoPlansError: the model's file has changed, or the GPU has no room.
+            Exception: ONNX Runtime's own.
+        """
+        from ..running.shape_plans import FurtherSession
+
+        options = self._new_options()
+        for name, size in self.sizes.items():
+            options.add_free_dimension_override_by_name(name, size)
+        with self._device_guard():
+            self._check_file()
+            session = FurtherSession(
+                self.device,
+                self.pinned_memory_limit,
+                self.model,
+                options,
+                providers=self._providers(room_for(self.device, weights), one_stream=False),
+                enable_fallback=0,
+                **self.others,
+            )
+            self._check_file()
+        return session, StagedRunner(session) if self.staged else PlainRunner(session)
 
     def _optimised(self, folder: str) -> tuple[str, int]:
         """Write the optimised model. Return its path and the bytes of its weights."""
@@ -120,16 +152,14 @@ class PlanSource:
             options.add_free_dimension_override_by_name(name, size)
         in_file = not isinstance(self.model, bytes)
         model = os.fspath(self.model) if in_file else self.model
-        if in_file and stamp_of(self.model) != self.stamp:
-            raise NoPlansError("the model's file has changed since the session was opened")
+        self._check_file()
         session = native.InferenceSession(options, model, in_file, False)
         providers = self._providers(None)
         names = [name for name, _ in providers]
         disabled = set(self.others.get("disabled_optimizers", ()))
         session.initialize_session(names, [settings for _, settings in providers], disabled)
         del session
-        if in_file and stamp_of(self.model) != self.stamp:
-            raise NoPlansError("the model's file has changed since the session was opened")
+        self._check_file()
         weights = os.path.join(folder, "weights")
         return path, os.path.getsize(weights) if os.path.exists(weights) else 0
 
@@ -139,13 +169,14 @@ class PlanSource:
         options.log_severity_level = max(3, options.log_severity_level)  # the first session has told what is to be told
         return options
 
-    def _providers(self, limit: int | None) -> list[tuple[str, dict[str, str]]]:
+    def _providers(self, limit: int | None, *, one_stream: bool = True) -> list[tuple[str, dict[str, str]]]:
         if not self.device.is_gpu:
             return [(CPU, {})]
         options = dict(self.cuda_options)
         if limit is not None:
             options["gpu_mem_limit"] = str(limit)
-            options[_ONE_STREAM] = "1"
+            if one_stream:
+                options[_ONE_STREAM] = "1"
             # Shapes share memory better in regions of the sizes that they ask for than in ever larger ones.
             options.setdefault("arena_extend_strategy", "kSameAsRequested")
         return [(CUDA, options), (CPU, {})]

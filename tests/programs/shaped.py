@@ -400,6 +400,37 @@ def ways() -> None:
     children.report("threads", [len(outcomes), all(outcomes), *state(runner)])
 
 
+def busy() -> None:
+    """Report the shapes that got sessions of their own, as several threads ran them at a time, and the results."""
+    model = parsed(NETWORK)
+    plain = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    large = [feed(8, 1, 200 + size, 100) for size in range(4)]  # runs of milliseconds, so that others wait
+    expected = [plain.run(None, each) for each in large]
+    session, runner = shaped(model, dataclasses.replace(EAGER, waits=1, own=3, judged=1))
+    settle(session, runner, large)
+    outcomes: list[bool] = []
+    end = time.monotonic() + 60
+
+    def in_thread(number: int) -> None:
+        while len([own for own in runner._own.values() if own.is_verified]) < 3 and time.monotonic() < end:
+            outcomes.append(equal(session.run(None, large[number % 4]), expected[number % 4]))
+
+    workers = [threading.Thread(target=in_thread, args=(number,)) for number in range(8)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    same = all(equal(session.run(None, each), wanted) for each, wanted in zip(large, expected, strict=True))
+    of_the_caller = [own.target is None for own in runner._own.values()]
+    children.report("own", [all(outcomes), same, len(of_the_caller), sum(of_the_caller), *state(runner)[:2]])
+    try:
+        session.run(None, {"x": large[0]["x"].astype(np.int64)})
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's own
+        children.report("wrong feed", [type(error).__name__, len(runner._own)])
+    session.close()
+    children.report("closed", [len(runner._own), threads()])
+
+
 def from_the_start_in_threads() -> None:
     """Report the results of eight threads, during which plans are made."""
     model = parsed(NETWORK)

@@ -111,6 +111,13 @@ def test_every_way_to_run_uses_the_plans() -> None:
     assert found["threads"] == [400, True, True, None, 4]
 
 
+def test_shapes_that_several_threads_run_get_sessions_of_their_own() -> None:
+    found = program("busy")
+    assert found["own"] == [True, True, 3, 1, True, None]
+    assert found["wrong feed"] == ["InvalidArgument", 3]
+    assert found["closed"] == [0, []]
+
+
 def test_threads_run_while_plans_are_made() -> None:
     same, has_plans, why_none, kept = program("from_the_start_in_threads")["threads"]
     assert [same, has_plans, why_none] == [True, True, None]
