@@ -268,13 +268,14 @@ if __name__ == "__main__":
         refused,
         requesting,
         running,
+        shaping,
         staging,
         throughput,
     )
 
     others = (
-        graph_buffers, handles, layouts, lifetime, neighbours, pooling, refused, requesting, running, staging,
-        throughput,
+        graph_buffers, handles, layouts, lifetime, neighbours, pooling, refused, requesting, running, shaping,
+        staging, throughput,
     )  # fmt: skip
     try:
         programs = dict(PROGRAMS)

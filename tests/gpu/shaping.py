@@ -1,0 +1,85 @@
+"""Programs about inputs of several shapes; see programs.py."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from typing import Any
+
+from tests.support.children import report
+
+SIZES = range(64, 128, 8)
+
+
+def convolutions() -> bytes:
+    """24 convolutions of images of any size."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+    nodes, weights, x = [], [], "x"
+    for number in range(24):
+        kernel = random.standard_normal((64, 64 if number else 3, 3, 3)) * 0.05
+        weights.append(numpy_helper.from_array(kernel.astype(np.float32), f"w{number}"))
+        nodes.append(helper.make_node("Conv", [x, f"w{number}"], [f"c{number}"], f"conv{number}", pads=[1] * 4))
+        x = f"r{number}"
+        nodes.append(helper.make_node("Relu", [f"c{number}"], [x], f"relu{number}"))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, "height", "width"])]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info(x, TensorProto.FLOAT, None)], weights)
+    opset = helper.make_opsetid("", 17)
+    data: bytes = helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+    return data
+
+
+def several_shapes() -> None:
+    import numpy as np
+    import onnxruntime
+
+    from ortgpu import GPUSession
+
+    random, model = np.random.default_rng(1), convolutions()
+    feeds = [{"x": random.standard_normal((1, 3, size, 96), np.float32)} for size in SIZES]
+    providers: list[Any] = [("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}), "CPUExecutionProvider"]
+    session = GPUSession(model)
+    plain = onnxruntime.InferenceSession(model, providers=providers)
+    expected = [plain.run(None, feed)[0] for feed in feeds]
+
+    def milliseconds(feed: Any) -> float:
+        start = time.perf_counter()
+        session.run(None, feed)
+        return 1e3 * (time.perf_counter() - start)
+
+    first = [session.run(None, feed)[0] for feed in feeds]
+    report("without plans", [np.array_equal(one, other) for one, other in zip(first, expected, strict=True)])
+    changed = [milliseconds(feed) for feed in feeds[:3]]
+    report("warm", [len(session.warm(feeds).kept), session.shapes.why_none])
+    in_turn = [milliseconds(feed) for _ in range(5) for feed in feeds]
+    report("times", [statistics.median(changed), statistics.median(in_turn)])
+    report(
+        "run",
+        [np.array_equal(session.run(None, feed)[0], wanted) for feed, wanted in zip(feeds, expected, strict=True)],
+    )
+    on_device = [session.run_on_device(None, feed)[0].numpy() for feed in feeds]
+    report("run_on_device", [np.array_equal(one, other) for one, other in zip(on_device, expected, strict=True)])
+    mapped = [results[0] for results in session.map(feeds * 4)]
+    report("map", all(np.array_equal(one, other) for one, other in zip(mapped, expected * 4, strict=True)))
+    outcomes: list[bool] = []
+
+    def in_thread(number: int) -> None:
+        for turn in range(100):
+            chosen = (number + turn // 50) % len(feeds)
+            outcomes.append(np.array_equal(session.run(None, feeds[chosen])[0], expected[chosen]))
+
+    threads = [threading.Thread(target=in_thread, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    report("threads", [len(outcomes), all(outcomes)])
+    report("plans", session.memory.plans)
+    session.trim()
+    report("trimmed", [session.memory.plans, np.array_equal(session.run(None, feeds[0])[0], expected[0])])
+
+
+PROGRAMS = {"several_shapes": several_shapes}
