@@ -1,0 +1,301 @@
+"""Measure the promises about GPU memory: budgets, what they cost, trimming, many models, and what ``fit`` says.
+
+    python -m benchmarks.memory [--out FILE] [--only PART ...] [--runs N] [--seconds S]
+
+Each part runs in a process of its own. Memory is that of the whole GPU, so nothing else may use it. What a process
+takes before its first session of a part, CUDA's context and common kernels, is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shapes import KINDS, timed
+
+_MIB = 1 << 20
+_KINDS = ("speech", "pyramid", "unet")
+_TOLERANCE = 2e-2  # of the largest value: other convolution algorithms, and TF32
+_CUDA = [("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}), "CPUExecutionProvider"]
+
+Feed = dict[str, np.ndarray[Any, Any]]
+
+
+def random_feed(kind: str, random: np.random.Generator) -> Feed:
+    """Return an input of a random shape."""
+    if kind == "speech":
+        shape = (int(random.integers(1, 17)), 80, 16 * int(random.integers(4, 120)))
+    else:
+        most = 25 if kind == "pyramid" else 17
+        height, width = (32 * int(each) for each in random.integers(4, most, 2))
+        shape = (int(random.integers(1, 9)), 3, height, width)
+    return {"x": random.standard_normal(shape, dtype=np.float32)}
+
+
+def small_feed(kind: str) -> Feed:
+    return {"x": np.ones((1, 80, 64) if kind == "speech" else (1, 3, 128, 128), np.float32)}
+
+
+def sample(result: np.ndarray[Any, Any]) -> list[float]:
+    flat = result.ravel()
+    return [float(each) for each in flat[:: max(1, flat.size // 50)]]
+
+
+def is_close(found: Sequence[float], expected: Sequence[float]) -> bool:
+    largest = max(map(abs, expected))
+    return len(found) == len(expected) and bool(
+        np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * largest)
+    )
+
+
+class Device:
+    """The first GPU, with a context and the libraries loaded."""
+
+    def __init__(self) -> None:
+        from ortgpu import GPUSession
+
+        for kind in _KINDS:
+            with GPUSession(KINDS[kind]()[0]) as session:
+                session.run(None, small_feed(kind))
+            self.device = session.__dict__["device"]
+        self.before = self.used()
+
+    def used(self) -> int:
+        from ortgpu.environment.gpu.driver import read_gpu_memory
+
+        known = read_gpu_memory(self.device.uuid)
+        assert known is not None
+        return known[1] - known[0]
+
+    def taken(self) -> int:
+        return self.used() - self.before
+
+
+def plain_session(model: bytes) -> Any:
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(model, providers=_CUDA)
+
+
+def measure_budgets(kind: str, runs: int) -> dict[str, Any]:
+    """Runs of random shapes, unlimited and with budgets of parts of the unlimited peak."""
+    from ortgpu import GPUSession
+
+    device = Device()
+    model = KINDS[kind]()[0]
+    plain = plain_session(model)
+    random = np.random.default_rng(1)
+    expected, peak = [], 0
+    for _ in range(runs):
+        expected.append(sample(plain.run(None, random_feed(kind, random))[0]))
+        peak = max(peak, device.taken())
+    (small,) = plain.run(None, small_feed(kind))
+    del plain
+    figures: dict[str, Any] = {"peak MiB": peak / _MIB, "left after plain MiB": device.taken() / _MIB}
+    for part in (0.3, 0.5, 1.0):
+        budget = int(part * peak)
+        device.before = device.used()
+        try:
+            session = GPUSession(model, memory=budget)
+        except MemoryError as error:
+            figures[str(part)] = {"budget MiB": budget / _MIB, "does not open": str(error).splitlines()[0]}
+            continue
+        random = np.random.default_rng(1)
+        outcomes = {"right": 0, "wrong": 0, "out of memory": 0}
+        highest = device.taken()
+        for want in expected:
+            try:
+                found = sample(session.run(None, random_feed(kind, random))[0])
+                outcomes["right" if is_close(found, want) else "wrong"] += 1
+            except MemoryError:
+                outcomes["out of memory"] += 1
+            highest = max(highest, device.taken())
+        last = is_close(sample(session.run(None, small_feed(kind))[0]), sample(small))
+        arena = session.memory.arena or 0
+        figures[str(part)] = {
+            "budget MiB": budget / _MIB,
+            "highest MiB": highest / _MIB,
+            "above MiB": (highest - budget) / _MIB,
+            "outside at the end MiB": (device.taken() - arena) / _MIB,
+            **outcomes,
+            "small run right": last,
+        }
+        session.close()
+    return figures
+
+
+def measure_cost() -> dict[str, Any]:
+    """Median runs with a budget that is not reached over those without, in turns."""
+    from ortgpu import GPUSession
+
+    figures: dict[str, Any] = {}
+    for kind in _KINDS:
+        model = KINDS[kind]()[0]
+        feed = small_feed(kind)
+        without, within = GPUSession(model), GPUSession(model, memory="8GiB")
+        times: list[list[float]] = [[], []]
+        for turn in range(600):
+            for each, session in enumerate((without, within)):
+                seconds = timed(session.run, None, feed)
+                if turn > 50:
+                    times[each].append(seconds)
+        medians = [statistics.median(each) for each in times]
+        figures[kind] = {
+            "without ms": medians[0] * 1e3,
+            "within ms": medians[1] * 1e3,
+            "ratio": medians[1] / medians[0],
+        }
+        without.close()
+        within.close()
+    return figures
+
+
+def measure_trim() -> dict[str, Any]:
+    """Memory after trim() over that after the first small run, unlimited sessions."""
+    from ortgpu import GPUSession
+
+    device, figures = Device(), dict[str, Any]()
+    for kind in _KINDS:
+        device.before = device.used()
+        session = GPUSession(KINDS[kind]()[0])
+        session.run(None, small_feed(kind))
+        first = device.taken()
+        random = np.random.default_rng(2)
+        for _ in range(20):
+            session.run(None, random_feed(kind, random))
+        grown = device.taken()
+        seconds = timed(session.trim)
+        trimmed = device.taken()
+        session.run(None, small_feed(kind))
+        figures[kind] = {
+            "first MiB": first / _MIB,
+            "grown MiB": grown / _MIB,
+            "trimmed MiB": trimmed / _MIB,
+            "ratio": trimmed / first,
+            "small run again MiB": device.taken() / _MIB,
+            "trim ms": seconds * 1e3,
+            "memory": str(session.memory).splitlines(),
+        }
+        session.close()
+    return figures
+
+
+def measure_models(seconds: float) -> dict[str, Any]:
+    """Twelve models in a third of what they take together, in eight threads."""
+    from ortgpu import GPUModels, GPUSession
+
+    device = Device()
+    with tempfile.TemporaryDirectory() as folder:
+        paths, feeds, expected, sizes = [], [], [], []
+        for number in range(12):
+            kind = _KINDS[number % len(_KINDS)]
+            path = Path(folder, f"{number}.onnx")
+            path.write_bytes(KINDS[kind]()[0])
+            random = np.random.default_rng(number)
+            own = [small_feed(kind), *(random_feed(kind, random) for _ in range(2))]
+            before = device.used()
+            with GPUSession(path) as session:
+                wanted = [sample(session.run(None, feed)[0]) for feed in own]
+                sizes.append(device.used() - before)
+            paths.append(path)
+            feeds.append(own)
+            expected.append(wanted)
+        budget = sum(sizes) // 3
+        device.before = device.used()
+        models = GPUModels(budget=budget)
+        counts = {"right": 0, "wrong": 0, "lost": 0, "out of memory": 0}
+        errors: list[str] = []
+        until, lock, highest = time.monotonic() + seconds, threading.Lock(), 0
+
+        def use(seed: int) -> None:
+            order = np.random.default_rng(seed)
+            while time.monotonic() < until:
+                model, feed = int(order.integers(12)), int(order.choice(3, p=[0.8, 0.1, 0.1]))
+                try:
+                    found = sample(models[paths[model]].run(None, feeds[model][feed])[0])
+                    outcome = "right" if is_close(found, expected[model][feed]) else "wrong"
+                except MemoryError as error:
+                    outcome = "out of memory"
+                    errors.append(str(error).splitlines()[0])
+                except Exception as error:
+                    outcome = "lost"
+                    errors.append(repr(error)[:200])
+                with lock:
+                    counts[outcome] += 1
+
+        threads = [threading.Thread(target=use, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            highest = max(highest, device.taken())
+            time.sleep(0.002)
+        opened = sum(each.opened for each in models.health())
+        model = models[paths[0]]
+        model.run(None, feeds[0][0])
+        with model.session() as session:
+            times: list[list[float]] = [[], []]
+            ways: tuple[Callable[..., Any], ...] = (session.run, model.run)
+            for _ in range(500):
+                for each, run in enumerate(ways):
+                    times[each].append(timed(run, None, feeds[0][0]))
+        hit = statistics.median(times[1]) - statistics.median(times[0])
+        models.close()
+        return {
+            "sum MiB": sum(sizes) / _MIB,
+            "budget MiB": budget / _MIB,
+            "highest MiB": highest / _MIB,
+            "above MiB": (highest - budget) / _MIB,
+            **counts,
+            "opened": opened,
+            "hit costs us": hit * 1e6,
+            "errors": sorted(set(errors))[:5],
+            "left MiB": device.taken() / _MIB,
+        }
+
+
+PARTS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    **{f"budget-{kind}": lambda options, kind=kind: measure_budgets(kind, options.runs) for kind in _KINDS},
+    "cost": lambda options: measure_cost(),
+    "trim": lambda options: measure_trim(),
+    "models": lambda options: measure_models(options.seconds),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description="Measure GPU memory.")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--only", nargs="+", choices=sorted(PARTS), default=list(PARTS), metavar="PART")
+    parser.add_argument("--runs", type=int, default=300, help="runs of random shapes for each budget")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of many models in threads")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.child is not None:
+        Path(options.child).write_text(json.dumps(PARTS[options.only[0]](options)))
+        return 0
+    results: dict[str, Any] = {}
+    for part in options.only:
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder, "report.json")
+            command = [sys.executable, "-m", "benchmarks.memory", "--only", part, "--child", str(report)]
+            command += ["--runs", str(options.runs), "--seconds", str(options.seconds)]
+            child = subprocess.run(command, timeout=900, check=False)
+            results[part] = json.loads(report.read_text()) if report.is_file() else {"failed": child.returncode}
+        print(part, json.dumps(results[part], indent=1), flush=True)
+        if options.out is not None:
+            options.out.write_text(json.dumps(results, indent=1))
+    return int(any("failed" in figures for figures in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
