@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..model.files import ModelSource, is_ort_format, stamp_of
+from ..process.temporary import private_folder
 from ..provider.devices import Device, free_memory
 from ..provider.options import Carried, carries_providers, copied, recording_options
 from ..provider.placement import Placement, has_convolutions, read_placement
@@ -77,7 +77,7 @@ class PlanSource:
             NoPlansError: the model does not allow it, or the GPU has no room.
             Exception: ONNX Runtime's own.
         """
-        with tempfile.TemporaryDirectory(prefix="ortgpu-shapes-") as folder, self._device_guard():
+        with private_folder("ortgpu-shapes-") as folder, self._device_guard():
             return self._make(folder, branches)
 
     def _device_guard(self) -> contextlib.AbstractContextManager[None]:

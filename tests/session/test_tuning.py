@@ -32,7 +32,15 @@ from ortgpu.session.tuning.tuning import Search, Wanted, tune_at
 from tests.programs.child_functions import prepare_in_child, prepared_in_child, raise_key_error
 from tests.support.children import child_environment, run_child
 from tests.support.networks import Network
-from tests.support.tuning_faults import CPU, FAULTY, HOPELESS, VANISHING, open_all_hang, open_exhaustive_hangs
+from tests.support.tuning_faults import (
+    CPU,
+    FAULTY,
+    HOPELESS,
+    VANISHING,
+    open_all_hang,
+    open_by_batch,
+    open_exhaustive_hangs,
+)
 
 pytestmark = pytest.mark.timeout(300)  # a search is many children
 
@@ -167,6 +175,17 @@ def test_shapes_of_several_batches_are_not_fixed(
     monkeypatch.setattr(tuning, "Search", NoSearch)
     found = tune_at(CPU, Wanted(network, batches=(1, 2)), tmp_path / "record.json")
     assert found.left_out == ("shapes fixed: a session has those of one batch",)
+
+
+def test_the_best_over_all_feeds_is_kept(network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that is ten times as fast for one shape is of no use if it is four times as slow for the other."""
+    only(monkeypatch, "layout", "workspace")
+    feeds = [{"x": np.zeros((batch, 16, 24, 24), np.float32)} for batch in (1, 4)]
+    found = tune_at(Place(None, open_by_batch), Wanted(network, feeds=feeds, budget=20), tmp_path / "record.json")
+    assert found.named.settings == {"search": "heuristic", "layout": "channels-last"}
+    assert found.shapes == ({"x": [1, 16, 24, 24]}, {"x": [4, 16, 24, 24]})
+    assert read_record(tmp_path / "record.json").shapes == found.shapes
+    assert all(len(each.seconds) == 2 for each in found.trials if each.ratio is not None)
 
 
 def test_inputs_that_are_no_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
