@@ -45,17 +45,19 @@ class OneAtATime:
         self.turn = threading.RLock()  # reentrant: a signal handler may run the session
         self.is_busy = False  # a run is at work, as far as another thread can tell
 
-    def run(self, *arguments: Any) -> Any:
-        return self._run(self._inner.run, arguments)
-
-    def run_with_ortvaluevector(self, *arguments: Any) -> Any:
-        return self._run(self._inner.run_with_ortvaluevector, arguments)
-
-    def _run(self, run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def run(self, output_names: Any, feed: Any, run_options: Any) -> Any:
         with self.turn:
             self.is_busy = True
             try:
-                return run(*arguments)
+                return self._inner.run(output_names, feed, run_options)
+            finally:
+                self.is_busy = False
+
+    def run_with_ortvaluevector(self, *arguments: Any) -> Any:
+        with self.turn:
+            self.is_busy = True
+            try:
+                return self._inner.run_with_ortvaluevector(*arguments)
             finally:
                 self.is_busy = False
 
@@ -156,6 +158,10 @@ class ShapePlans:
         self._kept: dict[Shape, Branch] = {}
         self._clock = itertools.count(1)
         self._lock = threading.RLock()  # a signal handler may close the session
+
+    def find(self, shape: Shape) -> Branch | None:
+        """Return the branch that keeps the plans of a shape, if there is one."""
+        return self._kept.get(shape)
 
     def branch_of(self, shape: Shape) -> Branch:
         """Return the branch that keeps the plans of a shape, or the one whose next run may make them."""
