@@ -25,9 +25,9 @@ ROOMS = (
 MOST_ENTRIES = 17
 MOST_FLOORS = 6
 
-# Modules of the diagnosis that hold no checks: these ask for facts, or try something in a child process. `execution`
+# Modules of the diagnosis that hold no checks: these ask for facts, or try something in a child process. `classifier`
 # looks around once a run has failed, for what its words do not say.
-WITHOUT_CHECKS = {"diagnosing", "probe.probing", "execution"}
+WITHOUT_CHECKS = {"diagnosing", "probe.probing", "checks.classifier"}
 READS = re.compile(r"(read|inspect|try|run|load|locate|find|list)(_|$)|initialise|processes_on|sessions$|current_rank")
 
 

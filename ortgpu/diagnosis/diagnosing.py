@@ -32,7 +32,7 @@ from ..errors import (
 from ..model.contents import ModelFacts, collective_operators, read_model
 from ..provider.living import sessions
 from ..provider.placement import cudnn_operators, cufft_operators
-from .checks import devices, driver, imports, libraries, opening, packages, surroundings
+from .checks import classifier, devices, driver, imports, libraries, opening, packages, surroundings
 from .checks import model as model_checks
 from .facts import Facts, Observed, Request
 from .messages.runtime_words import OF_WHEELS
@@ -269,7 +269,7 @@ def why_unusable(
     fatal = [problem for problem in problems if problem.severity == "fatal"]
     # Altered files seemed harmless, and are a better guess than none.
     fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
-    said = opening.of_construction(str(cause), facts) if cause is not None else None
+    said = classifier.of_construction(str(cause), facts) if cause is not None else None
     if said is None and cause is not None:
         return None
     if said is None or isinstance(said, ProviderFallbackError):  # which names no cause

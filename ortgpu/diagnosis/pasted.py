@@ -11,40 +11,24 @@ from ..environment.gpu.driver import LIBCUDA, Driver, Nvml
 from ..environment.host import Host
 from ..environment.inspection import Environment
 from ..environment.libraries import loader_words
+from ..environment.libraries.catalogue import spec_for
 from ..environment.packages.installed import Distribution, OnnxRuntime, Packages
 from ..environment.packages.installer import Installer
 from ..environment.variables import Variables
 from ..errors import (
-    BrokenPackageError,
     DriverNotFoundError,
     GPUError,
-    LibraryNotFoundError,
-    OnnxRuntimeNotInstalledError,
-    PlacementError,
     ProviderFallbackError,
     catalogue,
 )
-from .checks import imports, packages
+from .checks import imports
+from .checks.classifier import of_construction, of_line, of_run
 from .checks.libraries import is_of_driver
-from .checks.opening import of_construction
-from .execution import of_run
 from .facts import Facts, Observed
 
 # A word that is not part of a path or of a longer name
 _WORD = re.compile(r"(?:\bortgpu\.errors\.|(?<![\w./\\-]))([\w-]+)(?![\w/\\-]|\.\w)")
 _ADVICE = re.compile(r"\bortgpu explain ([\w-]+)")
-# ONNX Runtime's two warnings about a session that is on the GPU, and this library's
-_ON_THE_CPU = re.compile(
-    r"Memcpy nodes are added to the graph|not assigned to the preferred execution|CPUNodesWarning:"
-)
-_AVAILABLE = re.compile(r"'CUDAExecutionProvider' is not in available provider names.*Available providers: '([^']*)'")
-_NOT_INSTALLED = re.compile(r"No module named '?onnxruntime'?$")
-# Of what every release has
-_INCOMPLETE = re.compile(
-    r"module 'onnxruntime' has no attribute '(?:InferenceSession|SessionOptions|get_available_providers|__version__)'"
-    r"|No module named 'onnxruntime\.capi"
-)
-_LACKS_A_DLL = re.compile(r"LoadLibrary failed with error 126\b.*onnxruntime_providers_cuda")  # before 1.22
 _LIBRARY = re.compile(r"\.(?:so|dll)\b", re.IGNORECASE)
 _BEFORE_THE_LOADER = re.compile("with error: |Error: ")
 
@@ -92,14 +76,6 @@ def _codes_of(line: str) -> Iterator[str]:
     names = _own_names()
     yield from (names[word] for word in _WORD.findall(line) if word in names)
     yield from (code for code in _ADVICE.findall(line) if code in catalogue())
-    if _ON_THE_CPU.search(line):
-        yield PlacementError.code
-    if _LACKS_A_DLL.search(line):
-        yield LibraryNotFoundError.code
-    if _NOT_INSTALLED.search(line):
-        yield OnnxRuntimeNotInstalledError.code
-    if _INCOMPLETE.search(line):
-        yield BrokenPackageError.code
     yield from (error.code for error in _judged(line) if error is not None)
 
 
@@ -107,13 +83,14 @@ def _judged(line: str) -> Iterator[GPUError | None]:
     def seen(**observed: Any) -> Facts:
         return Facts(_ELSEWHERE, observed=Observed(**observed))
 
-    if listed := _AVAILABLE.search(line):
-        yield packages.cpu_only(seen(available_providers=tuple(listed[1].split(", "))))
+    yield of_line(line)
     words = _BEFORE_THE_LOADER.split(line)[-1]
     refused = _LIBRARY.search(words) is not None and loader_words.refuses(words)
+    _, lacking = loader_words.lacks_symbol(words) or ("", None)
+    is_of_cuda = lacking is not None and spec_for(lacking) is not None  # whatever module was imported
     if is_of_driver(loader_words.not_found_for(words) or ""):
         yield DriverNotFoundError(words)
-    elif "ImportError" in line and (refused or "onnxruntime" in line):
+    elif "ImportError" in line and not is_of_cuda and (refused or "onnxruntime" in line):
         yield imports.failed(seen(import_error=line))
     if refused:
         yield imports.provider_unloadable(seen(provider_error=words))

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..diagnosis.checks import opening
+from ..diagnosis.checks.classifier import for_code
 from ..diagnosis.facts import Facts
 from ..diagnosis.remedies import fixes as remedies
 from ..environment.gpu.cuda import CudaDevice, initialise
@@ -230,7 +230,7 @@ def typed_cuda_errors() -> Iterator[None]:
     try:
         yield
     except CudaCallError as failure:
-        raise opening.for_code(failure.code, Facts(inspect_environment()), [str(failure)]) from failure
+        raise for_code(failure.code, Facts(inspect_environment()), [str(failure)]) from failure
 
 
 def _load_library() -> str:

@@ -219,7 +219,7 @@ def _check_context(context: OpeningContext) -> None:
             raise context.diagnose(
                 RuntimeError(f"CUDA failure {code}: no CUDA context for a session on cuda:{ordinal}")
             )
-        from ..diagnosis.execution import of_code
+        from ..diagnosis.checks.classifier import of_code
 
         words = f"each call in this process's CUDA context on cuda:{ordinal} returns {code}"
         raise lifetime.noted(of_code(code, words, None))
@@ -451,7 +451,7 @@ def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
     operators, transforms = placements.cudnn_operators(placed), placements.cufft_operators(placed)
     is_disabled = context.plan.cudnn_disabled
     if operators and is_disabled:
-        from ..diagnosis.checks.opening import cudnn_disabled
+        from ..diagnosis.checks.classifier import cudnn_disabled
 
         raise cudnn_disabled(operators, [])
     is_unknown = not placement.known and not is_disabled

@@ -38,6 +38,27 @@ ABSENT = "cannot open shared object file: No such file or directory"
         (f"{BRIDGE}libcublasLt.so.12: {ABSENT}\n\n{WARNED}\n", "library-not-found"),
         (f"{WARNED}\n{BRIDGE}libcudnn.so.9: {ABSENT}", "library-not-found"),
         (WARNED, "provider-fallback"),
+        # microsoft/onnxruntime#22767, li-plus/chatglm.cpp#12
+        (f"{CALL}CUDA failure 222: the provided PTX was compiled with an unsupported toolchain. ; GPU=0",
+            "driver-too-old"),
+        ("CUDA error cudaErrorUnsupportedPtxVersion:the provided PTX was compiled with an unsupported toolchain.",
+            "driver-too-old"),
+        # aigc-apps/sd-webui-EasyPhoto#410
+        ("EP Error /x/onnxruntime_pybind_state.cc:729 void onnxruntime::python::RegisterTensorRTPluginsAsCustomOps("
+            "PySessionOptions&) Please install TensorRT libraries as mentioned in the GPU requirements page.\n"
+            " when using ['TensorrtExecutionProvider', 'CUDAExecutionProvider']", "library-not-found"),
+        # pytorch/pytorch#111469, as Python and as ctypes say it
+        *((f"{kind}: /v/libcusparse.so.12: undefined symbol: __nvJitLinkAddData_12_1, version libnvJitLink.so.12",
+            "library-version") for kind in ("ImportError", "OSError")),
+        # neuralchen/SimSwap#98, microsoft/onnxruntime#18973, huggingface/optimum#1402, pytorch/TensorRT#3893
+        ("RuntimeError: CUDA_PATH is set but CUDA wasnt able to be loaded. Please install the correct version of CUDA "
+            "andcuDNN", "library-not-found"),
+        (r'LoadLibrary failed with error 127 "" when trying to load "C:\a\onnxruntime_providers_cuda.dll"',
+            "library-version"),
+        ("ValueError: Asked to use CUDAExecutionProvider, but `onnxruntime-gpu` package was not found.",
+            "cpu-only-package"),
+        ("nvrtc: error: failed to open libnvrtc-builtins.so.13.0. Make sure that it is installed correctly.",
+            "library-not-found"),
         (f"{BRIDGE}libcuda.so.1: {ABSENT}", "driver-not-found"),
         (f"ImportError: libcudart.so.13: {ABSENT}", "library-not-found"),
         (f"{BRIDGE}/x/libcublas.so.13: undefined symbol: cublasLtFoo, version libcublasLt.so.13", "library-version"),

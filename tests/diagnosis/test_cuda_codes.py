@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortgpu.diagnosis.execution import of_run
+from ortgpu.diagnosis.checks.classifier import of_run
 from ortgpu.provider.devices import Device
 
 GPU = Device("cuda", 1, "GPU-1", "NVIDIA H200", (9, 0), 150 << 30, None)

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ortgpu.diagnosis.checks.opening import of_construction
+from ortgpu.diagnosis.checks.classifier import of_construction
 from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.facts import Facts, Observed, Request
 from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep

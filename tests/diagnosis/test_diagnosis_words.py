@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis.checks.opening import of_construction
-from ortgpu.diagnosis.execution import of_run
+from ortgpu.diagnosis.checks.classifier import of_construction, of_run
 from ortgpu.environment.gpu.cuda import CudaState
 from ortgpu.errors import (
     DeviceNotFoundError,
@@ -90,7 +89,7 @@ SUFFIX = (
         (r"D:\a\_work\1\s\onnxruntime\python\onnxruntime_pybind_state.cc:507 onnxruntime::python::"
             "RegisterTensorRTPluginsAsCustomOps Please install TensorRT libraries as mentioned in the GPU requirements "
             "page, make sure they're in the PATH or LD_LIBRARY_PATH, and that your GPU is supported.\n",
-            "ProviderFailureError", {"library": "TensorRT"},),
+            "LibraryNotFoundError", {},),
         ("[ONNXRuntimeError] : 1 : FAIL : TensorRT EP could not deserialize engine from binary data",  # issue 22139
             "ProviderFailureError", {"library": "TensorRT"},),
         ("[ONNXRuntimeError] : 11 : EP_FAIL : CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED", "ProviderFailureError",
@@ -100,6 +99,9 @@ SUFFIX = (
         # facefusion issue 187, pykeio/ort issue 548, and the words of 1.22 and newer (pull request 24053)
         (r"D:\a\_work\1\s\onnxruntime\core\session\provider_bridge_ort.cc:1193 onnxruntime::ProviderLibrary::Get "
             r'[ONNXRuntimeError] : 1 : FAIL : LoadLibrary failed with error 126 "" when trying to load "D:\AI\venv\Lib'
+            r'\site-packages\onnxruntime\capi\onnxruntime_providers_tensorrt.dll"' "\n",
+            "LibraryNotFoundError", {},),
+        (r'[ONNXRuntimeError] : 1 : FAIL : LoadLibrary failed with error 127 "" when trying to load "D:\AI\venv\Lib'
             r'\site-packages\onnxruntime\capi\onnxruntime_providers_tensorrt.dll"' "\n",
             "ProviderFailureError", {"library": "TensorRT"},),
         ("/x/provider_bridge_ort.cc:1952 Provider &onnxruntime::ProviderLibrary::Get() [ONNXRuntimeError] : 1 : FAIL : "

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis.checks.opening import of_construction
-from ortgpu.diagnosis.execution import of_run
+from ortgpu.diagnosis.checks.classifier import of_construction, of_run
 from ortgpu.environment.gpu import driver
 from ortgpu.errors import GPUOutOfMemoryError, LibraryNotFoundError, UnsupportedDeviceError
 from ortgpu.provider.devices import CPU, Device

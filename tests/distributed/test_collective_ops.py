@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ortgpu
-from ortgpu.diagnosis.checks.opening import of_construction
+from ortgpu.diagnosis.checks.classifier import of_construction
 from ortgpu.diagnosis.facts import Facts, Observed, Request
 from ortgpu.environment.inspection import inspect_environment
 from ortgpu.errors import CollectiveOpsUnavailableError, DeviceNotFoundError

@@ -67,7 +67,7 @@ def test_what_cudnn_fails_with_there_is_told_as_that() -> None:
         import ctypes
         from ortgpu import inspect_environment
         from ortgpu.provider.devices import Device
-        from ortgpu.diagnosis.execution import of_run
+        from ortgpu.diagnosis.checks.classifier import of_run
         text = "CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED ; GPU=0 ; expr=cudnnReduceTensor(...);"
         def told(capability):
             error = of_run(text, "Fail", Device("cuda", 0, None, "Tesla", capability, None, None))

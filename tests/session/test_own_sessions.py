@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis.checks.opening import of_construction
+from ortgpu.diagnosis.checks.classifier import of_construction
 from ortgpu.provider.living import SessionRecord
 from tests.support.cpu_session import child
 from tests.support.made_facts import CUDA_H200, SEEN_HEALTHY, observed

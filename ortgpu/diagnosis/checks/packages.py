@@ -29,7 +29,7 @@ from ...errors import (
 from ...provider.requests import CUDA
 from ..facts import Facts
 from ..remedies import fixes as remedies
-from .opening import of_construction
+from .classifier import of_construction
 
 _CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
 _WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"

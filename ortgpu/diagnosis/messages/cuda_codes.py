@@ -42,17 +42,14 @@ CODES = {
 }  # fmt: skip
 NAMES = {code: name for name, code in CODES.items()}
 
-_NUMBERED = re.compile(r"CUDA (?:failure|error)[ :]+(\d+)")  # cuda_call.cc
 # "CUDA error NAME:text" is what ONNX Runtime says of a kernel that was not launched (cuda_kernel.h), "NAME: text" what
-# thrust says (system_error.h).
-_NAMED = re.compile(r"\b(cudaError[A-Z]\w*):")
+# thrust says (system_error.h); the number comes from cuda_call.cc.
+REPORTED = re.compile(r"CUDA (?:failure|error)[ :]+(\d+)|\b(?:" + "|".join(CODES) + r"):")
 
 
-def code_in(text: str) -> int | None:
-    """Return the code of the CUDA error that a text reports; None if it reports none, or one that CUDA 13.0 lacks."""
-    if match := _NUMBERED.search(text):
-        return int(match[1])
-    return next((CODES[name] for name in _NAMED.findall(text) if name in CODES), None)
+def code_in(match: re.Match[str]) -> int:
+    """Return the code that a match of ``REPORTED`` names."""
+    return int(match[1]) if match[1] else CODES[match[0].rstrip(":")]
 
 
 # The codes that checks distinguish.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_FAILURE = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
+LIBRARY = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
 OF_WHEELS = frozenset({"CUBLAS", "CUDNN", "CUFFT", "CURAND"})
 FOR_A_HANDLE = 1 << 30  # bytes; more than a handle of cuBLAS or cuDNN needs, with its kernels
 _CREATION = re.compile(r"\b(?:cublas|cublasLt|cudnn)Create\(")
@@ -69,42 +69,19 @@ class LibraryStatus:
         return re.search("SUBLIBRARY_(LOADING_FAILED|UNAVAILABLE)", self.status) is not None
 
 
-def read_library_status(text: str) -> LibraryStatus | None:
-    match = _FAILURE.search(text)
-    if match is None:
-        return None
+def read_library_status(match: re.Match[str]) -> LibraryStatus:
+    """Return the status that a match of ``LIBRARY`` reports."""
     library, code, word = match[1], int(match[2]), match[3]
     name = {"CUBLAS": _CUBLAS, "CUDNN": {} if word.isupper() else _CUDNN}.get(library, {}).get(code)
     status = f"{library}_STATUS_{name}" if name else word if word.isupper() else f"status {code}"
     # For the host's memory cuDNN 9 has another status; CURAND_STATUS_ALLOCATION_FAILED is cuRAND's.
     says_memory = re.search(r"(?<!HOST_)ALLOC(ATION)?_FAILED", status) is not None
     is_vague = "NOT_INITIALIZED" in status
-    return LibraryStatus(library, status, says_memory, bool(_CREATION.search(text)), is_vague)
+    return LibraryStatus(library, status, says_memory, bool(_CREATION.search(match.string)), is_vague)
 
 
-OPTION_NAME = re.compile(r'Unknown provider option: "([^"]*)"')
-OPTION_VALUE = re.compile(
-    r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"'
-)
-ALLOCATION = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
-# Kernels that ask for a generation of GPUs, in the words of releases 1.17 (issue 19259) to 1.31
-GENERATION = re.compile(
-    r"Was the plugin compiled on a compatible CUDA and SM version|compute capability (?:<|>=) ?\d|requires Ampere"
-    r"|requires SM ?\d|requires sm ?>= ?\d|need sm\d|only supported on Ampere",
-    re.IGNORECASE,
-)
 PINNED = re.compile(r"expr=cuda(?:MallocHost|HostAlloc)\(")
-LIMIT = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
-# The second comes from the registration of its plugins (onnxruntime_pybind_state.cc), before there is a provider
-TENSORRT = re.compile(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps")
-# provider_bridge_ort.cc, where it does not log this only; on Windows the provider is given up with an exception where
-# CUDA_PATH is set.
-NOT_LOADED = re.compile(
-    r"(?:Failed to load library|LoadLibrary failed|Error loading)\b.*onnxruntime_providers_(cuda|tensorrt)\b"
-    r"|CUDA_PATH is set but CUDA"
-)
-GRAPH_REFUSED = re.compile("cannot use the (?:graph capture|CUDA Graph) feature")
-WITHOUT_CUDNN = re.compile("cuDNN (?:handle is required|is unavailable|is not available)")
+LIMIT = re.compile(r"Available memory of \d+ is smaller than requested bytes of (?P<size>\d+)")
 
 # Reported before a provider is asked. These texts quote the path and names of nodes, which may say anything.
 _OF_THE_MODEL = re.compile(

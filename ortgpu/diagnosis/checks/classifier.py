@@ -1,0 +1,590 @@
+"""One table of what ONNX Runtime and CUDA say: which words become which error, while a session opens and while it runs.
+
+The first row whose pattern is in a text, and whose function returns an error, decides. A text that says nothing about
+the GPU is not translated: the exception stays ONNX Runtime's own.
+
+The texts are those of releases 1.17 to 1.31. Of a run they are those of 1.31.1 on an H200: out of memory is a plain
+Fail of the arena, a CUDA error a Fail or a RuntimeError with "CUDA failure N" in it, from any method. Those of CUDA's
+memory pools, of thrust and of TensorRT were read from the sources of ONNX Runtime 1.26 (cuda_mempool_arena.cc) and of
+thrust (system_error.h).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...environment.gpu import driver as nvml
+from ...environment.gpu.driver import GPU
+from ...environment.libraries.catalogue import BY_STEM, CUDNN_CODE
+from ...environment.libraries.loader import read_mapped_libraries
+from ...environment.libraries.search import SYSTEM
+from ...environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
+from ...environment.ranks import current_rank
+from ...errors import (
+    BrokenPackageError,
+    CPUOnlyPackageError,
+    DeviceBusyError,
+    DeviceNotFoundError,
+    DriverTooOldError,
+    DriverUnusableError,
+    GPUError,
+    GPUOutOfMemoryError,
+    InsufficientDeviceMemoryError,
+    LauncherConflictError,
+    LibraryNotFoundError,
+    LibraryVersionError,
+    NoDeviceError,
+    OnnxRuntimeNotInstalledError,
+    PlacementError,
+    ProviderFailureError,
+    ProviderFallbackError,
+    ProviderOptionError,
+    UnsupportedDeviceError,
+    manual,
+)
+from ...provider import lifetime
+from ...provider.devices import Device
+from ...provider.living import sessions
+from ...provider.preloading import is_of_cudnn
+from ...provider.requests import CUDA
+from ..facts import Facts
+from ..messages import cuda_codes
+from ..messages.runtime_words import (
+    LIBRARY,
+    LIMIT,
+    PINNED,
+    LibraryStatus,
+    is_of_the_model,
+    read_library_status,
+    telling_line,
+    without_given_names,
+)
+from ..remedies import fixes as remedies
+from . import devices, driver
+from .libraries import by_folder, mixed
+from .model import collective_ops_missing
+
+Match = re.Match[str]
+
+_MIB = 1 << 20
+_CUDNN, _CUFFT = SYSTEM.name(BY_STEM["libcudnn"], 9), SYSTEM.name(BY_STEM["libcufft"], 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The text of an exception, and what is known beside it.
+
+    Attributes:
+        text: without the name of the node, in a run.
+        facts: of this machine, while a session opens; None while it runs.
+        gpu: that of the session. None: it is not known.
+    """
+
+    text: str
+    evidence: list[str]
+    facts: Facts | None = None
+    gpu: GPU | Device | None = None
+
+    @property
+    def here(self) -> Facts:
+        assert self.facts is not None, "a row of a run asks for the facts of an opening"
+        return self.facts
+
+    @property
+    def on_windows(self) -> bool:
+        return sys.platform == "win32" if self.facts is None else self.facts.environment.host.is_windows
+
+    def meaning(self, code: int) -> cuda_codes.Meaning:
+        return cuda_codes.meaning_of(code, self.on_windows)
+
+
+def plain(error: Callable[..., GPUError], summary: str, *fixes: str, **details: str) -> Callable[..., GPUError]:
+    """Return a function for an error that says the same each time, but for the first group of its pattern."""
+
+    def explain(failed: Failed, match: Match) -> GPUError:
+        name = next(filter(None, match.groups()), "")
+        fields = {field: name if value == "{}" else value for field, value in details.items()}
+        sentences = [manual(text.format(repr(name))) for text in fixes]
+        return error(summary.format(repr(name)), evidence=failed.evidence, fixes=sentences, **fields)
+
+    return explain
+
+
+# Codes of CUDA
+
+
+def _old_driver(failed: Failed) -> GPUError:
+    facts = failed.here
+    words = "the NVIDIA driver is older than the CUDA that the installed ONNX Runtime was built with"
+    own = driver.not_found(facts) or driver.too_old(facts)  # cudart says this without any driver, too
+    return own or driver.older_than_needed(facts, words, failed.evidence, [remedies.update_driver(facts.environment)])
+
+
+def _driver_older_than_a_library(failed: Failed, code: int) -> DriverTooOldError:
+    meaning = failed.meaning(code)
+    summary = f"{meaning.what} ({cuda_codes.name_of(code)})"
+    if failed.facts is not None:
+        evidence = [*failed.evidence, *driver.versions(failed.facts)]
+        return driver.older_than_needed(failed.facts, summary, evidence, list(meaning.fixes))
+    version = failed.gpu.driver_version if isinstance(failed.gpu, Device) else None
+    evidence = [*failed.evidence, f"driver {version or 'of unknown version'}"]
+    return DriverTooOldError(summary, evidence=evidence, fixes=meaning.fixes, driver_version=version)
+
+
+def _no_device(failed: Failed) -> GPUError:
+    elsewhere = [manual("use a machine with an NVIDIA GPU", needs="hardware")]
+    visible = devices.none_visible(failed.here)
+    return visible or NoDeviceError("CUDA sees no GPU", evidence=failed.evidence, fixes=elsewhere)
+
+
+def _unknown_device(failed: Failed, code: int) -> GPUError:
+    named = devices.named_device(failed.here) or devices.none_visible(failed.here)
+    return named or DeviceNotFoundError(
+        "CUDA knows no GPU of this number",
+        evidence=failed.evidence,
+        fixes=failed.meaning(code).fixes,
+        requested=failed.here.request.device,
+    )
+
+
+def _without_code(failed: Failed) -> GPUError:
+    known = devices.unsupported(failed.facts) if failed.facts is not None else None
+    return known or devices.kernel_without_code(failed.gpu, failed.evidence)
+
+
+def _busy(failed: Failed) -> DeviceBusyError:
+    return DeviceBusyError(
+        "the GPU accepts no further process",
+        evidence=failed.evidence,
+        fixes=[manual("stop the process that holds the GPU, or choose another one with device=")],
+        uuid=failed.gpu.uuid if failed.gpu is not None else None,
+    )
+
+
+def _unusable_driver(failed: Failed, code: int) -> GPUError:
+    name, meaning, facts = cuda_codes.name_of(code), failed.meaning(code), failed.facts
+    if facts is None:
+        is_known = code in (cuda_codes.ECC_UNCORRECTABLE, cuda_codes.UNKNOWN)  # nothing more is known of others
+        known = meaning.fixes if is_known else ()
+        return ProviderFailureError(
+            f"CUDA failed: {name}", evidence=failed.evidence, fixes=known, library="CUDA", status=name
+        )
+    evidence = [*failed.evidence, *driver.versions(facts)]
+    if (said := facts.environment.driver.nvml.error) is not None:
+        evidence.append(f"NVML: {said}")
+    if code in cuda_codes.OF_ANOTHER_LIBRARY:
+        off = driver.off_the_path(facts)
+        fixes = [off] if off is not None else list(meaning.fixes)
+    elif code in cuda_codes.OF_A_DRIVER_TO_RESTART:
+        fixes = remedies.restart_driver(facts.environment, meaning.fixes)
+    else:
+        fixes = remedies.on_the_host(facts.environment, meaning.fixes)
+    return DriverUnusableError(f"{meaning.what} ({name})", evidence=evidence, fixes=fixes, cuda_code=code)
+
+
+class Code(NamedTuple):
+    """Codes of CUDA, and the function that returns the error for one of them, or None. ``opening_only`` as of a Row."""
+
+    codes: Collection[int]
+    explain: Callable[[Failed, int], GPUError | None]
+    opening_only: bool = False
+
+
+CODES = (
+    Code({46, 304, 999}, lambda failed, code: driver.too_few_descriptors(code, failed.here, failed.evidence), True),
+    Code({2}, lambda failed, _: _lacks_pinned_memory(failed) or _lacks_memory(failed)),
+    Code({35}, lambda failed, _: _old_driver(failed), True),
+    Code({36, 222}, _driver_older_than_a_library),
+    Code({100}, lambda failed, _: _no_device(failed), True),
+    Code({101}, _unknown_device, True),
+    Code(cuda_codes.NO_CODE, lambda failed, _: _without_code(failed)),
+    Code({46}, lambda failed, _: _busy(failed), True),
+    Code(cuda_codes.STICKY | cuda_codes.CAPTURING, lambda failed, code: cuda_codes.of_process(code, failed.evidence)),
+    Code({709}, lambda failed, _: lifetime.context_destroyed(failed.evidence) if failed.facts is None else None),
+    Code({803, 804}, lambda failed, code: driver.of_another_driver(code, failed.here, failed.evidence), True),
+)
+
+
+def _of_code(failed: Failed, code: int) -> GPUError:
+    rows = (row for row in CODES if code in row.codes and not (row.opening_only and failed.facts is None))
+    return next(filter(None, (row.explain(failed, code) for row in rows)), None) or _unusable_driver(failed, code)
+
+
+# Words
+
+
+def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
+    """Return the error for too little memory of the GPU; the pattern may name the bytes that were asked for."""
+    requested = int(match["size"]) if match is not None else None
+    if failed.facts is not None:
+        return devices.lacks_memory(failed.facts, failed.evidence, requested)
+    device, free, total = failed.gpu, None, None
+    evidence = [*_own_rank(), *failed.evidence]
+    if device is not None and device.uuid is not None:
+        if (known := nvml.read_gpu_memory(device.uuid)) is not None:
+            free, total = known
+            evidence.append(f"{device}: {free // _MIB} of {total // _MIB} MiB free")
+        others = {pid: used for pid, used in nvml.processes_on(device.uuid).items() if pid != os.getpid()}
+        evidence += [
+            f"process {pid} holds {used // _MIB if used is not None else 'unknown'} MiB" for pid, used in others.items()
+        ]
+    own = devices.sessions_on_gpu(sessions(), device.uuid if device is not None else None)
+    if len(own) > 1:  # the running one is among them
+        evidence += devices.named_sessions(own)
+    lack, fixes = (
+        "the GPU ran out of memory",
+        [
+            'or pass the provider option arena_extend_strategy="kSameAsRequested"; raise gpu_mem_limit if it is set',
+            "or stop other processes on the GPU",
+        ],
+    )
+    if LIMIT.search(failed.text):
+        lack, fixes = "the session's gpu_mem_limit is reached", ["or raise that provider option"]
+    return GPUOutOfMemoryError(
+        f"{lack}: {requested // _MIB} MiB were asked for" if requested is not None else lack,
+        evidence=evidence,
+        fixes=[
+            *map(manual, ("use a smaller batch; the session works on", *fixes)),
+            *([devices.close_those_that_are_done_with()] if len(own) > 1 else []),
+        ],
+        requested=requested,
+        free=free,
+        total=total,
+    )
+
+
+def _own_rank() -> list[str]:
+    """Return this rank as a line of evidence, in a job of several ranks."""
+    try:
+        rank = current_rank()
+    except LauncherConflictError:
+        return []
+    return [f"on rank {rank.rank} of {rank.world_size}"] if rank.world_size > 1 else []
+
+
+def _above_its_limit(failed: Failed, match: Match) -> GPUError:
+    if failed.facts is None:
+        return _lacks_memory(failed, match)
+    return InsufficientDeviceMemoryError(
+        "this session needs more GPU memory than its gpu_mem_limit leaves it",
+        evidence=failed.evidence,
+        fixes=[manual("raise the provider option gpu_mem_limit, or leave it out")],
+        requested=int(match["size"]),
+    )
+
+
+def _lacks_pinned_memory(failed: Failed) -> ProviderFailureError | None:
+    """Return the error if what CUDA lacks is page-locked memory of the host."""
+    if PINNED.search(failed.text) is None:
+        return None
+    return ProviderFailureError(
+        "CUDA gets no page-locked memory of the host, through which arrays are copied to the GPU and back",
+        evidence=failed.evidence,
+        fixes=[
+            manual(
+                "free memory of this machine"
+                if failed.on_windows
+                else "free memory of the host, or give its container or job more; in WSL, see memory= in .wslconfig"
+            ),
+            manual("or use a smaller batch"),
+        ],
+        library="CUDA",
+        status="cudaErrorMemoryAllocation",
+    )
+
+
+def _of_pool(failed: Failed, match: Match) -> GPUError:
+    code = int(match["code"])
+    return _lacks_memory(failed, match) if code == cuda_codes.OUT_OF_MEMORY else _of_code(failed, code)
+
+
+def _of_library(failed: Failed, match: Match) -> GPUError:
+    status = read_library_status(match)
+    if status.lacks_memory(_free_memory(failed) if status.is_creation else None):
+        return _lacks_memory(failed)
+    if status.is_mixture:
+        return mixed(failed.evidence) if failed.facts is not None else _mixed_cudnn(failed)
+    if status.is_incomplete:
+        return _without_cudnn(failed, match, is_disabled=False)
+    if status.is_creation:
+        return _not_created(status, failed)
+    if failed.facts is None and status.library == "CUDNN" and (error := _cudnn_without_code(failed)) is not None:
+        return error
+    if failed.facts is None and "ARCH_MISMATCH" in status.status:
+        return devices.without_code(
+            failed.gpu,
+            f"{status.library} has no code for {failed.gpu or 'this GPU'} in what this model asks: {status.status}",
+            failed.evidence,
+            [manual("use another GPU, this model in another data type, or a release of that library for it")],
+        )
+    when = "failed" if failed.facts is None else "failed while the session was being opened"
+    summary = f"{status.library} {when}: {status.status}"
+    return ProviderFailureError(summary, evidence=failed.evidence, library=status.library, status=status.status)
+
+
+def _free_memory(failed: Failed) -> int | None:
+    if failed.facts is not None:
+        return failed.gpu.memory_free if isinstance(failed.gpu, GPU) else None
+    known = nvml.read_gpu_memory(failed.gpu.uuid) if failed.gpu is not None and failed.gpu.uuid is not None else None
+    return known[0] if known is not None else None
+
+
+def _not_created(status: LibraryStatus, failed: Failed) -> ProviderFailureError:
+    return ProviderFailureError(
+        f"{status.library} could not be set up for this session: {status.status}"
+        + (", though the GPU has free memory" if status.is_vague else ""),
+        evidence=failed.evidence,
+        fixes=[
+            # issue 26322 and pykeio/ort issue 467: of another CUDA; issue 15718: after a change of the driver
+            manual(
+                "look with `ortgpu doctor` whether this library is of another CUDA than ONNX Runtime or the driver is "
+                "too old; else whether this process reaches its limit of open files, or is capturing a CUDA graph"
+            )
+        ],
+        library=status.library,
+        status=status.status,
+    )
+
+
+def cudnn_disabled(operators: tuple[str, ...], evidence: list[str]) -> ProviderOptionError:
+    return ProviderOptionError(
+        "the provider option enable_cudnn is 0, and this model has operators that run on cuDNN"
+        + (f": {', '.join(operators)}" if operators else ""),
+        evidence=evidence,
+        fixes=[manual("leave enable_cudnn at 1")],
+        provider=CUDA,
+        option="enable_cudnn",
+        value="0",
+    )
+
+
+def _without_cudnn(failed: Failed, _: Match, *, is_disabled: bool | None = None) -> GPUError:
+    if (facts := failed.facts) is None:
+        return _not_opened("cuDNN", _CUDNN, failed)
+    if facts.request.cudnn_disabled if is_disabled is None else is_disabled:
+        return cudnn_disabled(facts.request.cudnn_operators, failed.evidence)
+    wheel = remedies.wheel_of(_CUDNN, facts.environment.cuda_major)
+    return LibraryNotFoundError(
+        "this model needs cuDNN, which cannot be loaded",
+        evidence=failed.evidence,
+        fixes=[remedies.install_libraries(facts.environment, [wheel])] if wheel else [],
+        missing=(_CUDNN,),
+    )
+
+
+def _not_opened(library: str, name: str, failed: Failed) -> LibraryNotFoundError:
+    """Return the error for a library that releases from 1.28 on, for CUDA 13, open when a node needs it."""
+    return LibraryNotFoundError(
+        f"the model reached an operator that needs {library}, which is not available to this session",
+        evidence=failed.evidence,
+        fixes=[manual("do what `ortgpu doctor` says of it, and restart this process")],
+        missing=(name,),
+    )
+
+
+def _mixed_cudnn(failed: Failed) -> GPUError:
+    mapped = tuple(path for path in read_mapped_libraries() if is_of_cudnn(path))
+    fixes = ("install cuDNN again", "or make its first GPUSession before this process loads cuDNN by other ways")
+    return mixed([*failed.evidence, *by_folder(mapped)], fixes=map(manual, fixes), libraries=mapped)
+
+
+def _cudnn_without_code(failed: Failed) -> GPUError | None:
+    """Return the error of a cuDNN without code: a V100 with 9.11 gets CUDNN_STATUS_EXECUTION_FAILED (issue 25676)."""
+    paths = [path for path in read_mapped_libraries() if os.path.basename(path).startswith(CUDNN_CODE)]
+    held = read_architectures_of_cudnn(paths)
+    device = failed.gpu
+    capability = device.compute_capability if device is not None else None
+    if device is None or capability is None or coverage_by(held, capability, os.environ) != "none":
+        return None
+    return UnsupportedDeviceError(
+        f"the cuDNN of this process holds no code for {devices.described(str(device), capability)}",
+        evidence=[*failed.evidence, f"{paths[0]} holds {', '.join(map(str, held or ()))}"],
+        fixes=[manual(f"install {'cuDNN 9.10' if capability < (7, 5) else 'a newer cuDNN'}, and restart this process")],
+        device=device.name,
+        compute_capability=capability,
+        architectures=tuple(map(str, held or ())),
+    )
+
+
+def _of_generation(failed: Failed, _: Match) -> UnsupportedDeviceError:
+    """Return the error for an operator that reports that its kernels are for other generations of GPUs."""
+    gpu = failed.gpu
+    shown = devices.described(gpu.name, gpu.compute_capability) if gpu is not None else "this GPU"
+    return devices.without_code(
+        gpu,
+        f"an operator of this model has no kernel for {shown} in the installed ONNX Runtime",
+        failed.evidence,
+        [
+            manual("use another GPU, or this model in another data type or quantization"),
+            manual("or export it without that operator, which may be one that an optimizer made of several"),
+        ],
+    )
+
+
+class Row(NamedTuple):
+    """A pattern, and the function that returns the error for a text with it, or None.
+
+    ``elsewhere`` is the error that the words mean in a text from another machine, of which nothing else is known.
+    ``opening_only``: a run does not say it. With ``quotes`` the pattern is looked for in names, too, which the author
+    of a model may have given.
+    """
+
+    pattern: re.Pattern[str]
+    explain: Callable[[Failed, Match], GPUError | None] | None = None
+    elsewhere: type[GPUError] | None = None
+    opening_only: bool = False
+    quotes: bool = False
+
+
+def _any(pattern: str, explain: Callable[[Failed, Match], GPUError | None], flags: int = 0) -> Row:
+    return Row(re.compile(pattern, flags), explain)
+
+
+def _opening(pattern: str, explain: Callable[[Failed, Match], GPUError], *, quotes: bool = True) -> Row:
+    return Row(re.compile(pattern), explain, opening_only=True, quotes=quotes)
+
+
+def _elsewhere(pattern: str, error: type[GPUError]) -> Row:
+    return Row(re.compile(pattern), elsewhere=error)
+
+
+_FAILED_TENSORRT = plain(ProviderFailureError, "TensorRT failed", library="TensorRT")
+_MISSING_TENSORRT = plain(
+    LibraryNotFoundError,
+    "libraries of TensorRT that its provider links cannot be loaded",
+    "install the TensorRT that this ONNX Runtime was built with, or ask for CUDA without TensorRT",
+)
+_NOT_LOADED = plain(ProviderFallbackError, "ONNX Runtime could not load its CUDA provider")
+_NOT_SET_UP = plain(ProviderFallbackError, "ONNX Runtime could not set up its CUDA provider")
+_REFUSED_GRAPH = plain(
+    ProviderOptionError,
+    "this model cannot be captured as a CUDA graph",
+    "leave enable_cuda_graph out: every node has to be on the GPU, without copies and control flow",
+    provider=CUDA, option="enable_cuda_graph", value="1",
+)  # fmt: skip
+_UNKNOWN_OPTION = plain(
+    ProviderOptionError,
+    "the CUDA provider knows no option {}",
+    "remove {} from the provider options",
+    provider=CUDA, option="{}",
+)  # fmt: skip
+_REFUSED_VALUE = plain(
+    ProviderOptionError,
+    "the CUDA provider refuses the value of its option {}",
+    "correct the value of {}",
+    provider=CUDA, option="{}",
+)  # fmt: skip
+
+# The words of ONNX Runtime, and of programs and libraries around it
+TABLE = (
+    Row(LIMIT, _above_its_limit),
+    _any(r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)", _of_pool),  # cuda_mempool_arena.cc
+    _any(r"requested (?:buffer of size|bytes of) (?P<size>\d+)", _lacks_memory),
+    # A code is also within a failure to parse device_id.
+    Row(cuda_codes.REPORTED, lambda failed, match: _of_code(failed, cuda_codes.code_in(match))),
+    _opening("cannot use the (?:graph capture|CUDA Graph) feature", _REFUSED_GRAPH),
+    _opening(r'Unknown provider option: "([^"]*)"', _UNKNOWN_OPTION),
+    _opening(r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"', _REFUSED_VALUE),
+    _opening(r'Failed to parse provider option "([^"]*)"', _REFUSED_VALUE),
+    Row(LIBRARY, _of_library),
+    _opening("Please install TensorRT libraries", _MISSING_TENSORRT),
+    # The second comes from the registration of its plugins (onnxruntime_pybind_state.cc), before there is a provider.
+    _any(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps", _FAILED_TENSORRT),
+    _any("cuDNN (?:handle is required|is unavailable|is not available)", _without_cudnn),
+    _any("cuFFT is unavailable", lambda failed, _: None if failed.facts else _not_opened("cuFFT", _CUFFT, failed)),
+    _any(  # kernels that ask for a generation of GPUs; issue 19259
+        r"Was the plugin compiled on a compatible CUDA and SM version|compute capability (?:<|>=) ?\d|requires Ampere"
+        r"|requires SM ?\d|requires sm ?>= ?\d|need sm\d|only supported on Ampere",
+        _of_generation,
+        re.IGNORECASE,
+    ),
+    # provider_bridge_ort.cc, where it does not log this only. On Windows the provider is given up with an exception
+    # where CUDA_PATH is set. 126 is a library that was not found, 127 a function that is not in one.
+    _opening(r"(?:LoadLibrary failed with error|Error) 126\b.*onnxruntime_providers_tensorrt", _MISSING_TENSORRT),
+    _opening(
+        r"(?:Failed to load library|LoadLibrary failed|Error loading)\b.*onnxruntime_providers_tensorrt\b",
+        _FAILED_TENSORRT,
+    ),
+    _elsewhere(r"LoadLibrary failed with error 126\b.*onnxruntime_providers_cuda", LibraryNotFoundError),
+    _elsewhere("CUDA_PATH is set but CUDA|nvrtc: error: failed to open", LibraryNotFoundError),
+    _elsewhere(r"LoadLibrary failed with error 127\b.*onnxruntime_providers_", LibraryVersionError),
+    _opening(
+        r"(?:Failed to load library|LoadLibrary failed|Error loading)\b.*onnxruntime_providers_cuda\b"
+        "|CUDA_PATH is set but CUDA",
+        _NOT_LOADED,
+    ),
+    _opening(r"cuda_execution_provider\.cc", _NOT_SET_UP),
+    _opening("CUDAExecutionProvider|CUDA EP", _NOT_SET_UP, quotes=False),
+    _elsewhere("'CUDAExecutionProvider' is not in available provider names", CPUOnlyPackageError),
+    _elsewhere("`onnxruntime-gpu` package was not found", CPUOnlyPackageError),  # optimum
+    # ONNX Runtime's two warnings about a session that is on the GPU, and this library's
+    _elsewhere("Memcpy nodes are added to the graph|not assigned to the preferred execution", PlacementError),
+    _elsewhere("CPUNodesWarning:", PlacementError),
+    _elsewhere("No module named '?onnxruntime'?$", OnnxRuntimeNotInstalledError),
+    # What every release has
+    _elsewhere("module 'onnxruntime' has no attribute '(?:InferenceSession|SessionOptions)'", BrokenPackageError),
+    _elsewhere("module 'onnxruntime' has no attribute '(?:get_available_providers|__version__)'", BrokenPackageError),
+    _elsewhere(r"No module named 'onnxruntime\.capi", BrokenPackageError),
+)
+
+# Texts of ONNX Runtime 1.18 to 1.31 that quote names, which may say anything: of inputs and outputs, with the prefix of
+# its bindings, and of nodes whose inputs do not fit together.
+_QUOTES_WHAT_WAS_GIVEN = re.compile(
+    r"(?:Error [a-z ]+: )?(?:\[ONNXRuntimeError\] : 2 : |Invalid (?:input|output|feed) name|Failed to find NodeArg "
+    r"with name|Failed to find (?:input|output) name in the mapping)|.*: (?:left|right) operand cannot broadcast on",
+    re.DOTALL,
+)
+
+
+def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
+    """Return the error for a CUDA code that was reported while a session was being opened."""
+    return _of_code(Failed("", evidence, facts, devices.requested_gpu(facts)), code)
+
+
+def of_code(code: int, text: str, device: Device | None) -> GPUError:
+    """Return the error for a code of CUDA that came up in a run, as ``text`` says."""
+    return _of_code(Failed(text, [telling_line(text)], gpu=device), code)
+
+
+def of_construction(text: str, facts: Facts) -> GPUError | None:
+    """Return the error behind the text of an exception that ONNX Runtime raised while a session was being opened."""
+    if "is not a registered function/op" in text:
+        return collective_ops_missing(facts)
+    if is_of_the_model(text):
+        return None
+    failed = Failed(text, [telling_line(text)], facts, devices.requested_gpu(facts))
+    return _classify(failed, TABLE, without_given_names(text))
+
+
+def of_run(text: str, exception: str | None, device: Device | None) -> GPUError | None:
+    """Return the typed error for an exception's text and class name, or None if it says nothing about the GPU.
+
+    ``exception`` None: the class is not known. A text can quote anything: the driver has to confirm an error that would
+    end the process's use of the GPU.
+    """
+    if exception == "InvalidArgument" or _QUOTES_WHAT_WAS_GIVEN.match(text):
+        return None
+    words = text.rpartition("Status Message: ")[2]  # before it is the name of the node, which may say anything
+    failed = Failed(words, [telling_line(words)], gpu=device)
+    found = _classify(failed, (row for row in TABLE if not row.opening_only), words)
+    if found is None and (exception == "EPFail" or ": EP_FAIL :" in text):
+        return ProviderFailureError("the execution provider failed", evidence=failed.evidence, status="EP_FAIL")
+    return found
+
+
+def _classify(failed: Failed, rows: Iterable[Row], words: str) -> GPUError | None:
+    for row in rows:
+        match = row.pattern.search(failed.text if row.quotes else words) if row.explain is not None else None
+        if match is not None and row.explain is not None and (error := row.explain(failed, match)) is not None:
+            return error
+    return None
+
+
+def of_line(line: str) -> GPUError | None:
+    """Return the error that a line of a log means, whichever machine wrote it; None if that takes facts of it."""
+    return next((row.elsewhere(line) for row in TABLE if row.elsewhere is not None and row.pattern.search(line)), None)
