@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .provider.placement import Placement as Placement
     from .provider.preloading import PreloadReport as PreloadReport
     from .provider.preloading import preload as preload
+    from .session.fitting import Fit as Fit
+    from .session.fitting import fit as fit
     from .session.gpu_session import GPUSession as GPUSession
     from .session.guard.guard import enforce as enforce
     from .session.guard.guard import install as install
@@ -64,6 +66,8 @@ _HOMES = {
     "sessions": "provider.living",
     "GPUSession": "session.gpu_session",
     "GPUModels": "session.models",
+    "Fit": "session.fitting",
+    "fit": "session.fitting",
     "Tuning": "session.tuning.children",
     "tune": "session.tune",
 }

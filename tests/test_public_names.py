@@ -16,7 +16,7 @@ import ortgpu
 from ortgpu.errors import catalogue
 from tests.support.children import run_python
 
-FUNCTIONS = ("diagnose", "enforce", "inspect_environment", "install", "preload", "sessions", "tune", "uninstall")
+FUNCTIONS = ("diagnose", "enforce", "fit", "inspect_environment", "install", "preload", "sessions", "tune", "uninstall")
 
 
 def test_star_import_brings_every_public_name() -> None:

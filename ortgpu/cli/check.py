@@ -41,6 +41,12 @@ CpuNodes = Literal["allow", "warn", "forbid"]
     callback=parse_batches,
     help="Batch sizes: what a change of shape costs, and what plans for several shapes gain.",
 )
+@click.option(
+    "--fit",
+    metavar="N,N,...",
+    callback=parse_batches,
+    help="Batch sizes: only measure the GPU memory that each takes, and which fit.",
+)
 @click.option("--verbose", is_flag=True, help="Also show the options bound to the CUDA provider.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
 def check(
@@ -53,6 +59,7 @@ def check(
     placement: bool,
     compare: str | None,
     shapes: tuple[int, ...] | None,
+    fit: tuple[int, ...] | None,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -71,12 +78,14 @@ def check(
       "device", "providers", "provider_options", "placement",
       "gpu_memory" (bytes), "latency_ms", "latency_error", "tuned", "warnings",
       "on_cpu_because" and, with --placement, "placement_details",
-      with --compare "compared" and "compared_with"; with --shapes "shapes"
+      with --compare "compared" and "compared_with"; with --shapes "shapes"; with --fit "fit" alone
     null is unknown.
     """
     from ortgpu.cli import report
 
     name = str(model) if model else None
+    if fit is not None:
+        return _show_fit(model, fit, device, inputs, allow_cpu=allow_cpu, as_json=as_json)
     try:
         with report.quiet() as caught:
             found, compared, compared_with, times = _open_and_run(
@@ -136,6 +145,35 @@ def check(
     else:
         output.line(console, f"OK: {shown} runs on the GPU", style="bold green")
     return int(failed)
+
+
+def _show_fit(
+    model: Path | None,
+    batches: tuple[int, ...],
+    device: str | None,
+    file: Path | None,
+    *,
+    allow_cpu: bool,
+    as_json: bool,
+) -> int:
+    """Show what ``ortgpu.fit`` measures. Exit code 1: nothing fits, or it could not be measured."""
+    import ortgpu
+    from ortgpu.cli import inputs
+
+    if model is None:
+        raise click.UsageError("--fit needs a MODEL")
+    feeds = [inputs.read_inputs(file)] if file is not None else None
+    try:
+        found = ortgpu.fit(str(model), batches, feeds, device, allow_cpu=allow_cpu or None)
+    except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
+        return output.show_problem(error, as_json, model=model)
+    fits = [row for each in found.models for row in each.rows if row.error is None]
+    if as_json:
+        output.write_json(output.document(ok=bool(fits), model=str(model), fit=found.as_dict()))
+    else:
+        for text in str(found).splitlines():
+            output.line(output.stdout(), text)
+    return int(not fits)
 
 
 def _open_and_run(

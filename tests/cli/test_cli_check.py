@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import onnx.parser
@@ -12,6 +13,7 @@ import pytest
 from ortgpu.errors import catalogue
 from ortgpu.session.tuning import feeds
 from tests.lab.fixtures import Lab
+from tests.support.children import child_environment, run_child
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.support.known_placements import MODELS
 from tests.support.this_machine import GPUs
@@ -247,3 +249,22 @@ def test_shapes_of_check(tmp_path: Path) -> None:
     assert ortgpu("check", str(model), "--shapes", "0", env=env).returncode == 2
     fixed = ortgpu("check", "--shapes", "1,2", env=env)
     assert (fixed.returncode, "no free batch dimension" in fixed.stderr) == (2, True)
+
+
+def test_fit_tells_the_memory_of_each_batch(tmp_path: Path) -> None:
+    """On the CPU it is that of the host, and the first line says so."""
+    model = tmp_path / "model.onnx"
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) { y = Relu(x) }'
+    model.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    environ = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"})
+    shown = [
+        run_child(
+            [sys.executable, "-m", "ortgpu", "check", str(model), "--fit", "1", *further], deadline=90, env=environ
+        )
+        for further in ((), ("--json",))
+    ]
+    assert [each.returncode for each in shown] == [0, 0], shown[0].output
+    assert "of host memory (no GPU is used) free" in shown[0].stdout
+    (row,) = json.loads(shown[1].stdout)["fit"]["models"][0]["rows"]
+    assert row["batch"] == 1
+    assert row["first_run_seconds"] > 0

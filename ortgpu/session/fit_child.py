@@ -1,0 +1,171 @@
+"""Measure what a model takes of a GPU, in a child process that has nothing else there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..diagnosis.probe.probing import RELU
+from ..environment.gpu.driver import processes_on, read_gpu_memory
+from ..model.files import ModelSource
+from ..process.parent import tell
+from ..provider.devices import Device
+from .gpu_session import GPUSession
+from .tuning.feeds import UnknownInputError, batch_dimension, make_inputs, shape_of
+
+_STEADY_RUNS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The GPU before a model is opened.
+
+    Attributes:
+        device: where the models are opened.
+        free, total: bytes of the GPU before this process took any; of the host's memory on the CPU. None: unknown.
+        context: the bytes that CUDA's context takes, which all sessions of a process share. None: unknown.
+    """
+
+    device: Device
+    free: int | None
+    total: int | None
+    context: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One model with one input, in a session of its own. Bytes are those beside the context; None: unknown.
+
+    Attributes:
+        shapes: of the inputs.
+        opened: after the session was opened.
+        peak: the most in the first run, which tries algorithms.
+        steady: after the unused memory of the first run was given back, and further runs.
+        opening_seconds, first_run_seconds, run_seconds: the last is that of a later run.
+        error: why it does not run: the GPU has too little memory. What is above is then unknown, as far as it came.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    opened: int | None = None
+    peak: int | None = None
+    steady: int | None = None
+    opening_seconds: float | None = None
+    first_run_seconds: float | None = None
+    run_seconds: float | None = None
+    error: str | None = None
+
+
+class _Memory:
+    """The memory of this process: on the GPU, or of the host."""
+
+    def __init__(self, device: Device, used_before: int | None) -> None:
+        self._device = device
+        self._used_before = used_before  # of the whole GPU, for where NVML does not show this process
+
+    def taken(self) -> int | None:
+        if not self._device.is_gpu:
+            return _resident()
+        if self._device.uuid is None:
+            return None
+        own = processes_on(self._device.uuid).get(os.getpid())
+        if own is not None:
+            return own
+        used = _used(self._device.uuid)
+        return used - self._used_before if used is not None and self._used_before is not None else None
+
+
+_memory: _Memory
+_context: int | None = None
+
+
+def begin(device: Any, allow_cpu: bool | None, uuid: str | None) -> Start:
+    """Open a session of one node, and return what the GPU has. ``uuid``: of the GPU, if it is known before."""
+    global _memory, _context
+    known = read_gpu_memory(uuid) if uuid is not None else None
+    before = known[1] - known[0] if known is not None else None
+    with GPUSession(RELU, device=device, allow_cpu=allow_cpu) as session:
+        session.run(None, make_inputs(session.get_inputs()))
+        found: Device = session.device
+    _memory = _Memory(found, before if found.is_gpu else None)
+    _context = _memory.taken()
+    if found.is_gpu:
+        free, total = known if known is not None else (None, found.total_memory)
+        return Start(found, free, total, _context)
+    free, total = _host_memory()
+    return Start(found, free, total, _context)
+
+
+def measure(
+    model: ModelSource, arguments: Mapping[str, Any], batch: int | None, feed: Mapping[str, Any] | None
+) -> Measurement:
+    """Open a model in a session of its own and run it on one input, made up for ``batch`` unless it is given.
+
+    Raises:
+        UnknownInputError: no input can be made up, or none of this batch.
+        Exception: as the constructor of GPUSession and ``run`` raise, but for want of memory.
+    """
+    start = time.perf_counter()
+    try:
+        session = GPUSession(model, **arguments)
+    except MemoryError as error:
+        return Measurement({}, error=_summary(error))
+    opening = time.perf_counter() - start
+    with session:
+        opened = _above_context()
+        if feed is None:
+            declared = session.get_inputs()
+            if batch not in (None, 1) and batch_dimension(declared) is None:
+                raise UnknownInputError("the model has no free batch dimension")
+            feed = make_inputs(declared, batch or 1)
+        shapes = {name: tuple(map(int, shape_of(value))) for name, value in feed.items()}
+        tell(shapes)
+        try:
+            first = _seconds(session, feed)
+            peak = _above_context()
+            session.trim()
+            later = min(_seconds(session, feed) for _ in range(_STEADY_RUNS))
+            steady = _above_context()
+        except MemoryError as error:
+            return Measurement(shapes, opened, opening_seconds=opening, error=_summary(error))
+    return Measurement(shapes, opened, peak, steady, opening, first, later)
+
+
+def _seconds(session: GPUSession, feed: Mapping[str, Any]) -> float:
+    start = time.perf_counter()
+    session.run(None, dict(feed))
+    return time.perf_counter() - start
+
+
+def _above_context() -> int | None:
+    taken = _memory.taken()
+    return max(taken - _context, 0) if taken is not None and _context is not None else None
+
+
+def _summary(error: BaseException) -> str:
+    return str(getattr(error, "summary", None) or error).partition("\n")[0]
+
+
+def _used(uuid: str) -> int | None:
+    known = read_gpu_memory(uuid)
+    return known[1] - known[0] if known is not None else None
+
+
+def _resident() -> int | None:
+    """Return the bytes of host memory that this process has; None where /proc does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
+
+
+def _host_memory() -> tuple[int | None, int | None]:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in file if line.strip()}
+    except (OSError, ValueError, IndexError):
+        return None, None
+    return sizes.get("MemAvailable"), sizes.get("MemTotal")

@@ -1,0 +1,276 @@
+"""``ortgpu.fit``: how much GPU memory a model takes at each batch, and which batch fits."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..environment.child_process import ChildFailedError, ChildProcess
+from ..environment.gpu.cuda import initialise
+from ..errors import ExecutionError, GPUError, manual
+from ..model.files import ModelSource
+from ..provider.devices import DeviceRequest, as_request, check_form, choose_visible, is_cpu
+from .request import NAMES, refuse_misspelt
+
+_MIB = 1 << 20
+_CHILD = "ortgpu.session.fit_child"
+_NOISE = 4 * _MIB  # by which two measurements of the same may differ
+_LONGEST = 600.0  # seconds for one measurement: EXHAUSTIVE searches of a large model take minutes
+
+
+@dataclass(frozen=True, slots=True)
+class FitRow:
+    """One input of a model. Bytes are those beside CUDA's context; None: unknown.
+
+    Attributes:
+        batch: items of the input; None for a feed of the caller's.
+        shapes: of the inputs, by name.
+        peak: the most GPU memory in the first run.
+        steady: the GPU memory of later runs, after ``session.trim()``.
+        opening_seconds, first_run_seconds, run_seconds: the last is that of a later run.
+        fits_now: whether it fits into the memory that was free.
+        fits_empty: whether it fits into a GPU of this kind that nothing else uses.
+        error: why it did not run: the GPU has too little memory.
+    """
+
+    batch: int | None
+    shapes: Mapping[str, tuple[int, ...]]
+    peak: int | None
+    steady: int | None
+    opening_seconds: float | None
+    first_run_seconds: float | None
+    run_seconds: float | None
+    fits_now: bool | None
+    fits_empty: bool | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFit:
+    """One model.
+
+    Attributes:
+        model: its path, "<bytes>" for a model in memory.
+        opened: bytes of the session before its first run.
+        rows: the batches or feeds, in the order of the argument.
+        largest_now, largest_empty: the largest batch that fits into the memory that was free, and into an empty GPU:
+            estimated by a line through the two largest batches that ran. None: not known.
+    """
+
+    model: str
+    opened: int | None
+    rows: tuple[FitRow, ...]
+    largest_now: int | None
+    largest_empty: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The result of :func:`ortgpu.fit`. ``str()`` is a table. Sizes are in bytes; None: unknown.
+
+    Attributes:
+        device: the GPU; "cpu" if the host's memory was measured.
+        on_cpu: True if the host's memory was measured.
+        free, total: of the device, before the measurement.
+        context: what CUDA's context takes, once in each process.
+        models: what was measured of each.
+        together: what all models take in one process, each with its smallest input that ran.
+        fit_together: whether that fits into the free memory. None for one model.
+    """
+
+    device: str
+    on_cpu: bool
+    free: int | None
+    total: int | None
+    context: int | None
+    models: tuple[ModelFit, ...]
+    together: int | None
+    fit_together: bool | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join([self._head(), *(line for each in self.models for line in _lines(each)), *self._last()])
+
+    def _head(self) -> str:
+        kind = "host memory (no GPU is used)" if self.on_cpu else "GPU memory"
+        context = "the process" if self.on_cpu else "CUDA's context"
+        return (
+            f"{self.device}: {_mib(self.free)} of {_mib(self.total)} MiB of {kind} free; "
+            f"{context} takes {_mib(self.context)} MiB beside"
+        )
+
+    def _last(self) -> list[str]:
+        if self.fit_together is None:
+            return []
+        fits = "fit" if self.fit_together else "do not fit"
+        return [f"Together, at their smallest inputs: {_mib(self.together)} MiB, which {fits} into the free memory"]
+
+
+def fit(
+    model: ModelSource | Sequence[ModelSource],
+    batches: Iterable[int] = (1, 8, 32),
+    feeds: Iterable[Mapping[str, Any]] | None = None,
+    device: DeviceRequest = None,
+    *,
+    timeout: float = _LONGEST,
+    **arguments: Any,
+) -> Fit:
+    """Measure how much GPU memory a model takes at each batch, in a child process that has nothing else there.
+
+    Each input runs in a session of its own, so that the memory of a large one does not count for others. Inputs are
+    made up for each batch (free dimensions beside the batch are 1), or are ``feeds``. If no GPU can be used and the CPU
+    is allowed, the host's memory is measured, and the result says so.
+
+    Args:
+        model: the path of a model, or its bytes; or a list of these, to tell whether they fit together.
+        batches: sizes of the batch. Only 1 is possible for a model without a free first dimension.
+        feeds: inputs to run in the place of made-up ones, for each model.
+        device: as GPUSession takes it.
+        timeout: seconds for each input, after which the child is killed.
+        arguments: others of GPUSession: ``providers``, ``allow_cpu``, ``tuned``.
+
+    Returns:
+        What was measured. Where NVML does not show the memory of a process, as in most containers, it is that of the
+        whole GPU, so other processes should not use it meanwhile.
+
+    Raises:
+        GPUError, Exception: as GPUSession and its ``run`` raise; an input that is out of memory is a row of the result.
+        ExecutionError: the child ended, or took longer than ``timeout``.
+        ValueError: a batch is not positive, or no input can be made up.
+        TypeError: an argument has another type, or its name looks misspelt.
+    """
+    models = [model] if isinstance(model, (str, bytes, os.PathLike)) else list(model)
+    if not models or not all(isinstance(each, (str, bytes, os.PathLike)) for each in models):
+        raise TypeError(f"fit() takes the path of a model, its bytes, or a list of these, not {model!r}")
+    inputs = _inputs_of(batches, feeds)
+    refuse_misspelt("fit()", arguments.keys() - set(NAMES), (*NAMES, "batches", "feeds", "timeout"))
+    device = as_request(device)
+    if not is_cpu(device):
+        check_form(device)
+    arguments = {"cpu_nodes": "allow", **arguments}
+    with ChildProcess(keeps_output=True) as child:
+        begun = _ask(child, "begin", device, arguments.get("allow_cpu"), _uuid_of(device), timeout=timeout)
+        own = {**arguments, "device": begun.device.ordinal if begun.device.is_gpu else device}
+        rows = [
+            [_ask(child, "measure", each, own, batch, feed, timeout=timeout) for batch, feed in inputs]
+            for each in models
+        ]
+    found = tuple(_model_fit(each, inputs, measured, begun) for each, measured in zip(models, rows, strict=True))
+    together = _together(found, begun) if len(found) > 1 else None
+    return Fit(
+        device=str(begun.device),
+        on_cpu=not begun.device.is_gpu,
+        free=begun.free,
+        total=begun.total,
+        context=begun.context,
+        models=found,
+        together=together,
+        fit_together=together <= begun.free if together is not None and begun.free is not None else None,
+    )
+
+
+def _inputs_of(
+    batches: Iterable[int], feeds: Iterable[Mapping[str, Any]] | None
+) -> list[tuple[int | None, Mapping[str, Any] | None]]:
+    if feeds is not None:
+        if isinstance(feeds, Mapping):
+            raise TypeError("feeds is a list of feeds, not a feed")
+        given = [(None, feed) for feed in feeds]
+        if not given:
+            raise ValueError("feeds is empty")
+        return list(given)
+    sizes = [operator.index(each) for each in batches]
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"batches must be positive, not {sizes}")
+    return [(size, None) for size in sizes]
+
+
+def _uuid_of(device: DeviceRequest) -> str | None:
+    """Return the UUID of the GPU that will be used, so that its memory is read before any is taken. None: unknown."""
+    if is_cpu(device):
+        return None
+    try:
+        return choose_visible(device, initialise()).uuid
+    except GPUError:  # which the session in the child raises
+        return None
+
+
+def _ask(child: ChildProcess, function: str, *arguments: Any, timeout: float) -> Any:
+    try:
+        return child.ask(f"{_CHILD}:{function}", *arguments, timeout=timeout)
+    except ChildFailedError as error:
+        raise ExecutionError(
+            "the child process that measures did not answer",
+            evidence=[str(error)],
+            fixes=[manual(f"pass a timeout of more than {timeout:.0f} seconds")] if error.timed_out else [],
+        ) from None
+
+
+def _model_fit(
+    model: ModelSource, inputs: Sequence[tuple[int | None, Any]], measured: Sequence[Any], start: Any
+) -> ModelFit:
+    def fits(size: int | None, memory: int | None) -> bool | None:
+        return None if None in (size, memory, start.context) else size + start.context <= memory
+
+    rows = tuple(
+        FitRow(
+            batch,
+            each.shapes,
+            each.peak,
+            each.steady,
+            each.opening_seconds,
+            each.first_run_seconds,
+            each.run_seconds,
+            False if each.error else fits(each.peak, start.free),
+            fits(each.peak, start.total),
+            each.error,
+        )
+        for (batch, _), each in zip(inputs, measured, strict=True)
+    )
+    opened = next((each.opened for each in measured if each.opened is not None), None)
+    name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
+    room = [None if None in (memory, start.context) else memory - start.context for memory in (start.free, start.total)]
+    return ModelFit(name, opened, rows, *(_largest_batch(rows, each) for each in room))
+
+
+def _largest_batch(rows: Sequence[FitRow], room: int | None) -> int | None:
+    """Return the largest batch whose first run fits into ``room`` bytes, by a line through the two largest that ran."""
+    known = sorted((row.batch, row.peak) for row in rows if row.batch is not None and row.peak is not None)
+    if room is None or len(known) < 2:
+        return None
+    (small, less), (large, more) = known[-2:]
+    if small == large or more - less < _NOISE:
+        return None
+    return max(0, large + int((room - more) * (large - small) // (more - less)))
+
+
+def _together(models: Sequence[ModelFit], start: Any) -> int | None:
+    sizes = [min((row.peak for row in each.rows if row.peak is not None), default=None) for each in models]
+    known = [size for size in sizes if size is not None]
+    return sum(known) + (start.context or 0) if len(known) == len(sizes) else None
+
+
+def _lines(model: ModelFit) -> list[str]:
+    head = f"{'batch':<12}{'first run':>14}{'later runs':>14}{'seconds':>10}{'later':>10}  fits"
+    lines = [f"{model.model}: {_mib(model.opened)} MiB when it is open", head]
+    for number, row in enumerate(model.rows):
+        label = f"feed {number}" if row.batch is None else str(row.batch)
+        if row.error is not None:
+            lines.append(f"{label:<12}{row.error}")
+            continue
+        fits = {True: "yes", False: "on an empty GPU" if row.fits_empty else "no", None: "unknown"}[row.fits_now]
+        sizes = f"{_mib(row.peak):>10} MiB{_mib(row.steady):>10} MiB"
+        lines.append(f"{label:<12}{sizes}{row.first_run_seconds or 0:>10.3f}{row.run_seconds or 0:>10.4f}  {fits}")
+    if model.largest_now is not None:
+        lines.append(f"largest batch, estimated: {model.largest_now} now, {model.largest_empty} on an empty device")
+    return lines
+
+
+def _mib(size: int | None) -> str:
+    return "unknown" if size is None else f"{size / _MIB:,.0f}"
