@@ -95,20 +95,20 @@ class Failed:
         assert self.facts is not None, "a row of a run asks for the facts of an opening"
         return self.facts
 
-    @property
-    def on_windows(self) -> bool:
-        return sys.platform == "win32" if self.facts is None else self.facts.environment.host.is_windows
-
     def meaning(self, code: int) -> cuda_codes.Meaning:
-        return cuda_codes.meaning_of(code, self.on_windows)
+        is_windows = sys.platform == "win32" if self.facts is None else self.facts.environment.host.is_windows
+        return cuda_codes.meaning_of(code, is_windows)
 
 
-def plain(error: Callable[..., GPUError], summary: str, *fixes: str, **details: str) -> Callable[..., GPUError]:
-    """Return a function for an error that says the same each time, but for the first group of its pattern."""
+def plain(error: Callable[..., GPUError], summary: str, *fixes: str, **details: str | type) -> Callable[..., GPUError]:
+    """Return a function for an error that says the same each time, but for the first group of its pattern.
+
+    A type among the ``details`` stands for that group.
+    """
 
     def explain(failed: Failed, match: Match) -> GPUError:
         name = next(filter(None, match.groups()), "")
-        fields = {field: name if value == "{}" else value for field, value in details.items()}
+        fields = {field: value(name) if isinstance(value, type) else value for field, value in details.items()}
         sentences = [manual(text.format(repr(name))) for text in fixes]
         return error(summary.format(repr(name)), evidence=failed.evidence, fixes=sentences, **fields)
 
@@ -152,7 +152,7 @@ def _unknown_device(failed: Failed, code: int) -> GPUError:
     )
 
 
-def _without_code(failed: Failed) -> GPUError:
+def _explain_missing_kernel(failed: Failed) -> GPUError:
     known = devices.unsupported(failed.facts) if failed.facts is not None else None
     return known or devices.kernel_without_code(failed.gpu, failed.evidence)
 
@@ -202,7 +202,7 @@ CODES = (
     Code({36, 222}, _driver_older_than_a_library),
     Code({100}, lambda failed, _: _no_device(failed), True),
     Code({101}, _unknown_device, True),
-    Code(cuda_codes.NO_CODE, lambda failed, _: _without_code(failed)),
+    Code(cuda_codes.NO_CODE, lambda failed, _: _explain_missing_kernel(failed)),
     Code({46}, lambda failed, _: _busy(failed), True),
     Code(cuda_codes.STICKY | cuda_codes.CAPTURING, lambda failed, code: cuda_codes.of_process(code, failed.evidence)),
     Code({709}, lambda failed, _: lifetime.context_destroyed(failed.evidence) if failed.facts is None else None),
@@ -210,7 +210,7 @@ CODES = (
 )
 
 
-def _of_code(failed: Failed, code: int) -> GPUError:
+def _explain_code(failed: Failed, code: int) -> GPUError:
     rows = (row for row in CODES if code in row.codes and not (row.opening_only and failed.facts is None))
     return next(filter(None, (row.explain(failed, code) for row in rows)), None) or _unusable_driver(failed, code)
 
@@ -267,17 +267,6 @@ def _own_rank() -> list[str]:
     return [f"on rank {rank.rank} of {rank.world_size}"] if rank.world_size > 1 else []
 
 
-def _above_its_limit(failed: Failed, match: Match) -> GPUError:
-    if failed.facts is None:
-        return _lacks_memory(failed, match)
-    return InsufficientDeviceMemoryError(
-        "this session needs more GPU memory than its gpu_mem_limit leaves it",
-        evidence=failed.evidence,
-        fixes=[manual("raise the provider option gpu_mem_limit, or leave it out")],
-        requested=int(match["size"]),
-    )
-
-
 def _lacks_pinned_memory(failed: Failed) -> ProviderFailureError | None:
     """Return the error if what CUDA lacks is page-locked memory of the host."""
     if PINNED.search(failed.text) is None:
@@ -286,11 +275,7 @@ def _lacks_pinned_memory(failed: Failed) -> ProviderFailureError | None:
         "CUDA gets no page-locked memory of the host, through which arrays are copied to the GPU and back",
         evidence=failed.evidence,
         fixes=[
-            manual(
-                "free memory of this machine"
-                if failed.on_windows
-                else "free memory of the host, or give its container or job more; in WSL, see memory= in .wslconfig"
-            ),
+            manual("free memory of the host, or give its container or job more; in WSL, see memory= in .wslconfig"),
             manual("or use a smaller batch"),
         ],
         library="CUDA",
@@ -298,19 +283,19 @@ def _lacks_pinned_memory(failed: Failed) -> ProviderFailureError | None:
     )
 
 
-def _of_pool(failed: Failed, match: Match) -> GPUError:
+def _explain_pool(failed: Failed, match: Match) -> GPUError:
     code = int(match["code"])
-    return _lacks_memory(failed, match) if code == cuda_codes.OUT_OF_MEMORY else _of_code(failed, code)
+    return _lacks_memory(failed, match) if code == cuda_codes.OUT_OF_MEMORY else _explain_code(failed, code)
 
 
-def _of_library(failed: Failed, match: Match) -> GPUError:
+def _explain_library(failed: Failed, match: Match) -> GPUError:
     status = read_library_status(match)
     if status.lacks_memory(_free_memory(failed) if status.is_creation else None):
         return _lacks_memory(failed)
     if status.is_mixture:
         return mixed(failed.evidence) if failed.facts is not None else _mixed_cudnn(failed)
     if status.is_incomplete:
-        return _without_cudnn(failed, match, is_disabled=False)
+        return _explain_missing_cudnn(failed, match, is_disabled=False)
     if status.is_creation:
         return _not_created(status, failed)
     if failed.facts is None and status.library == "CUDNN" and (error := _cudnn_without_code(failed)) is not None:
@@ -363,7 +348,7 @@ def cudnn_disabled(operators: tuple[str, ...], evidence: list[str]) -> ProviderO
     )
 
 
-def _without_cudnn(failed: Failed, _: Match, *, is_disabled: bool | None = None) -> GPUError:
+def _explain_missing_cudnn(failed: Failed, _: Match, *, is_disabled: bool | None = None) -> GPUError:
     if (facts := failed.facts) is None:
         return _not_opened("cuDNN", _CUDNN, failed)
     if facts.request.cudnn_disabled if is_disabled is None else is_disabled:
@@ -411,7 +396,7 @@ def _cudnn_without_code(failed: Failed) -> GPUError | None:
     )
 
 
-def _of_generation(failed: Failed, _: Match) -> UnsupportedDeviceError:
+def _explain_generation(failed: Failed, _: Match) -> UnsupportedDeviceError:
     """Return the error for an operator that reports that its kernels are for other generations of GPUs."""
     gpu = failed.gpu
     shown = devices.described(gpu.name, gpu.compute_capability) if gpu is not None else "this GPU"
@@ -453,6 +438,12 @@ def _elsewhere(pattern: str, error: type[GPUError]) -> Row:
     return Row(re.compile(pattern), elsewhere=error)
 
 
+_ABOVE_ITS_LIMIT = plain(
+    InsufficientDeviceMemoryError,
+    "this session needs more GPU memory than its gpu_mem_limit leaves it",
+    "raise the provider option gpu_mem_limit, or leave it out",
+    requested=int,
+)
 _FAILED_TENSORRT = plain(ProviderFailureError, "TensorRT failed", library="TensorRT")
 _MISSING_TENSORRT = plain(
     LibraryNotFoundError,
@@ -471,36 +462,38 @@ _UNKNOWN_OPTION = plain(
     ProviderOptionError,
     "the CUDA provider knows no option {}",
     "remove {} from the provider options",
-    provider=CUDA, option="{}",
+    provider=CUDA, option=str,
 )  # fmt: skip
 _REFUSED_VALUE = plain(
     ProviderOptionError,
     "the CUDA provider refuses the value of its option {}",
     "correct the value of {}",
-    provider=CUDA, option="{}",
+    provider=CUDA, option=str,
 )  # fmt: skip
 
 # The words of ONNX Runtime, and of programs and libraries around it
 TABLE = (
-    Row(LIMIT, _above_its_limit),
-    _any(r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)", _of_pool),  # cuda_mempool_arena.cc
+    Row(LIMIT, _ABOVE_ITS_LIMIT, opening_only=True),
+    _any(
+        r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)", _explain_pool
+    ),  # cuda_mempool_arena.cc
     _any(r"requested (?:buffer of size|bytes of) (?P<size>\d+)", _lacks_memory),
     # A code is also within a failure to parse device_id.
-    Row(cuda_codes.REPORTED, lambda failed, match: _of_code(failed, cuda_codes.code_in(match))),
+    Row(cuda_codes.REPORTED, lambda failed, match: _explain_code(failed, cuda_codes.code_in(match))),
     _opening("cannot use the (?:graph capture|CUDA Graph) feature", _REFUSED_GRAPH),
     _opening(r'Unknown provider option: "([^"]*)"', _UNKNOWN_OPTION),
     _opening(r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"', _REFUSED_VALUE),
     _opening(r'Failed to parse provider option "([^"]*)"', _REFUSED_VALUE),
-    Row(LIBRARY, _of_library),
+    Row(LIBRARY, _explain_library),
     _opening("Please install TensorRT libraries", _MISSING_TENSORRT),
     # The second comes from the registration of its plugins (onnxruntime_pybind_state.cc), before there is a provider.
     _any(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps", _FAILED_TENSORRT),
-    _any("cuDNN (?:handle is required|is unavailable|is not available)", _without_cudnn),
+    _any("cuDNN (?:handle is required|is unavailable|is not available)", _explain_missing_cudnn),
     _any("cuFFT is unavailable", lambda failed, _: None if failed.facts else _not_opened("cuFFT", _CUFFT, failed)),
     _any(  # kernels that ask for a generation of GPUs; issue 19259
         r"Was the plugin compiled on a compatible CUDA and SM version|compute capability (?:<|>=) ?\d|requires Ampere"
         r"|requires SM ?\d|requires sm ?>= ?\d|need sm\d|only supported on Ampere",
-        _of_generation,
+        _explain_generation,
         re.IGNORECASE,
     ),
     # provider_bridge_ort.cc, where it does not log this only. On Windows the provider is given up with an exception
@@ -543,12 +536,12 @@ _QUOTES_WHAT_WAS_GIVEN = re.compile(
 
 def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     """Return the error for a CUDA code that was reported while a session was being opened."""
-    return _of_code(Failed("", evidence, facts, devices.requested_gpu(facts)), code)
+    return _explain_code(Failed("", evidence, facts, devices.requested_gpu(facts)), code)
 
 
 def of_code(code: int, text: str, device: Device | None) -> GPUError:
     """Return the error for a code of CUDA that came up in a run, as ``text`` says."""
-    return _of_code(Failed(text, [telling_line(text)], gpu=device), code)
+    return _explain_code(Failed(text, [telling_line(text)], gpu=device), code)
 
 
 def of_construction(text: str, facts: Facts) -> GPUError | None:

@@ -54,14 +54,8 @@ def code_in(match: re.Match[str]) -> int:
 
 # The codes that checks distinguish.
 OUT_OF_MEMORY = 2
-INSUFFICIENT_DRIVER = 35
-CALL_REQUIRES_NEWER_DRIVER = 36
-DEVICE_UNAVAILABLE = 46
 NO_DEVICE = 100
-INVALID_DEVICE = 101
 ECC_UNCORRECTABLE = 214
-UNSUPPORTED_PTX_VERSION = 222
-OPERATING_SYSTEM = 304
 MISMATCH = 803
 UNKNOWN = 999
 
@@ -201,9 +195,6 @@ OF_ANOTHER_LIBRARY = frozenset({34, 804})
 
 # Codes of a driver that has to restart.
 OF_A_DRIVER_TO_RESTART = frozenset({3, 803, 999})
-
-# Codes of a libcuda.so.1 and a kernel module that do not go together.
-OF_ANOTHER_DRIVER = frozenset({803, 804})
 
 
 # Errors after which every later CUDA call of the process fails: driver_types.h of CUDA 13 says of each that "the
