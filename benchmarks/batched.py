@@ -133,7 +133,7 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
         "ms at random: median, p99, most": [[round(1e3 * each, 2) for each in taken] for taken in latencies],
         "ms of a full batch": round(1e3 * batch, 2),
         "ms alone": {name: round(1e3 * each, 2) for name, each in alone.items()},
-        "sizes": service._sizes,
+        "sizes": service._joining.sizes,
         "seconds to create the service": round(took, 2),
         "largest error": error,
         "ms by size: as the run before, and after another size": shapes(session, full),

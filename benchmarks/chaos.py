@@ -123,7 +123,7 @@ class Pools:
         self.failed: list[str] = []
         self._pairs, self._pick = pairs, random.Random(0)
         self.load = GPUSessionPool(model, sessions_per_device=each, **common)
-        isolated._PROGRAM = "from tests.support.deadly_worker import main; main()"
+        isolated.SERVE = "tests.support.deadly_worker:serve"
         self.spoiling = GPUSessionPool(made_model("negate"), sessions_per_device=2, deadline=DEADLINE, **common)
         self.all = [self.load, self.spoiling]
 

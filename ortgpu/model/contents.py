@@ -95,7 +95,25 @@ def _data_problems(graph: Graph, folder: str, path: str | None) -> Iterator[tupl
 
     ``path`` is the path of the model, or None for bytes. A model must not find out what other folders hold.
     """
-    needed: dict[str, int] = {}  # bytes, where that is said
+    # As ValidateExternalDataPath in tensorprotoutils.cc: the folder, and where the model is a link, that of its target
+    inside = {os.path.realpath(folder), os.path.dirname(os.path.realpath(path or os.path.join(folder, "model")))}
+    for location, size in sorted(_needed(graph).items()):
+        why = LEAVES if _leaves(folder, location, inside) else _why_without(os.path.join(folder, location), size)
+        if why is not None:
+            yield location, why
+
+
+def data_files(path: str) -> list[str]:
+    """Return the locations of the external data files of a model; none if it cannot be read."""
+    try:
+        return sorted(_needed(GraphOutline(path, 10 * MOST_PARTS).graph))
+    except (*UNREADABLE, TooManyFieldsError):
+        return []
+
+
+def _needed(graph: Graph) -> dict[str, int]:
+    """Return the bytes that the graph needs of each external data file, 0 where that is not said."""
+    needed: dict[str, int] = {}
     for tensor in _tensors(graph):
         entries = tensor.external or {}
         location = os.fsdecode(entries.get(b"location", b""))
@@ -103,12 +121,7 @@ def _data_problems(graph: Graph, folder: str, path: str | None) -> Iterator[tupl
             sizes = [entries.get(key, b"0").decode(errors="replace") for key in (b"offset", b"length")]
             end = sum(map(int, sizes)) if all(size.isdecimal() for size in sizes) else 0
             needed[location] = max(end, needed.get(location, 0))
-    # As ValidateExternalDataPath in tensorprotoutils.cc: the folder, and where the model is a link, that of its target
-    inside = {os.path.realpath(folder), os.path.dirname(os.path.realpath(path or os.path.join(folder, "model")))}
-    for location, size in sorted(needed.items()):
-        why = LEAVES if _leaves(folder, location, inside) else _why_without(os.path.join(folder, location), size)
-        if why is not None:
-            yield location, why
+    return needed
 
 
 def _leaves(folder: str, location: str, inside: Iterable[str]) -> bool:

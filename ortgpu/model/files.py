@@ -34,9 +34,17 @@ def stamp_of(file: ModelSource | None) -> tuple[int, ...] | None:
     if file is None or isinstance(file, bytes):
         return None
     try:
-        found = os.stat(file)
+        return _stamp(os.stat(file))
     except (OSError, ValueError):
         return None
+
+
+def stamp_of_descriptor(descriptor: int) -> tuple[int, ...]:
+    """Return the stamp of an open file, wherever its path leads now."""
+    return _stamp(os.fstat(descriptor))
+
+
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 

@@ -6,21 +6,69 @@ body of ``with``, nor between a step of a ``for`` over an iterator written in C 
 here is written in C and entered by ``with``, and threads wait only for such a lock or a SimpleQueue. Condition, Event,
 Semaphore and Future enter their lock in Python, and an interrupt can leave it held for ever: no other thread may
 depend on them.
+
+A handler may also *use* the library, and so may a ``__del__``, which the garbage collector calls in any thread where a
+container is made. Both come between two steps of the code that they interrupt. So a lock that a caller's thread takes
+is reentrant and nothing that it waits for needs it, or it is held over plain reads and writes only: no call, no loop
+and no new container. Queues are changed by single steps of C instead. ``tests/process/test_locks.py`` has the list.
 """
 
 from __future__ import annotations
 
 import _thread
 import functools
+import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
+
+AT_EXIT = 30.0  # seconds that the end of the interpreter waits for what still runs, at most
+
+_LOOK = 0.005  # seconds between two looks at a thread that is waited for with a limit
+
+logger = logging.getLogger("ortgpu")
+
+
+class logged:  # noqa: N801 - used like contextlib.suppress
+    """A context that logs whatever is raised in it, and raises nothing.
+
+    For threads that others wait for: what a callback, a log filter or a warning of the program raises must not end
+    them, SystemExit and KeyboardInterrupt included. In the main thread an interrupt is raised.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            return True
+        if threading.current_thread() is threading.main_thread() and (
+            not isinstance(error, Exception) or is_of_a_handler(error)
+        ):
+            return False
+        log(logging.ERROR, self._what, exc_info=error)
+        return True
+
+
+def log(level: int, message: str, *arguments: object, name: str = "ortgpu", **options: Any) -> None:
+    """Log a message from a thread that must go on, whatever the filters and handlers of the program raise."""
+    try:
+        logging.getLogger(name).log(level, message, *arguments, **options)
+    except BaseException:  # noqa: BLE001, S110 - to log this is what failed
+        pass
 
 
 def fork_safe_lock() -> AbstractContextManager[bool]:
@@ -133,11 +181,19 @@ class Thread(threading.Thread):
         """Return True in the thread itself."""
         return self.ident == threading.get_ident()
 
-    def wait(self) -> None:
-        if self.ident is not None:
-            with self._at_work:
-                pass
-            self.join()  # it has next to nothing left to do
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for its end. Return False if it has not ended within ``timeout`` seconds."""
+        if self.ident is None:
+            return True
+        until = None if timeout is None else time.monotonic() + timeout
+        while until is not None and self._at_work.locked():  # an interrupt must not leave the lock with this thread
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_LOOK)
+        with self._at_work:
+            pass
+        self.join()  # it has next to nothing left to do
+        return True
 
 
 class Task(Generic[Result]):

@@ -19,6 +19,7 @@ _LENGTH = struct.Struct("<Q")
 _DESCRIPTOR = struct.Struct("i")
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may leave SIGPIPE at its default, which ends the process
 _SO_NOSIGPIPE = 0x1022  # sys/socket.h of macOS, which has no MSG_NOSIGNAL
+_STANDARD = 2  # the last descriptor of the standard streams
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -83,9 +84,9 @@ class Channel:
                 self.shut()
             raise
 
-    def has_message(self, timeout: float) -> bool:
+    def has_message(self, timeout: float | None) -> bool:
         """Wait for a message, or the end of the channel, for up to ``timeout`` seconds. False: nothing came."""
-        return self._is_ready(max(timeout, 0))
+        return self._is_ready(None if timeout is None else max(timeout, 0))
 
     def receive(self, timeout: float | None = None) -> tuple[Any, int | None]:
         """Return a message, and the descriptor that came with it. The caller closes the descriptor.
@@ -164,6 +165,21 @@ class Channel:
 
     def close(self) -> None:
         self._end.close()
+
+
+def above_standard(descriptor: int) -> int:
+    """Return a descriptor beyond those of the standard streams, in whose place a child gets its own. Closes the given.
+
+    A program that was started without standard input gets their numbers for its files.
+    """
+    if descriptor > _STANDARD or sys.platform == "win32":
+        return descriptor
+    import fcntl  # not on Windows
+
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _STANDARD + 1)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

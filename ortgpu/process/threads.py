@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from .background import Thread
+from .background import AT_EXIT, Thread, logged
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
 Result = TypeVar("Result")
 Call = Callable[[], object]
-
-logger = logging.getLogger("ortgpu")
 
 # Seconds. Who takes the lock of a future holds it for microseconds, unless an interrupt left it held.
 _PATIENCE = 0.2
@@ -32,6 +30,9 @@ _PATIENCE = 0.2
 
 class Outcome(Generic[Result]):
     """The result of a call that one thread makes and others wait for. Interrupts of the waiting threads do no harm."""
+
+    # Returns the function to be called once it is cancelled, or None
+    leave: Callable[[], Callable[[], object] | None] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         self._begun = threading.Lock()
@@ -45,7 +46,11 @@ class Outcome(Generic[Result]):
         return self._begun.acquire(blocking=False)
 
     def cancel(self) -> bool:
-        return self._begun.acquire(blocking=False)
+        is_cancelled = self._begun.acquire(blocking=False)
+        leave = self.leave() if is_cancelled else None
+        if leave is not None:
+            leave()
+        return is_cancelled
 
     def give(self, result: Result) -> None:
         """Set the result. The thread that made the call does this once."""
@@ -76,6 +81,33 @@ class Outcome(Generic[Result]):
         return self._results[0]
 
 
+class RobustFuture(Future[Result]):
+    """A Future of whose callbacks each is called, whatever the others raise.
+
+    The standard library's own leaves out the rest after a SystemExit, and raises it in the thread that has answered.
+    """
+
+    leave: Callable[[], Callable[[], object] | None] = staticmethod(lambda: None)  # as that of an Outcome
+
+    def cancel(self) -> bool:
+        is_cancelled = super().cancel()
+        leave = self.leave() if is_cancelled else None
+        if leave is not None:
+            leave()
+        return is_cancelled
+
+    def _invoke_callbacks(self) -> None:
+        callbacks: list[Any] = self._done_callbacks  # type: ignore[attr-defined]  # not in typeshed
+        if callbacks:
+            _call_all(callbacks, self)
+
+
+def _call_all(callbacks: list[Any], future: Future[Any]) -> None:
+    for callback in callbacks:
+        with logged("a callback of a future raised"):
+            callback(future)
+
+
 class FutureOutcome(Outcome[Result]):
     """The outcome of a call whose caller waits for a Future.
 
@@ -85,7 +117,7 @@ class FutureOutcome(Outcome[Result]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.future: Future[Result] = Future()
+        self.future: RobustFuture[Result] = RobustFuture()
 
     def begin(self) -> bool:
         return not self._is_free() or self.future.set_running_or_notify_cancel()
@@ -94,35 +126,39 @@ class FutureOutcome(Outcome[Result]):
         return self.future.cancel()
 
     def give(self, result: Result) -> None:
-        super().give(result)
-        self._tell(self.future.set_result, result)
+        self._results.append(result)
+        self._pending.release()
+        if self._is_free():
+            with contextlib.suppress(InvalidStateError):  # it was cancelled while its lock was held
+                self.future.set_result(result)
+        else:
+            _tell_late(self.future.set_result, result)
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)
-        self._tell(self.future.set_exception, error)
+        if self._is_free():
+            with contextlib.suppress(InvalidStateError):
+                self.future.set_exception(error)
+        else:
+            _tell_late(self.future.set_exception, error)
 
     def _is_free(self) -> bool:
-        lock = self.future._condition  # which wait() and as_completed() of the standard library take in the same way
+        lock = self.future._condition  # wait() and as_completed() of the standard library take it in the same way
         if lock.acquire(timeout=_PATIENCE):
             lock.release()
             return True
         return False
 
-    def _tell(self, tell: Callable[[Any], None], what: object) -> None:
-        def do() -> None:
-            try:
-                tell(what)
-            except InvalidStateError:  # it was cancelled while its lock was held
-                pass
-            except BaseException:  # SystemExit, say: others wait for this thread
-                logger.exception("a callback of a future raised")
 
-        if self._is_free():
-            do()
-        else:
-            # The thread that holds the lock gives it free where it waits for the future again.
-            with contextlib.suppress(RuntimeError):  # no further thread: the future stays without a result
-                Thread(do, "ortgpu-future").start()
+def _tell_late(tell: Callable[[Any], None], what: object) -> None:
+    """Tell a future by a thread of its own. The holder of its lock gives it free where it waits for the future."""
+
+    def do() -> None:
+        with contextlib.suppress(InvalidStateError):
+            tell(what)
+
+    with contextlib.suppress(RuntimeError):  # no further thread: the future stays without a result
+        Thread(do, "ortgpu-future").start()
 
 
 class Notice:
@@ -147,48 +183,21 @@ class Notice:
         return self._absent.acquire(timeout=-1 if timeout is None else timeout)
 
 
-class Threads:
-    """Threads with a queue of calls, which they make in order of arrival."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self.threads: list[Thread] = []
-
-    def start(self, count: int = 1, first: Call | None = None) -> None:
-        """Start ``count`` more threads; each calls ``first`` at its start. Raises RuntimeError if it cannot."""
-        for _ in range(count):
-            # Daemons: a forgotten thread must not keep the program from ending.
-            thread = Thread(functools.partial(_work, self._calls, first), f"{self._name}_{len(self.threads)}")
-            thread.start(self.threads.append)
-
-    def put(self, call: Call) -> None:
-        """Queue ``call`` for the threads. An exception of it is logged."""
-        self._calls.put(call)
-
-    def stop(self) -> None:
-        self._calls.put(None)
-
-    def wait(self) -> None:
-        for thread in self.threads:
-            if thread is not threading.current_thread():  # a call may wait
-                thread.wait()
-
-
-class Executor(Threads):
+class Executor:
     """Up to ``most`` threads, started when needed, for calls with an :class:`Outcome`.
 
     If the system gives not even one thread, calls are made at once by the caller: under a limit of the user or
     container, and, once the main thread has ended, in Python 3.12.0 to 3.12.2 (CPython pull request 117029).
     Once nothing refers to the executor, its threads finish the queued calls and end. So they do at the end of the
-    program, which waits for them.
+    program, which waits for them for up to AT_EXIT seconds.
     """
 
     def __init__(self, most: int, name: str, first: Call | None = None) -> None:
-        super().__init__(name)
-        self._most = most
+        self._name = name
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self.threads: list[Thread] = []
+        self._unstarted = list(range(most, 0, -1))  # of which a caller takes one in a step of C: no lock is needed
         self._first = first
-        self._lock = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
         weakref.finalize(self, _end, weakref.ref(self), self._calls)
@@ -196,25 +205,42 @@ class Executor(Threads):
     def submit(self, outcome: Outcome[Result], function: Callable[..., Result], *arguments: Any) -> None:
         """Call ``function`` in a thread. Raises RuntimeError if the executor is closed."""
         call = _Call(outcome, function, arguments)
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("these threads have ended")
-            if len(self.threads) < self._most:
-                with contextlib.suppress(RuntimeError):
-                    self.start(1, self._first)
-            if self.threads:
-                self.put(call)
-                return
-        call()
+        if self._closed:
+            raise RuntimeError("these threads have ended")
+        if self._unstarted:
+            with contextlib.suppress(IndexError, RuntimeError):
+                name = f"{self._name}_{self._unstarted.pop()}"
+                # Daemons: a forgotten thread must not keep the program from ending.
+                Thread(functools.partial(_work, self._calls, self._first), name).start(self.threads.append)
+        if not self.threads:
+            call()
+            return
+        self._calls.put(call)
+        if self._closed:  # meanwhile, and the threads may have ended
+            self._make_left_calls()
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        self._calls.put(None)
+
+    def close(self, timeout: float | None = None) -> None:
         """Refuse further calls and wait until the submitted ones are done. Closing twice is fine."""
         if os.getpid() != self._pid:
-            return  # the threads stayed in the process that was forked, and one of them may have held the lock
-        with self._lock:
-            self._closed = True
+            return  # the threads stayed in the process that was forked
+        self._closed = True
         self.stop()
-        self.wait()
+        until = None if timeout is None else time.monotonic() + timeout
+        for thread in list(self.threads):
+            if thread is not threading.current_thread():  # a call may wait
+                thread.wait(None if until is None else until - time.monotonic())
+
+    def _make_left_calls(self) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                call = self._calls.get_nowait()
+                if call is None:
+                    self._calls.put(None)
+                    return
+                call()
 
 
 class _Call:
@@ -243,10 +269,8 @@ def _work(calls: SimpleQueue[Call | None], first: Call | None) -> None:
     if first is not None:
         first()
     while (call := calls.get()) is not None:
-        try:
+        with logged("a call in a thread raised"):  # SystemExit, say, of a callback of a future: others wait for it
             call()
-        except BaseException:  # SystemExit, say, of a callback of a future: others wait for this thread
-            logger.exception("a call in a thread raised")
         del call  # it holds its sender, and arrays
     calls.put(None)  # for the next one
 
@@ -256,4 +280,4 @@ def _end(executor: weakref.ref[Executor], calls: SimpleQueue[Call | None]) -> No
     calls.put(None)
     ending = executor()
     if ending is not None:
-        ending.close()
+        ending.close(AT_EXIT)

@@ -276,9 +276,7 @@ class PinnedMemory(RecycledMemory):
         return isinstance(feed, Mapping) and any(map(self._is_to_be_staged, feed.values()))
 
     def _is_to_be_staged(self, value: Any) -> bool:
-        if self._runtime is None or not isinstance(value, np.ndarray):
-            return False
-        return value.nbytes >= STAGED_FROM and not value.dtype.hasobject and not self.is_pinned(value)
+        return self._runtime is not None and may_be_staged(value) and not self.is_pinned(value)
 
     def _staged(self, value: Any) -> Any:
         if not self._is_to_be_staged(value):
@@ -296,6 +294,11 @@ class PinnedMemory(RecycledMemory):
     def _free(self, address: int) -> None:
         assert self._runtime is not None
         self._runtime.free_pinned(address)
+
+
+def may_be_staged(value: Any) -> bool:
+    """Return True for an array that is copied into pinned memory, unless it is there already or CUDA is not used."""
+    return isinstance(value, np.ndarray) and value.nbytes >= STAGED_FROM and not value.dtype.hasobject
 
 
 def memory_of(session: PinningSession) -> PinnedMemory:

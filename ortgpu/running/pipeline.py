@@ -21,7 +21,7 @@ from ..process.background import is_of_a_handler
 from ..process.threads import Executor, Outcome
 from ..provider import lifetime
 from ..provider.settings import DEPTH, MAP_DEPTH, STAGING
-from .pinned import memory_of
+from .pinned import may_be_staged, memory_of
 
 if TYPE_CHECKING:
     from .plain_runs import RunningSession
@@ -91,7 +91,9 @@ def staged_run(session: RunningSession, output_names: Any, feed: Mapping[str, An
         TypeError: the feed is no mapping.
         Exception: as ``run`` raises.
     """
-    if session._gpu_runner.stages(mapping(feed)):
+    if type(feed) is not dict:
+        mapping(feed)
+    if session._gpu_runner.stages(feed) or not any(map(may_be_staged, feed.values())):
         return session.run(output_names, feed)
     return session.run(output_names, memory_of(session).staged(feed))
 
@@ -209,8 +211,8 @@ def check_arguments(feeds: Iterable[Feed], in_flight: int | None, default: int) 
 
 
 def for_many_runs(output_names: Any) -> Any:
-    """Return the names of an iterator as a list, since the first run would use the iterator up."""
-    return list(output_names) if isinstance(output_names, Iterator) else output_names
+    """Return the names as they are now: the caller may change a list, and the first run would use an iterator up."""
+    return list(output_names) if isinstance(output_names, (list, tuple, Iterator)) else output_names
 
 
 def in_order(

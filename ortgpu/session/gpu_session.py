@@ -409,23 +409,11 @@ class GPUSession(LastOfOurs):
         serve it: two run, and one collects. :class:`ortgpu.session.pool.batching.Batched` has the options, and says
         what is raised.
         """
-        from ..running.pinned import memory_of
-        from ..running.pipeline import staged_run
         from ..running.warming import warm_sizes
-        from .pool.batching import Batched
+        from .pool.batching import batched_session
 
-        return Batched(
-            functools.partial(staged_run, self),
-            (self.get_inputs(), self.get_outputs()),
-            lambda: (memory_of(self),),
-            self._pinned_memory_limit,
-            sessions=1,
-            threads=3,
-            max_batch=max_batch,
-            max_wait=max_wait,
-            warm=functools.partial(warm_sizes, self),
-            **options,
-        )
+        warm = functools.partial(warm_sizes, self)
+        return batched_session(self, max_batch=max_batch, max_wait=max_wait, warm=warm, **options)
 
     def pinned_empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
         """Return an empty array of ``shape`` and ``dtype`` in pinned memory, from which copies to the GPU are fastest.

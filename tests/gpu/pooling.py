@@ -150,7 +150,7 @@ def batched(kind: str, model: str) -> None:
         )
 
     with opened.batched(max_batch=16) as service:
-        report("sizes", service._sizes)
+        report("sizes", service._joining.sizes)
 
         async def ask() -> list[Any]:
             return await asyncio.gather(*[service.arun(None, feed) for feed in feeds])
@@ -217,7 +217,7 @@ def pool_isolated_deaths() -> None:
     import ortgpu
     from ortgpu.session.pool import isolated
 
-    isolated._PROGRAM = "from tests.support.deadly_worker import main; main()"
+    isolated.SERVE = "tests.support.deadly_worker:serve"
     with ortgpu.GPUSessionPool(elementwise("n"), sessions_per_device=2, isolate=True) as pool:
         attempt("before", lambda: answers(pool, 20))
         with_sessions = {each.pid for each in pool.health()}

@@ -20,7 +20,7 @@ DEADLINE = 7200  # seconds, of many
 def check(found: dict[str, Any], count: int) -> None:
     assert found["raised"] >= count
     assert len(found["steps"]) == 11
-    assert found["locks"] >= 11
+    assert found["locks"] >= 8
     assert found["held"] == 0
     assert found["odd"] == []
     assert set(found["left"]) == {0}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ortgpu.process import threads
 from ortgpu.running import copying, cuda_graph, graph_buffers, pinned, staged_runs, staging
 from ortgpu.running.pipeline import Pace, in_order
-from ortgpu.session.pool import pool
+from ortgpu.session.pool import joined, pool, serving
 from tests.support.cpu_session import child
 
 
@@ -276,7 +276,7 @@ def test_collected_with_a_lock_held_that_its_threads_need() -> None:
             return plain(self, *given)
         InferenceSession.run = run
         class Waiting(deque):
-            def append(self, request):  # called with the lock
+            def append(self, request):
                 super().append(request)
                 dropped.set()
                 gc.collect()
@@ -286,7 +286,7 @@ def test_collected_with_a_lock_held_that_its_threads_need() -> None:
         cycle.append(cycle)
         next(results)
         del results, cycle
-        pool._serving[0].assigned = Waiting()
+        pool._service.waiting = Waiting()
         report(int(pool.run(None, feeds(3)[2])[0][0]))
     """)
     assert found == -2
@@ -294,7 +294,7 @@ def test_collected_with_a_lock_held_that_its_threads_need() -> None:
 
 def test_modules_in_which_it_does_not_wait_say_so() -> None:
     of_runs = (copying, cuda_graph, graph_buffers, pinned, staged_runs, staging)
-    assert all(module._WORKS_AT_FEEDS for module in (*of_runs, pool, threads))
+    assert all(module._WORKS_AT_FEEDS for module in (*of_runs, joined, pool, serving, threads))
 
 
 def test_a_feed_is_let_go_before_the_next_is_taken() -> None:

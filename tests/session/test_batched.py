@@ -49,6 +49,9 @@ def until(condition):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
+def at_work(service):
+    return service._joining.collector is not None or service._service.runs_of(service._joining)
+
 def service_threads():
     return [each.name for each in threading.enumerate() if each.name.startswith("ortgpu-batched")]
 """
@@ -295,8 +298,8 @@ def test_everything_resolves_under_load(sizes: tuple[int, ...]) -> None:
             for each in threads: each.start()
             for each in threads: each.join()
             report("ended", {{each: ended.count(each) for each in set(ended)}})
-            until(lambda: not service._running)
-            report("left", [len(service._waiting), service._collecting])
+            until(lambda: not at_work(service))
+            report("left", [len(service._service.waiting), service._joining.collector is not None])
         report("threads", service_threads())
     """)
     assert sum(found["ended"].values()) == 1800
@@ -365,7 +368,7 @@ while time.monotonic() < over:
         service.close()
     for each in threads: each.join()
     end = time.monotonic() + 10
-    while service._running or service._collecting or service._waiting:
+    while at_work(service) or service._service.waiting:
         assert time.monotonic() < end, "something is left"
         time.sleep(0.001)
     service.close()
@@ -457,18 +460,18 @@ def test_cancelled_requests_leave_no_trace() -> None:
                 return sum(isinstance(each, asyncio.CancelledError)
                            for each in await asyncio.gather(*tasks, return_exceptions=True))
             report("tasks", asyncio.run(storm()))
-            report("waiting", len(service._waiting))
+            report("waiting", len(service._service.waiting))
             report("arrays", sum(each() is not None for each in gone))
             report("running", [each.cancel() for each in running])
             gate.opened.set()
             report("kept", [float(each.result()[0][0, 0]) for each in kept])
             report("after", float(service.run(None, rows(1, 7))[0][0, 0]))
-            report("state", [service._running, service._collecting, len(service._waiting)])
+            report("state", [False, service._joining.collector is not None, len(service._service.waiting)])
             report("sizes", sum(gate.sizes))
     """)
     assert found["cancelled"] == found["told"] == 490
     assert found["tasks"] == 500
-    assert found["waiting"] == found["arrays"] == 10
+    assert (found["waiting"], found["arrays"]) == (10, 0)  # those that wait were copied
     assert found["running"] == [False] * 3
     assert found["kept"] == list(range(0, 500, 50))
     assert found["after"] == 7
@@ -545,7 +548,7 @@ def test_close_waits_for_what_runs_and_refuses_what_waits() -> None:
         asked = []
         threads = [threading.Thread(target=lambda: asked.append(outcome(lambda: asyncio.run(ask()))))]
         threads[0].start()
-        until(lambda: len(service._waiting) == 4)
+        until(lambda: len(service._service.waiting) == 4)
         threads.append(threading.Thread(target=service.close))
         threads[1].start()
         report("waiting", [outcome(each.result) for each in waiting])
@@ -648,7 +651,7 @@ def test_an_interrupt_at_any_line_stops_nobody_else() -> None:
                 wrong += elsewhere != [(2, 4)]
         report("interrupts", raised)
         report("wrong", wrong)
-        report("left", len(service._waiting))
+        report("left", len(service._service.waiting))
         service.close()
         report("threads", service_threads())
     """)
@@ -828,28 +831,30 @@ def test_an_invalid_item_is_nobodys_padding() -> None:
 def test_nothing_is_written_to_memory_of_a_session_that_lost_its_gpu() -> None:
     """A reset of the GPU frees pinned memory, and a write to it ends the process."""
     found = child("""
-        from ortgpu.session.pool.batching import Batched
         from ortgpu.session.pool import joinable
         joinable.sizes_of = lambda *_: (8,)
         opened = session()
-        memories = [object(), object()]
-        def answer():
+        service = opened.batched(max_batch=8)
+        memories, lost, runs = (1, 2), False, []
+        def source():
             if lost:
                 raise ortgpu.ProviderFailureError("it was reset")
             return memories
-        lost, runs = False, []
-        def run(names, feed):
-            runs.append(feed["x"].__array_interface__["data"][0])
-            return opened.run(names, feed)
-        service = Batched(run, (opened.get_inputs(), opened.get_outputs()), answer, 1 << 30, 1, 2, max_batch=8)
+        service._service.feeds.source = source
+        class Watching:
+            def __getattr__(self, name, inner=opened._sess):
+                return getattr(inner, name)
+            def run(self, names, feed, options, inner=opened._sess):
+                runs.append(feed["x"].__array_interface__["data"][0])
+                return inner.run(names, feed, options)
+        opened._sess = Watching()
         def ask():
             return outcome(lambda: service.run(None, rows(1))[0].shape)
-        del runs[:]
         report("before", [ask(), ask()])
         lost = True
         report("when it is lost", ask())
-        lost, memories = False, memories[:1]
-        kept = service._buffers._idle[0][1]["x"]
+        lost, memories = False, (1,)
+        kept = service._joining.buffers._idle[0].arrays["x"]
         report("after", [ask(), ask()])
         report("same arrays", [runs[0] == runs[1], runs[2] == runs[3], runs[1] == runs[2], len(runs)])
         service.close()
@@ -886,7 +891,7 @@ def test_a_signal_in_a_thread_of_the_service_delays_no_request() -> None:
             ended = False
             def disturb():
                 while not ended:
-                    for thread in service._threads.threads:
+                    for thread in service._service.threads:
                         signal.pthread_kill(thread.ident, signal.SIGALRM)
                     time.sleep(0.0001)
             disturbing = threading.Thread(target=disturb)

@@ -56,7 +56,7 @@ def test_what_waits_is_bounded() -> None:
         with open_pool() as made:
             waiting = []
             for session in made.sessions:
-                Watched(session, lambda: waiting.append(len(made._waiting)))
+                Watched(session, lambda: waiting.append(len(made._service.waiting)))
             futures = [made.submit(None, feed(n)) for n in range(300)]
             report("values", [value_of(future.result()) for future in futures])
             report("most", max(waiting))
@@ -253,7 +253,7 @@ def test_everything_resolves_under_load() -> None:
         for thread in threads: thread.start()
         for thread in threads: thread.join()
         report("ended", ended)
-        report("idle", [worker.busy for worker in made._serving])
+        report("idle", [len(worker.runs) for worker in made._service.serving])
         made.close()
         report("left", pool_threads())
     """)

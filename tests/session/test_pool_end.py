@@ -106,17 +106,18 @@ def test_an_interrupt_at_any_line_leaves_no_thread_and_no_session() -> None:
         def no_gpu(*_):  # known beforehand: what takes long is finding out
             raise ortgpu.DriverNotFoundError("no driver")
 
+        MODULES = "session/pool/pool.py", "session/pool/workers.py", "session/pool/sessions.py"
         opening.open_on_gpu, workers.initialise = no_gpu, lambda: CudaState(None, None, None)
 
         def is_with(frame):
             return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
 
         def interrupted_at(number):
-            # Raises KeyboardInterrupt at that line of the pool's two modules, of those that this thread runs. Not at
+            # Raises KeyboardInterrupt at that line of these modules, of those that this thread runs. Not at
             # those with `with`: Python traces them once more before it leaves the block, where no signal comes.
             lines = itertools.count(1)
             def trace(frame, event, _argument):
-                if not frame.f_code.co_filename.endswith(("session/pool/pool.py", "session/pool/workers.py")):
+                if not frame.f_code.co_filename.endswith(MODULES):
                     return None
                 if event == "line" and not is_with(frame) and next(lines) == number:
                     raise KeyboardInterrupt

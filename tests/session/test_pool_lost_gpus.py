@@ -18,7 +18,7 @@ def test_a_lost_gpu_is_taken_out_and_its_work_done_by_another(failure: str) -> N
         kept = []
         logging.getLogger("ortgpu.pool").addHandler(Kept())
         made = open_pool(3, sessions_per_device=2)
-        lost = [session for worker, session in zip(made._serving, made.sessions) if worker.place == 0]
+        lost = [session for worker, session in zip(made._service.serving, made.sessions) if worker.place == 0]
         for session in lost:
             Watched(session, raising(*{failure}))
         report("values", [value_of(outputs) for outputs in made.map(feed(n) for n in range(50))])

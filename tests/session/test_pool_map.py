@@ -44,7 +44,7 @@ def test_map_raises_at_the_place() -> None:
             def collect(wrong):
                 seen = []
                 done = outcome(lambda: seen.extend(value_of(outputs) for outputs in made.map(feeds(wrong))))
-                return [seen, done["type"], len(made._waiting), [worker.busy for worker in made._serving]]
+                return [seen, done["type"], made.queued, [each.in_flight for each in made.health()]]
             report("request", collect(lambda: {"x": np.ones(5, np.float32)}))
             report("feeds", collect(lambda: 1 // 0))
             report("after", value_of(made.run(None, feed(1))))
@@ -61,7 +61,7 @@ def test_map_that_is_left_early_leaves_nothing_running() -> None:
             results = made.map((feed(n) for n in itertools.count()), in_flight=5)
             report("first", value_of(next(results)))
             results.close()
-            report("left", [len(made._waiting), made._serving[0].busy, watched.calls <= 5])
+            report("left", [len(made._service.waiting), made.health()[0].in_flight, watched.calls <= 5])
             report("after", value_of(made.run(None, feed(1))))
     """)
     assert found["first"] == 0
@@ -84,7 +84,7 @@ def test_an_interrupt_while_it_waits_for_a_result_leaves_nothing_running() -> No
             interrupting = threading.Thread(target=interrupt)
             interrupting.start()
             raised = outcome(lambda: next(results))["type"]
-            report("left", [raised, watched.at_once, made._serving[0].busy, watched.calls, next(results, "ended")])
+            report("left", [raised, watched.at_once, made.health()[0].in_flight, watched.calls, next(results, "ended")])
             interrupting.join()
             report("after", value_of(made.run(None, feed(1))))
     """)

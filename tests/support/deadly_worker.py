@@ -16,18 +16,11 @@ STICKY, FAILS, HANGS, EXITS, STAYS = -700.0, -4000.0, -1.0, -3.0, -800.0
 RAISES = {-900.0: TimeoutError, -901.0: EOFError, -902.0: BrokenPipeError}
 
 
-def main(opening: type[Exception] | None = None) -> None:
-    """Serve as a worker process does. Its session raises ``opening`` when it is opened, if that is given."""
+def serve(opening: Any) -> Any:
+    """Serve as a worker process does."""
     from ortgpu import GPUSession
     from ortgpu.errors import PoisonedContextError, ProviderFailureError
     from ortgpu.session.pool import worker_process
-
-    if opening is not None:
-
-        def fail(*_: Any, **__: Any) -> None:
-            raise opening("the disk is gone")
-
-        GPUSession.__init__ = fail  # type: ignore[method-assign]  # in this process only
 
     real: Callable[..., Any] = GPUSession.run
 
@@ -54,7 +47,35 @@ def main(opening: type[Exception] | None = None) -> None:
         return real(self, output_names, feed, run_options)
 
     GPUSession.run = run  # type: ignore[method-assign, assignment]  # in this process only
-    worker_process.main()
+    return worker_process.serve(opening)
+
+
+def serve_without_memfd(opening: Any) -> Any:
+    """Serve as in a Python that was built for an older glibc."""
+    from ortgpu.session.pool import worker_process
+
+    del os.memfd_create
+    return worker_process.serve(opening)
+
+
+def fail_by_TimeoutError(_: Any) -> None:  # noqa: N802 - the name of an exception
+    raise TimeoutError("the disk is gone")
+
+
+def fail_by_EOFError(_: Any) -> None:  # noqa: N802
+    raise EOFError("the disk is gone")
+
+
+def fail_by_ConnectionResetError(_: Any) -> None:  # noqa: N802
+    raise ConnectionResetError("the disk is gone")
+
+
+def crash(_: Any) -> None:
+    os.abort()
+
+
+def hang(_: Any) -> None:
+    time.sleep(1000)
 
 
 def read_nowhere(session: Any, array: Any) -> None:

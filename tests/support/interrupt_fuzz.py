@@ -65,7 +65,7 @@ def locks():
     # Of modules, of the session and of the pool, and of what they have
     kinds = type(threading.Lock()), type(threading.RLock())
     holders = [module for name, module in list(sys.modules.items()) if name.startswith("ortgpu")]
-    holders += [session, pool, service, service._buffers]
+    holders += [session, pool._service, service._service]
     holders += [session._pinned, session._gpu_runner, getattr(session._gpu_runner, "_runs", None)]
     holders += [getattr(session._pinned, "ordinary", None)]
     return {id(lock): lock for holder in holders for lock in getattr(holder, "__dict__", {}).values()
@@ -131,8 +131,7 @@ for _ in range(3):
     gc.collect()
 service.close()
 workers = pool._workers
-left = [len(service._waiting), service._running, len(pool._waiting)]
-left += [*(worker.busy + len(worker.assigned) for worker in workers)]
+left = [len(pool._service.waiting), *(len(worker.runs) for worker in workers)]
 left += [each._pinned.bytes_in_use for each in (session, *pool.sessions) if each._pinned]
 turns = session._gpu_runner._runs._turns.qsize() if getattr(session._gpu_runner, "_runs", None) else None
 asked.put(False)

@@ -1,4 +1,4 @@
-"""The program of a worker process: one GPUSession, and a thread for each channel that makes the runs asked for there.
+"""The functions of a worker process: one GPUSession, and a thread for each channel that makes the runs asked for there.
 
 The process ends at once when its parent dies or closes the control channel. After a sticky CUDA error or the loss of
 its GPU it can open no other session: it says why, and ends too.
@@ -11,25 +11,23 @@ import logging
 import mmap
 import os
 import pickle
-import signal
 import socket
-import sys
 import threading
 import warnings
-from contextlib import suppress
-from logging.handlers import QueueHandler
-from queue import SimpleQueue
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import ProviderRequestError, manual
+from ...errors import ExecutionError, ProviderRequestError, manual
+from ...model.files import is_ort_format, stamp_of, stamp_of_descriptor
+from ...process import parent
 from ...process.background import Thread
 from ...process.channel import Channel, PickledError
 from ...provider import lifetime
 from ...running.cudart import CudaCallError, CudaRuntime, runtime_of
 from ..lazily import gpu_session_class
-from .isolated import Declared, Opened, Opening
+from .messages import Declared, Opened, Opening
 from .shared_memory import Exchange
 from .workers import choose_devices, is_lost
 
@@ -43,71 +41,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ortgpu.pool")
 
 
-def main() -> None:
-    """Open a session as the control channel asks, and serve the other channels. Never returns."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # a terminal and a container send them to all processes
-        signal.signal(ignored, signal.SIG_IGN)
-    page, *numbers = map(int, sys.argv[1:])
-    control, *channels = (Channel(socket.socket(fileno=each)) for each in numbers)
-    orders: SimpleQueue[Opening] = SimpleQueue()
-    Thread(functools.partial(_watch, control, orders), "ortgpu-watch").start()
-    try:
-        opening = orders.get()
-        records = logging.getLogger("ortgpu")
-        records.addHandler(_Records(control))
-        records.setLevel(opening.log_level)
-        records.propagate = False
-        session, opened = _open(opening)
-    except BaseException as error:  # noqa: BLE001 - the parent raises it
-        _end(control, error)
-    serving = _Serving(control, session, mmap.mmap(page, mmap.PAGESIZE))
-    for number, channel in enumerate(channels):
+def serve(opening: Opening) -> Opened:
+    """Open a session, and serve the channels that this process inherited, each in a thread."""
+    page, *numbers = parent.descriptors[: 1 + opening.channels]
+    session, opened = _open(opening, parent.descriptors[1 + opening.channels :])
+    begun = mmap.mmap(page, mmap.PAGESIZE)
+    serving = _Serving(session, begun)
+    for number, descriptor in enumerate(numbers):
+        channel = Channel(socket.socket(fileno=descriptor))
         Thread(functools.partial(serving.serve, channel, number), f"ortgpu-serve_{number}").start()
-    control.send(opened)
-    SimpleQueue[None]().get()
+    return opened
 
 
-class _Records(QueueHandler):
-    """Sends what is logged to the parent, whose program has chosen what becomes of it."""
-
-    def __init__(self, control: Channel) -> None:
-        super().__init__(SimpleQueue())
-        self._control = control
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):  # the parent has ended, and this process will
-            self._control.send(record)
+def is_alive() -> bool:
+    """Answer the parent, which kills a process that does not."""
+    return True
 
 
-def _watch(control: Channel, orders: SimpleQueue[Opening]) -> None:
-    """Pass on what the parent asks for. End the process when the parent closes the channel or has ended."""
-    with suppress(BaseException):
-        while True:
-            orders.put(control.receive()[0])
-    os._exit(0)
-
-
-def _end(control: Channel, error: BaseException) -> None:
-    """Tell the parent why, and end the process."""
-    with suppress(BaseException):
-        control.send(PickledError.of(error))
-    os._exit(1)
-
-
-def _open(opening: Opening) -> tuple[GPUSession, Opened]:
+def _open(opening: Opening, descriptors: list[int]) -> tuple[GPUSession, Opened]:
     chosen = choose_devices(opening.devices)
-    model: Any = opening.path
-    if opening.descriptor is not None:
-        with mmap.mmap(opening.descriptor, opening.size, prot=mmap.PROT_READ) as content:
-            model = content[:]
-        os.close(opening.descriptor)
     options = pickle.loads(opening.options)  # noqa: S301 - the parent's
-    if options.get("sess_options") is not None:
-        options["sess_options"] = options["sess_options"].options
+    if callable(options.get("sess_options")):
+        options["sess_options"] = options["sess_options"]()
+    make_session: Any = gpu_session_class()
+    open_session = functools.partial(make_session, device=chosen[opening.place])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
-        session = gpu_session_class()(model, device=chosen[opening.place], **options)
+        session = None
+        if opening.path is not None and _is_as_it_was(opening):
+            session = open_session(opening.path, **options)
+            if not _is_as_it_was(opening):  # replaced meanwhile
+                session.close()
+                session = None
+        if session is None:
+            session = _open_kept(opening, descriptors, open_session, options)
     said = [each.message for each in caught if isinstance(each.message, Warning)]
     inputs, outputs = (
         [Declared(each.name, each.type, list(each.shape)) for each in declared]
@@ -116,10 +84,50 @@ def _open(opening: Opening) -> tuple[GPUSession, Opened]:
     return session, Opened(session.device, (inputs, outputs), chosen, said)
 
 
+def _is_as_it_was(opening: Opening) -> bool:
+    """Return True if the paths of the model lead to the files that the pool opened, or it could open none."""
+    assert opening.path is not None
+    folder = os.path.dirname(opening.path)
+    return all(stamp_of(os.path.join(folder, file.location)) == file.stamp for file in opening.files)
+
+
+def _open_kept(opening: Opening, descriptors: list[int], open_session: Any, options: dict[str, Any]) -> GPUSession:
+    """Open the session on the files that the parent holds open, since their paths lead elsewhere or there are none.
+
+    Raises ExecutionError if a file was written to meanwhile: its old content is gone.
+    """
+    for file in opening.files:
+        if stamp_of_descriptor(descriptors[file.descriptor]) != file.stamp and opening.path is not None:
+            raise ExecutionError(
+                f"{file.location} has changed since the pool was opened, so that no worker can be replaced",
+                fixes=[manual("write a new model to another file and rename it over the old one; open a new pool")],
+            )
+    first, *weights = opening.files
+    model: Any = f"/proc/self/fd/{descriptors[first.descriptor]}"
+    with ExitStack() as opened:
+        contents = [opened.enter_context(_mapped(descriptors[file.descriptor])) for file in weights]
+        if opening.path is None or is_ort_format(opening.path):  # the name of the file tells its format
+            with _mapped(descriptors[first.descriptor]) as content:
+                model = bytes(content)
+        if weights:
+            import onnxruntime  # not above: GPUSession diagnoses its absence
+
+            made = options.get("sess_options") or onnxruntime.SessionOptions()
+            locations = [file.location for file in weights]
+            made.add_external_initializers_from_files_in_memory(locations, contents, list(map(len, contents)))
+            options = {**options, "sess_options": made}
+        session: GPUSession = open_session(model, **options)
+        return session
+
+
+def _mapped(descriptor: int) -> Any:
+    size = os.fstat(descriptor).st_size
+    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else memoryview(b"")
+
+
 class _Serving:
-    def __init__(self, control: Channel, session: GPUSession, begun: mmap.mmap) -> None:
+    def __init__(self, session: GPUSession, begun: mmap.mmap) -> None:
         self._begun = begun
-        self._control = control
         self._session = session
         self._of_thread = threading.local()
         self._ending = threading.Lock()
@@ -135,16 +143,17 @@ class _Serving:
         exchange = self._of_thread.exchange = Exchange(channel, self._pin)
         with suppress(EOFError, OSError):
             while True:
+                channel.has_message(None)
+                self._begun[number] = 1  # before it is read: what it holds may end this process
                 try:
-                    self._answer(exchange, number)
+                    self._answer(exchange)
                 except (EOFError, OSError):
                     raise
                 except BaseException as error:  # noqa: BLE001 - no room, and the caller raises it
                     exchange.send(PickledError.of(error))
 
-    def _answer(self, exchange: Exchange, number: int) -> None:
+    def _answer(self, exchange: Exchange) -> None:
         (output_names, input_names), arrays = exchange.receive()
-        self._begun[number] = 1
         outputs = self._run(output_names, dict(zip(input_names, arrays, strict=True)))
         del arrays
         if isinstance(outputs, PickledError):
@@ -159,7 +168,7 @@ class _Serving:
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             if is_lost(self._session, error):
                 with self._ending:  # for ever: the first error counts
-                    _end(self._control, error)
+                    parent.end(error)
             return PickledError.of(error)
 
     def _place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:

@@ -1,41 +1,57 @@
-"""A worker of a pool: the threads that call one session. And what all pools do when they open and close."""
+"""The workers of a service, which run its requests, as all of it but their two kinds sees them. How pools open."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...environment.gpu.cuda import initialise
-from ...errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, ProviderRequestError, manual
-from ...process.threads import Threads
+from ...errors import (
+    ExecutionError,
+    GPUError,
+    PoisonedContextError,
+    ProviderFailureError,
+    ProviderRequestError,
+    WorkerLostError,
+    manual,
+)
 from ...provider import lifetime
 from ...provider.devices import Device, DeviceRequest, as_request, check_form, choose_visible, ordinal_of
 from ...provider.interfaces import Opened, Value
 from ...provider.settings import CAPTURE, options_of
+
+if TYPE_CHECKING:
+    import numpy as np  # not above: a session diagnoses its absence
+    from numpy.typing import NDArray
 
 
 class NotBegunError(Exception):
     """A request did not reach the session of a worker, and can run on another one."""
 
 
-class Worker(Threads):
-    """Threads that serve requests on one GPU. ``place`` is the index of that GPU among those of the pool."""
+class Worker:
+    """A session that runs requests of a service: in this process, or in one of its own.
 
+    Attributes:
+        place: the index of its GPU among those of the pool.
+        most: the number of requests that it can run at a time.
+        capacity: the same, or 0 while it can run none.
+        runs: the requests and batches that it runs, with the time at which each began.
+        is_lost: it runs no more requests, for ``last_error``.
+        restarts: the number of processes that were started in the place of one that died.
+        is_replaceable: :meth:`replace` can be called.
+    """
+
+    capacity: int
     restarts = 0
+    is_lost = False
+    is_replaceable = False
     last_error: GPUError | None = None
 
-    def __init__(self, place: int) -> None:
-        super().__init__(f"ortgpu-pool-{place}")
-        self.place = place
-        self.assigned: deque[Any] = deque()  # requests for which threads were woken
-        self.busy = 0  # running requests
-
-    @property
-    def capacity(self) -> int:
-        """The number of requests that it can run at a time; 0 while it can run none."""
-        return len(self.threads)
+    def __init__(self, place: int, most: int) -> None:
+        self.place, self.most = place, most
+        self.runs: dict[object, float] = {}
 
     @property
     def state(self) -> str:
@@ -64,13 +80,64 @@ class Worker(Threads):
         """Return True if ``error`` of a run says that the session, which goes on refusing, has lost its GPU."""
         return False
 
+    def shares(self, error: ExecutionError) -> bool:
+        """Return True if ``error``, which another session raised, ends this session too."""
+        return False
+
+    def refuse(self, error: ExecutionError) -> None:
+        """Have the session refuse all further runs with ``error``."""
+
     def replace(self, error: ExecutionError) -> None:
         """Have another process take the place of this one, whose runs raise ``error`` where others succeed."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Close the session, once the threads have ended."""
+    def begin_ending(self) -> None:
+        """Be told that the service ends. What runs may end."""
+
+    def kill(self) -> None:
+        """End what still runs, if that can be done."""
+
+    def close(self, timeout: float | None) -> None:
+        """Close the session, which runs nothing any more. Closing twice is fine."""
         raise NotImplementedError
+
+
+class Feeds:
+    """Makes the feeds of requests the service's own, and gives memory for joined ones."""
+
+    def as_it_is(self, feed: Any) -> Any:
+        """Return the feed of a caller that waits for the result. Its arrays are the caller's.
+
+        Raises ProviderRequestError, TypeError for what no worker can take.
+        """
+        raise NotImplementedError
+
+    def copied(self, feed: Any, waits: Iterable[Callable[[], object]] = ()) -> tuple[Any, bool]:
+        """Return a copy of a feed, and True if all of it was copied, as FeedCopies does. Raises as above."""
+        raise NotImplementedError
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        raise NotImplementedError
+
+    def source(self) -> tuple[int, ...]:
+        """Return what identifies the memory of :meth:`empty`. It changes when a session has lost its GPU."""
+        return ()
+
+    def close(self) -> None:
+        """Free the memory that is not in use."""
+
+
+def twice_lost(first: GPUError, error: WorkerLostError) -> WorkerLostError:
+    """Return the error of a request that two processes were lost with."""
+    return WorkerLostError(
+        f"two worker processes were lost while they ran this request: {error.cause}",
+        evidence=[first.summary, error.summary],
+        fixes=error.fixes,
+        others=[first],
+        worker=error.worker,
+        device=error.device,
+        cause=error.cause,
+    )
 
 
 def check(sessions_per_device: int, options: Mapping[str, Any]) -> None:
@@ -102,18 +169,6 @@ def _has_graph(tuned: Any) -> bool:
         return CAPTURE in options_of(read_record(tuned).named.settings)
     except (VoidRecordError, FileNotFoundError):
         return False
-
-
-def stop(workers: Sequence[Worker]) -> None:
-    """End the threads of all workers, then close their sessions."""
-    for worker in workers:
-        worker.stop()
-    try:
-        for worker in workers:
-            worker.wait()
-    finally:  # after an interrupt the threads end all the same
-        for worker in workers:
-            worker.close()
 
 
 def named(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest] | None:

@@ -1,0 +1,138 @@
+"""What the processes of a pool are started with: the model as it was, the arguments of the session, the channels."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from ...environment.child_process import ChildProcess
+from ...environment.packages.plugins import environ_of_child
+from ...errors import ExecutionError, ProviderRequestError, manual
+from ...model.contents import data_files
+from ...model.files import ModelSource, stamp_of_descriptor
+from ...process.background import is_of_a_handler
+from ...process.channel import above_standard
+from ...provider.devices import DeviceRequest
+from .messages import KeptFile, Opening
+from .shared_memory import memory_file
+
+
+class Launch:
+    """What all processes of a pool have in common.
+
+    The files of the model stay open, so that a process that replaces another one serves the same model, whatever became
+    of the path. Raises ExecutionError if there is no room for a model as bytes, or no more files can be open.
+    """
+
+    def __init__(self, model: ModelSource, channels: int) -> None:
+        self.channels = channels
+        self.path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
+        self.files: list[KeptFile] = []
+        self.descriptors: list[int] = []
+        self._environ = environ_of_child()
+        try:
+            if isinstance(model, bytes):
+                descriptor = memory_file("ortgpu-model")
+                self._keep("", descriptor)
+                with open(descriptor, "wb", closefd=False) as file:
+                    file.write(model)
+            else:
+                self._keep_files()
+        except OSError as error:
+            self.close()
+            raise not_prepared(error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _keep_files(self) -> None:
+        assert self.path is not None
+        try:
+            model = above_standard(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        except (FileNotFoundError, PermissionError, ValueError):
+            return  # the session says why
+        self._keep(self.path, model)
+        for location in data_files(self.path):
+            try:
+                path = os.path.join(os.path.dirname(self.path), location)
+                self._keep(location, above_standard(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)))
+            except (FileNotFoundError, PermissionError, ValueError):
+                pass  # so it does
+
+    def _keep(self, location: str, descriptor: int) -> None:
+        self.descriptors.append(descriptor)
+        self.files.append(KeptFile(location, len(self.descriptors) - 1, stamp_of_descriptor(descriptor)))
+
+    def start(self, page: int, ends: Sequence[int]) -> ChildProcess:
+        """Start a process that inherits the model, a page and the ends of sockets. Raises ExecutionError."""
+        return ChildProcess(environ=self._environ, descriptors=[page, *ends, *self.descriptors])
+
+    def opening(self, devices: list[DeviceRequest] | None, place: int, options: Mapping[str, Any]) -> Opening:
+        return Opening(self.path, self.files, self.channels, devices, place, pickle.dumps(options))
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+class Sockets:
+    """The sockets and the page of one process: ours are kept, theirs are closed once it has started."""
+
+    def __init__(self, channels: int) -> None:
+        self.ours: list[socket.socket] = []
+        with ExitStack() as failed, ExitStack() as self.theirs:
+            self.ends = []
+            for _ in range(channels):
+                ours, their = socket.socketpair()
+                failed.callback(ours.close)
+                self.ours.append(ours)
+                end = above_standard(their.detach())
+                self.theirs.callback(os.close, end)
+                self.ends.append(end)
+            self.page = memory_file("ortgpu-begun")
+            self.theirs.callback(os.close, self.page)
+            os.posix_fallocate(self.page, 0, mmap.PAGESIZE)
+            self.begun = mmap.mmap(self.page, mmap.PAGESIZE)
+            failed.pop_all()
+            self.theirs = self.theirs.pop_all()
+
+
+def not_prepared(error: OSError) -> ExecutionError:
+    return ExecutionError(
+        "a worker process cannot be prepared",
+        evidence=[str(error)],
+        fixes=[
+            manual("give this process more open files (ulimit -n) and larger ones (ulimit -f)"),
+            manual("give its container more memory"),
+        ],
+    )
+
+
+def portable(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as they pickle. Raises TypeError or ProviderRequestError for what cannot travel."""
+    carried = dict(options)
+    made = carried.get("sess_options")
+    if made is not None and not callable(made):
+        if type(made).__name__ != "SessionOptions":
+            raise TypeError(
+                f"sess_options must be a function that returns SessionOptions, with isolate=True, not {made!r}"
+            )
+        raise ProviderRequestError(
+            "SessionOptions cannot go to another process",
+            evidence=["ONNX Runtime does not tell which initialisers, overrides and libraries were added to them"],
+            fixes=[manual("pass a function of a module that makes them: sess_options=make_options")],
+            requested="sess_options",
+        )
+    for name, value in carried.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            raise TypeError(f"{name} of a GPUSessionPool with isolate=True must pickle: {error}") from None
+    return carried

@@ -1,0 +1,162 @@
+"""Requests of a service: complete when they are made, and answered once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ...process.background import logged
+from ...process.threads import FutureOutcome, Outcome
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from ...errors import GPUError
+    from ...process.threads import Notice
+
+    class Queue(Protocol):
+        """A service, as its requests and batches see it."""
+
+        waiting: deque[Request]
+        serving: tuple[Any, ...]
+        is_closed: bool
+
+        @property
+        def is_own_thread(self) -> bool: ...
+
+        @property
+        def is_hopeless(self) -> bool: ...
+
+        def forget(self, request: Request) -> bool: ...
+
+        def runs_of(self, joining: Kind) -> int: ...
+
+        def why_over(self, joining: Kind | None = None) -> GPUError: ...
+
+        def try_start(self, batch: object, joining: Kind, notice: Notice) -> Any: ...
+
+        def stop_collecting(self, joining: Kind, notice: Notice) -> None: ...
+
+        def run(self, key: object, names: Any, feed: Any, worker: Any = None) -> Any: ...
+
+        def release(self, worker: Any, key: object) -> None: ...
+
+
+class Kind:
+    """Requests of a service that may run together.
+
+    Attributes:
+        collector: of the thread that collects the next batch; None while there is no such thread.
+    """
+
+    def __init__(self) -> None:
+        self.collector: Notice | None = None
+        self.is_closed = False
+
+    def serve(self, first: Request, notice: Notice) -> None:
+        """Collect a batch that begins with a request, run it and answer. In a thread of the service."""
+        raise NotImplementedError
+
+
+class Request:
+    """A request. Nothing of it is read later from a list or dict that its caller still holds.
+
+    Attributes:
+        joining: how it may be joined with others; None for a request of a pool.
+        form: the types and shapes of its inputs without the first axis. None: it runs alone.
+        items: the length of the first axis of its inputs.
+        is_waited_for: the caller waits for its result at once.
+    """
+
+    __slots__ = (
+        "__weakref__", "arrived", "feed", "form", "is_waited_for", "items", "joining", "names", "outcome",
+        "service",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        service: Queue,
+        names: Any,
+        feed: Any,
+        outcome: Outcome[Any],
+        joining: Kind | None = None,
+        items: int = 1,
+        form: object = None,
+    ) -> None:
+        self.service, self.names, self.feed, self.outcome = service, names, feed, outcome
+        self.joining, self.items, self.form = joining, items, form
+        self.is_waited_for = False
+        self.arrived = time.monotonic()
+        # Weak, since callers keep futures for long
+        (outcome.future if isinstance(outcome, FutureOutcome) else outcome).leave = weakref.WeakMethod(self._leave)
+
+    def runs_with(self, other: Request) -> bool:
+        if self.form is None:
+            return self is other
+        return self.joining is other.joining and self.form == other.form and self.names == other.names
+
+    def wait(self) -> None:
+        """Wait for its end, since its run reads the caller's array. A thread of the service would wait for itself."""
+        if not self.service.is_own_thread:
+            try:
+                self.outcome.wait()
+            except BaseException:  # an interrupt, while it waits
+                self.outcome.cancel()
+                raise
+
+    def _leave(self) -> None:
+        """Leave the queue, after it was cancelled."""
+        if self.service.forget(self) and not self.outcome.begin():  # it tells those that wait for the future
+            self.outcome.drop()
+
+    def refuse(self, why: Callable[[], GPUError]) -> None:
+        """Answer it by an error, unless it was cancelled."""
+        if self.outcome.begin():
+            self.outcome.fail(why())
+        else:
+            self.outcome.drop()
+
+
+class Awaited(Outcome[Any]):
+    """The outcome of a request that a task of an event loop waits for."""
+
+    def __init__(self, mailbox: Mailbox, answer: asyncio.Future[Any]) -> None:
+        super().__init__()
+        self._mailbox, self._answer = mailbox, answer
+
+    def give(self, result: Any) -> None:
+        self._mailbox.put(self._answer, result, None)
+
+    def fail(self, error: BaseException) -> None:
+        self._mailbox.put(self._answer, None, error)
+
+
+class Mailbox:
+    """Passes outcomes to an event loop, many at a time, since waking it takes longer than all else."""
+
+    def __init__(self) -> None:
+        self._outcomes: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._is_called = False
+
+    def put(self, answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        self._outcomes.append((answer, result, error))
+        if not self._is_called:
+            self._is_called = True
+            with logged("an event loop raised"), contextlib.suppress(RuntimeError):  # the loop is closed
+                answer.get_loop().call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_called = False
+        while self._outcomes:
+            answer, result, error = self._outcomes.popleft()
+            if answer.done():  # its task was cancelled
+                continue
+            if error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(error)

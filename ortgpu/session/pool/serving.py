@@ -1,0 +1,541 @@
+"""A service: one queue of requests, the threads that take them, and the workers that run them.
+
+The threads belong to the service, not to a worker: a thread that is free takes a request, or collects a batch, and runs
+it on the least busy worker. A request that a worker lost runs once more in the same thread.
+
+Signal handlers and finalizers of the program may use a service at any moment. So callers change the queue by single
+steps of C only, and wake a thread by a Notice. The lock is for the service's own threads, in which no signal handler
+runs. A finalizer that the garbage collector calls there is answered by that very thread; see :meth:`Service.ask`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, WorkerLostError, manual
+from ...process.background import AT_EXIT, Thread, log, logged, uninterrupted
+from ...process.threads import Notice
+from ...provider import lifetime
+from .requests import Kind, Request
+from .workers import NotBegunError, Worker, twice_lost
+
+if TYPE_CHECKING:
+    from ...provider.devices import Device
+    from .workers import Feeds
+
+_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+
+_LOOK = 0.02  # seconds between two looks of a caller that waits; news seldom gets lost, by an interrupt
+_ENDING = 5.0  # seconds in which threads end once their workers were killed
+_IDLE = 1.0  # seconds in which idle threads end
+CLOSING = 30.0  # seconds that close() waits for requests in worker processes, unless it is told otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class LostDevice:
+    """A GPU that was removed from a pool, and the error that showed that it was lost."""
+
+    device: Device
+    error: GPUError
+
+
+class Service:
+    """The queue and the threads of a pool, or of one session that joins requests.
+
+    Args:
+        name: of its threads.
+        what: it is called in messages.
+        feeds: makes the feeds of requests its own.
+        owns: whether the workers are closed with it.
+    """
+
+    def __init__(self, name: str, what: str, feeds: Feeds, *, owns: bool = True) -> None:
+        self._name, self._what, self.feeds, self._owns = name, what, feeds, owns
+        self.pid = os.getpid()
+        self.waiting: deque[Request] = deque()
+        self.workers: list[Worker] = []
+        self.serving: tuple[Worker, ...] = ()  # the workers that are not lost
+        self.lost: tuple[LostDevice, ...] = ()
+        self.threads: list[Thread] = []
+        self.is_closed = self.is_draining = False
+        self._is_dropped = False  # nobody asks any more: what waits is answered, and then it ends
+        self._own: set[int] = set()  # threads that must not wait for each other
+        self._idle: deque[Notice] = deque()  # of threads that wait for requests
+        self._busy: deque[Notice] = deque()  # of threads that wait for a worker, or for more of a batch
+        self._room = Notice()  # that there may be a place
+        self._lock = threading.RLock()
+        weakref.finalize(self, _at_exit, weakref.ref(self))
+
+    # For callers
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_closed or self.is_draining or not self.serving
+
+    @property
+    def is_own_thread(self) -> bool:
+        return threading.get_ident() in self._own
+
+    @property
+    def is_hopeless(self) -> bool:
+        """True if what has not begun never will."""
+        return self.is_closed or not self.serving or (self._is_dropped and not self._has_capacity)
+
+    @property
+    def _has_capacity(self) -> bool:
+        return any(worker.capacity for worker in self.serving)
+
+    def runs_of(self, joining: Kind) -> int:
+        """Return the number of batches of a kind that run."""
+        count = 0
+        for worker in self.workers:
+            for run in list(worker.runs):
+                count += getattr(run, "joining", None) is joining
+        return count
+
+    def ask(self, request: Request, limit: int, *, raises: Callable[[], GPUError] | None = None) -> None:
+        """Queue a request, once fewer than ``limit`` of its kind wait. ``raises``: if not at once.
+
+        A thread of the service would wait for itself. It runs the request of a call that waits, and of a finalizer
+        that comes while it has the lock. Else it queues it without a limit.
+
+        Raises:
+            GPUError: the service takes no more requests, or ``raises`` says so.
+        """
+        if threading.get_ident() in self._own:
+            if request.is_waited_for or self._lock._is_owned():  # type: ignore[attr-defined]  # as Condition asks
+                self._answer_here(request)
+                return
+            limit = sys.maxsize
+        joining = request.joining
+        while True:
+            if self.is_closed or self.is_draining or not self.serving or (joining is not None and joining.is_closed):
+                raise self.why_over(joining)
+            if len(self.waiting) < limit or self._count(joining) < limit:
+                break
+            if raises is not None:
+                raise raises()
+            self._room.take(_LOOK)
+        self.waiting.append(request)
+        notice = joining.collector if joining is not None else None
+        if notice is not None:
+            notice.give()
+        else:
+            self._wake()
+        # Another thread may have closed it meanwhile
+        if self.is_closed or not self.serving or (joining and joining.is_closed):  # type: ignore[redundant-expr]
+            uninterrupted(self.refuse_waiting)
+
+    def is_refused(self, request: Request) -> bool:
+        """Return True if a request that waits is not to be run any more."""
+        joining = request.joining
+        return self.is_closed or not self.serving or (joining is not None and joining.is_closed)
+
+    def forget(self, request: Request) -> bool:
+        """Take a request out of the queue. Return False if it is not there."""
+        try:
+            self.waiting.remove(request)
+        except ValueError:
+            return False
+        self._room.give()
+        return True
+
+    def refuse_waiting(self) -> None:
+        """Answer what is refused. Takes no lock; an interrupt must not reach it."""
+        for request in list(self.waiting):
+            if self.is_refused(request) and self.forget(request):
+                request.refuse(partial(self.why_over, request.joining))
+
+    def why_over(self, joining: Kind | None = None) -> GPUError:
+        if joining is not None and joining.is_closed:
+            what = "service of joined requests"
+            return ExecutionError(f"this {what} is closed", fixes=[manual("make a new one by batched()")])
+        if self.is_closed:
+            return ExecutionError(f"this {self._what} is closed", fixes=[manual(f"open a new {self._what}")])
+        if self.serving:
+            return ExecutionError(
+                f"this {self._what} takes no more requests: drain() was called",
+                fixes=[manual(f"open a new {self._what}")],
+            )
+        causes = [lost.error for lost in self.lost]
+        evidence = [f"{lost.device}: {lost.error.summary}" for lost in self.lost]
+        for cause in causes:
+            if isinstance(cause, PoisonedContextError):
+                return PoisonedContextError(
+                    cause.summary, evidence=evidence, fixes=cause.fixes, others=causes, cuda_code=cause.cuda_code
+                )
+        return ExecutionError(
+            f"no GPU of this {self._what} is left",
+            evidence=evidence,
+            fixes=[manual(f"open a new {self._what}: it says what is wrong with a GPU that it cannot use")],
+            others=causes,
+        )
+
+    def drain(self, timeout: float | None) -> None:
+        """Take no more requests, and wait for those that wait and run. A thread of the service does not wait."""
+        self.is_draining = True
+        self._room.give()  # for whoever waits for a place, and is refused
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self.is_own_thread and not self.is_closed:
+            waiting, running = len(self.waiting), max(len(self.threads) - len(self._idle), 0)
+            if not running and not waiting:
+                return
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError(f"after {timeout} s, {running} requests still run and {waiting} wait")
+            time.sleep(_LOOK / 2)
+
+    def close(self, timeout: float | None = None, patience: float | None = None) -> None:
+        """End the threads and close the workers. A thread of the service does not wait for them.
+
+        Raises TimeoutError if a run has not ended after ``timeout`` seconds and cannot be ended.
+        """
+        self.is_closed = True
+        uninterrupted(self.refuse_waiting)
+        self._wake_all()
+        if self.is_own_thread:
+            return
+        until = None if timeout is None else time.monotonic() + timeout
+        for worker in self.workers:
+            worker.begin_ending()
+        left = [thread for thread in list(self.threads) if not thread.wait(_left(until))]
+        if left:
+            for worker in self.workers:
+                worker.kill()
+            until = time.monotonic() + _ENDING
+            if any(not thread.wait(_left(until)) for thread in left):
+                raise TimeoutError(f"after {timeout} s, requests of this {self._what} still run")
+        self._close_workers(patience)
+
+    def let_go(self) -> None:
+        """Nobody asks any more. Idle threads end at once. The others end once they have answered; nobody waits."""
+        if os.getpid() != self.pid:
+            return
+        self._is_dropped = True
+        self._wake_all()
+        if not self.is_own_thread and not self.waiting and not any(worker.runs for worker in self.workers):
+            until = time.monotonic() + _IDLE  # limited: this thread may hold what a session needs to close
+            for thread in list(self.threads):
+                thread.wait(_left(until))
+
+    # For workers
+
+    def start(self, count: int) -> None:
+        """Start ``count`` threads. Raises RuntimeError if the system gives none."""
+        for number in range(count):
+            # Daemons: a forgotten thread must not keep the program from ending.
+            Thread(self._work, f"{self._name}_{number}").start(self.threads.append)
+
+    def add(self, worker: Worker) -> None:
+        self.workers.append(worker)
+
+    def open(self) -> None:
+        """Serve by all workers that are there and not lost."""
+        with self._lock:
+            self.serving = tuple(worker for worker in self.workers if not worker.is_lost)
+
+    def notice(self, worker: Worker) -> None:
+        """Serve by a worker that can run requests again, or without it if it is lost. Called in its own thread."""
+        self._own.add(threading.get_ident())
+        removed: Sequence[LostDevice] = ()
+        with self._lock:
+            if worker.is_lost and worker.last_error is not None:
+                removed = self._remove([worker], worker.last_error)
+        self._say_lost(removed)
+        self._wake_all()
+
+    @property
+    def has_lost_threads(self) -> bool:
+        """True if a thread has ended that should not. Nothing that is known ends one."""
+        return not self.is_closed and any(not thread.is_alive() for thread in list(self.threads))
+
+    # In a thread of the service
+
+    def _work(self) -> None:
+        self._own.add(threading.get_ident())
+        notice = Notice()
+        is_over = False
+        while not is_over:
+            try:
+                is_over = self._take(notice)
+            except BaseException as error:  # noqa: BLE001 - others wait for this thread
+                log(logging.ERROR, "a thread that serves requests goes on after an exception", exc_info=error)
+                self._unlist(notice)
+        self._own.discard(threading.get_ident())
+        if all(thread is threading.current_thread() or not thread.is_alive() for thread in self.threads):
+            with logged("a session could not be closed"):
+                self._close_workers(None)
+
+    def _take(self, notice: Notice) -> bool:
+        """Answer a request or a batch, or wait for one. Return True if there will be none."""
+        self._idle.append(notice)  # before it looks: what comes later wakes it
+        with self._lock:
+            request = worker = None
+            if self.waiting:
+                request, worker = self._choose(notice)
+            is_over = request is None and (self.is_closed or (self._is_dropped and self._has_answered_all()))
+        if request is None:
+            if not is_over:
+                notice.take()
+            self._unlist(notice)
+            return is_over
+        if self.waiting:
+            self._wake()
+        if worker is None:
+            assert request.joining is not None
+            request.joining.serve(request, notice)
+        elif request.outcome.begin():
+            self._answer(request, worker)
+        else:
+            self.release(worker, request)
+            request.outcome.drop()
+        del request  # it has an error, whose traceback has this frame
+        return False
+
+    def _has_answered_all(self) -> bool:
+        """Return True if nothing waits that may be run some day."""
+        if not self._has_capacity:
+            self.is_closed = True
+            self.refuse_waiting()
+        return not self.waiting
+
+    def _choose(self, notice: Notice) -> tuple[Request | None, Worker | None]:
+        """Take a request that can be run now out of the queue. Without a worker: it is the first of a batch."""
+        worker = self._spare()
+        if worker is None:
+            return None, None
+        for request in list(self.waiting):
+            joining = request.joining if request.form is not None else None
+            if joining is not None and joining.collector is not None:
+                continue
+            self._unlist(notice)  # before the request leaves the queue, so that it is always seen in one place
+            if not self.forget(request):
+                self._idle.append(notice)
+                continue
+            if joining is not None:
+                joining.collector = notice
+                self._busy.append(notice)
+                return request, None
+            worker.runs[request] = time.time()
+            return request, worker
+        return None, None
+
+    def _spare(self) -> Worker | None:
+        """Return the least busy worker that can run one more request."""
+        found, least = None, sys.maxsize
+        for worker in self.serving:
+            count = len(worker.runs)
+            if count < least and count < worker.capacity:
+                found, least = worker, count
+        return found
+
+    def try_start(self, batch: object, joining: Kind, notice: Notice) -> Worker | None:
+        """Return a worker for a batch that its thread has collected. None if there is none now."""
+        with self._lock:
+            worker = self._spare()
+            if worker is not None:
+                worker.runs[batch] = time.time()
+                joining.collector = None
+                self._busy.remove(notice)
+        if worker is not None and self.waiting:  # what came before the batch stopped collecting
+            self._wake()
+        return worker
+
+    def stop_collecting(self, joining: Kind, notice: Notice) -> None:
+        """All requests of the batch were cancelled."""
+        joining.collector = None
+        with suppress(ValueError):
+            self._busy.remove(notice)
+        self._wake()
+
+    def _answer(self, request: Request, worker: Worker) -> None:
+        outputs: Any = None
+        error: BaseException | None = None
+        try:
+            outputs = self.run(request, request.names, request.feed, worker)
+        except BaseException as raised:  # noqa: BLE001 - the outcome raises it
+            lifetime.let_go_of_variables(raised)  # arrays, and this request, which has the error
+            error = raised
+        request.feed = None  # free its memory before the waiting thread goes on
+        # Answer after the worker counts as free, and without the lock, because a callback of a future may submit.
+        if error is None:
+            request.outcome.give(outputs)
+        else:
+            request.outcome.fail(error)
+            del request, error  # break the cycle: outcome, exception, this frame
+
+    def _answer_here(self, request: Request) -> None:
+        if self.is_refused(request):
+            raise self.why_over(request.joining)
+        with self._lock:
+            worker = min(self.serving, key=lambda each: (not each.capacity, len(each.runs)))
+            worker.runs[request] = time.time()
+        if request.outcome.begin():
+            self._answer(request, worker)
+
+    def run(self, key: object, names: Any, feed: Any, worker: Worker | None = None) -> Any:
+        """Return the outputs of a run on ``worker``, to which ``key`` has been added, or on the least busy one.
+
+        A run that a worker process was lost with is made once more. If the GPU may be at fault, so is it on another.
+
+        Raises:
+            WorkerLostError: two worker processes were lost with it.
+            GPUError, Exception: as the session raises.
+        """
+        first: GPUError | None = None
+        worker = worker or self._borrow(key)
+        while True:
+            try:
+                return worker.run(names, feed)
+            except NotBegunError:
+                pass
+            except WorkerLostError as error:
+                if first is not None:
+                    raise twice_lost(first, error) from None
+                first = lifetime.fresh_copy(error)
+            except (PoisonedContextError, ProviderFailureError) as error:
+                return self._run_elsewhere(key, names, feed, worker, error)
+            finally:
+                self.release(worker, key)
+            try:
+                worker = self._borrow(key)
+            except GPUError as over:
+                raise (first or over) from None
+
+    def _run_elsewhere(self, key: object, names: Any, feed: Any, worker: Worker, error: ExecutionError) -> Any:
+        """Return the outputs of another GPU, or raise the error if there is none or it fails there too."""
+        is_lost = worker.has_lost(error)
+        if is_lost:
+            self._take_out(worker, error, is_lost=True)
+        with self._lock:
+            others = [each for each in self.serving if each.place != worker.place and each.capacity]
+            other = min(others, key=lambda each: len(each.runs)) if others else None
+            if other is not None:
+                other.runs[key, worker] = time.time()
+        if other is None:
+            raise error
+        try:
+            outputs = other.run(names, feed)
+        except (PoisonedContextError, ProviderFailureError) as again:
+            if other.has_lost(again):
+                self._take_out(other, again, is_lost=True)
+            raise
+        finally:
+            self.release(other, (key, worker))
+        if not is_lost:  # the request succeeded elsewhere, so this GPU is at fault
+            self._take_out(worker, error, is_lost=False)
+        return outputs
+
+    def _borrow(self, key: object) -> Worker:
+        """Return the least busy worker, once there is one. Raises the reason why there will be none."""
+        notice = Notice()
+        self._busy.append(notice)
+        try:
+            while not self.is_hopeless:
+                with self._lock:
+                    worker = self._spare()
+                    if worker is not None:
+                        worker.runs[key] = time.time()
+                        return worker
+                notice.take(1)
+        finally:
+            self._busy.remove(notice)
+        self.is_closed = self.is_closed or self._is_dropped
+        raise self.why_over()
+
+    def release(self, worker: Worker, key: object) -> None:
+        worker.runs.pop(key, None)
+        for notice in list(self._busy):
+            notice.give()
+        if self.waiting:
+            self._wake()
+
+    # Lost GPUs
+
+    def _take_out(self, worker: Worker, error: ExecutionError, *, is_lost: bool) -> None:
+        """Remove the GPU of ``worker``, and GPUs whose sessions refuse because of the same error.
+
+        A worker process is replaced instead.
+        """
+        if worker.is_replaceable:
+            worker.replace(error)
+            return
+        with self._lock:
+            gone = [each for each in self.serving if each.place == worker.place or each.shares(error)]
+            if not is_lost and len(gone) == len(self.serving):
+                return  # keep the last GPU: a passing failure must not empty the pool
+            if is_lost:
+                for each in gone:
+                    each.refuse(error)
+            # Keep a copy, because the traceback of the original holds the arrays of a request.
+            removed = self._remove(gone, lifetime.fresh_copy(error))
+        self._say_lost(removed)
+
+    def _remove(self, gone: Sequence[Worker], error: GPUError) -> Sequence[LostDevice]:
+        """Serve without some workers. Return their GPUs, if no worker is left on them. Called with the lock."""
+        for worker in gone:
+            worker.is_lost, worker.last_error = True, error
+        self.serving = tuple(worker for worker in self.serving if not worker.is_lost)
+        left = {worker.place for worker in self.workers if not worker.is_lost}
+        devices = {worker.place: worker.device for worker in gone if worker.place not in left}
+        lost = tuple(LostDevice(device, error) for device in devices.values())
+        self.lost += lost
+        return lost
+
+    def _say_lost(self, removed: Sequence[LostDevice]) -> None:
+        """Log GPUs that were removed, and refuse what waits if none is left. Not with the lock: callbacks may wait."""
+        for lost in removed:
+            message = "%s is out of the pool [%s]: %s"
+            log(logging.WARNING, message, lost.device, lost.error.code, lost.error.summary, name="ortgpu.pool")
+        if self.is_closed or not self.serving:
+            self.refuse_waiting()
+
+    # Small steps
+
+    def _count(self, joining: Kind | None) -> int:
+        return sum(request.joining is joining for request in list(self.waiting))
+
+    def _wake(self) -> None:
+        """Wake an idle thread, which wakes the next one if more requests wait."""
+        with suppress(IndexError):
+            self._idle[-1].give()
+
+    def wake_busy(self) -> None:
+        for notice in list(self._busy):
+            notice.give()
+
+    def _wake_all(self) -> None:
+        self._room.give()
+        for notice in (*self._idle, *self._busy):
+            notice.give()
+
+    def _unlist(self, notice: Notice) -> None:
+        with suppress(ValueError):
+            self._idle.remove(notice)
+
+    def _close_workers(self, patience: float | None) -> None:
+        for worker in self.workers if self._owns else ():
+            worker.close(patience)
+        self.feeds.close()
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(until - time.monotonic(), 0)
+
+
+def _at_exit(service: weakref.ref[Service]) -> None:
+    """End a service that the program left open: ONNX Runtime must not run on."""
+    ending = service()
+    if ending is not None and os.getpid() == ending.pid:
+        with suppress(TimeoutError):
+            ending.close(AT_EXIT, AT_EXIT)

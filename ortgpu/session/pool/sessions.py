@@ -1,0 +1,182 @@
+"""The workers of this process: sessions, opened together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...errors import ExecutionError, PoisonedContextError
+from ...process.background import Task, is_of_a_handler
+from ...provider import lifetime, living
+from ...provider.devices import Device, DeviceRequest
+from .workers import Feeds, Worker, check, choose_devices, is_lost, named, options_of_others, wait_for_all
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ...model.files import ModelSource
+    from ...provider.interfaces import Value
+    from ...running.feed_copies import FeedCopies
+    from ...running.pinned import PinnedMemory
+    from ...running.plain_runs import RunningSession
+
+    class OpenSession(RunningSession, Protocol):
+        """A GPUSession."""
+
+        @property
+        def device(self) -> Device: ...
+
+        def get_inputs(self) -> Sequence[Value]: ...
+
+        def get_outputs(self) -> Sequence[Value]: ...
+
+        def close(self) -> None: ...
+
+
+# With fewer, a GPU waits while inputs and outputs are copied: ResNet-50 needs three to come to its limit on an H200.
+THREADS_PER_DEVICE = 3
+
+
+class SessionWorker(Worker):
+    """A session of this process."""
+
+    def __init__(self, session: OpenSession, place: int, most: int = THREADS_PER_DEVICE) -> None:
+        super().__init__(place, most)
+        self.session, self.capacity = session, most
+
+    @property
+    def device(self) -> Device:
+        return self.session.device
+
+    @property
+    def declared(self) -> tuple[Sequence[Value], Sequence[Value]]:
+        return self.session.get_inputs(), self.session.get_outputs()
+
+    def run(self, output_names: Any, feed: Any) -> Any:
+        from ...running.pipeline import staged_run  # not above: it imports numpy, and a session diagnoses its absence
+
+        return staged_run(self.session, output_names, feed)
+
+    def has_lost(self, error: ExecutionError) -> bool:
+        return is_lost(self.session, error)
+
+    def shares(self, error: ExecutionError) -> bool:
+        return isinstance(error, PoisonedContextError) and lifetime.error_of(self.session) is not None
+
+    def refuse(self, error: ExecutionError) -> None:
+        lifetime.refuse(self.session, error)
+
+    def close(self, timeout: float | None) -> None:
+        self.session.close()
+
+
+class SessionFeeds(Feeds):
+    """Copies feeds into pinned memory of the sessions."""
+
+    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
+        self._workers = workers
+        self._made: FeedCopies | None = None
+
+    @property
+    def sessions(self) -> list[OpenSession]:
+        sessions = [worker.session for worker in self._workers() if isinstance(worker, SessionWorker)]
+        return [session for session in sessions if lifetime.error_of(session) is None]
+
+    def as_it_is(self, feed: Any) -> Any:
+        from ...running.device_arrays import refuse_on_gpu
+        from ...running.pipeline import as_it_is_now
+
+        refuse_on_gpu(feed)
+        return as_it_is_now(feed)
+
+    def copied(self, feed: Any, waits: Iterable[Callable[[], object]] = ()) -> tuple[Any, bool]:
+        from ...running.device_arrays import refuse_on_gpu, with_values
+
+        refuse_on_gpu(feed)
+        try:
+            for session in self.sessions[:1]:
+                feed = with_values(session, feed) or feed
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            # otherwise the run raises it
+        return self._copies.of(feed, waits)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        return self._copies.empty(shape, dtype)
+
+    def source(self) -> tuple[int, ...]:
+        return tuple(map(id, self._memories()))
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+    @property
+    def _copies(self) -> FeedCopies:
+        if self._made is None:
+            from ...running.feed_copies import FeedCopies  # not above: it imports ONNX Runtime
+
+            session = next(worker.session for worker in self._workers() if isinstance(worker, SessionWorker))
+            # Use copying threads of our own, since those of a session are busy with its runs.
+            ordinal = -1 if lifetime.device_of(session).is_gpu else None
+            self._made = FeedCopies(self._memories, session._pinned_memory_limit, ordinal)
+        return self._made
+
+    def _memories(self) -> list[PinnedMemory]:
+        from ...running.pinned import memory_of
+
+        return [memory_of(session) for session in self.sessions]
+
+
+def open_sessions(
+    add: Callable[[Worker], object],
+    model: ModelSource,
+    devices: str | Iterable[Device | DeviceRequest],
+    sessions_per_device: int,
+    options: dict[str, Any],
+    session_class: Callable[..., OpenSession],
+) -> None:
+    """Add a worker for each session, going round the devices ``sessions_per_device`` times.
+
+    The first session opens in this thread, so that its warnings name the caller and a general fault is diagnosed only
+    once. The others open together, in threads. After an error, those that are open have been added.
+    """
+    check(sessions_per_device, options)
+    chosen = choose_devices(named(devices))
+    places = [place for _ in range(sessions_per_device) for place in range(len(chosen))]
+    opened: dict[int, OpenSession] = {}  # filled by threads: an interrupt here loses no session
+    try:
+        _open_all(opened, functools.partial(session_class, model), [chosen[place] for place in places], options)
+    finally:
+        for number in sorted(opened):
+            add(SessionWorker(opened[number], places[number], -(-THREADS_PER_DEVICE // sessions_per_device)))
+
+
+def _open_all(
+    opened: dict[int, OpenSession],
+    open_session: Callable[..., OpenSession],
+    devices: Sequence[DeviceRequest],
+    options: dict[str, Any],
+) -> None:
+    def open_one(number: int) -> None:
+        made = options.get("sess_options")
+        own = {**options, "sess_options": made()} if callable(made) else options
+        opened[number] = open_session(device=devices[number], **own)
+
+    open_one(0)
+    others = range(1, len(devices))
+    if not opened[0].device.is_gpu:  # allow_cpu: open one after the other, so that each warns the caller
+        for number in others:
+            open_one(number)
+        return
+    options = options_of_others(options)
+    tasks = [Task(functools.partial(open_one, number), f"ortgpu-open-{devices[number]}") for number in others]
+    try:
+        wait_for_all(task.result for task in tasks)
+    finally:
+        del tasks  # the traceback of an error holds this frame
+    for number in others:
+        living.attribute(opened[number], to=opened[0])
