@@ -2,6 +2,14 @@
 
     from ortgpu import GPUSession          # a drop-in InferenceSession
 
+GPUSession        a session on one GPU: run, map, batched; device, placement, memory
+GPUSessionPool    sessions on several GPUs, or in processes of their own, behind one run
+GPUError          the base class of all errors: summary, evidence, fixes, code
+tune              measure which settings suit a model on this GPU
+diagnose          find out what keeps models off the GPU, as `ortgpu doctor` does
+install, enforce  the same guarantee inside libraries that create their own sessions
+sessions          the sessions of this process
+
 ``import ortgpu`` loads neither ONNX Runtime nor any CUDA library; every name arrives when it is first used.
 
 PYTEST_DONT_REWRITE (tells pytest not to rewrite this file: it would warn that the module is imported already)

@@ -209,24 +209,27 @@ class GPUSession(LastOfOurs):
             FileNotFoundError: there is no record at the path ``tuned``.
             Exception: ONNX Runtime's own, if the GPU is not the cause: a missing file, an invalid model.
         """
-        self._open_request(
-            checked(
-                SessionRequest(
-                    path_or_bytes,
-                    sess_options,
-                    parse(providers, provider_options),
-                    as_request(device),
-                    cpu_nodes,
-                    allow_cpu,
-                    cuda_graph,
-                    pinned_memory_limit,
-                    tuned,
-                    memory,
-                    is_guarded=self._guards is not None,
-                    others=kwargs,
-                )
+        request = checked(
+            SessionRequest(
+                path_or_bytes,
+                sess_options,
+                parse(providers, provider_options),
+                as_request(device),
+                cpu_nodes,
+                allow_cpu,
+                cuda_graph,
+                pinned_memory_limit,
+                tuned,
+                memory,
+                is_guarded=self._guards is not None,
+                others=kwargs,
             )
         )
+        try:
+            self._open_request(request)
+        except GPUError as error:
+            # The error has the facts. Eight frames of this library would stand between it and the caller's line.
+            raise error.with_traceback(None) from error.__cause__
 
     def _open_request(self, request: SessionRequest) -> None:
         """Open the session as requested: the first time, or again without the constructor, which a subclass may change.
