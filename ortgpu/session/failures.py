@@ -7,9 +7,12 @@ GPU memory or meet a sticky CUDA error by itself, so its methods raise the same 
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import traceback
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from onnxruntime.capi.onnxruntime_inference_collection import IOBinding  # a tracer may replace the public name
@@ -26,6 +29,8 @@ from ..errors import (
 from ..provider import lifetime
 from ..provider.interfaces import Opened
 
+logger = logging.getLogger("ortgpu")
+
 
 def explained(session: Opened, error: Exception) -> Exception:
     """Return the error to raise for an exception of a running session.
@@ -33,7 +38,7 @@ def explained(session: Opened, error: Exception) -> Exception:
     It is a typed error with the exception as its cause, or the exception itself if it is not about the GPU.
     """
     if isinstance(error, GPUError):
-        return error
+        return without_our_frames(error)
     known = lifetime.error_of(session)
     if known is not None:  # ONNX Runtime touched the stand-in without calling it
         return lifetime.fresh_copy(known)
@@ -51,7 +56,7 @@ def explained(session: Opened, error: Exception) -> Exception:
         return error
     lifetime.let_go_of_variables(error)
     found.__cause__ = error
-    return lifetime.noted(found)
+    return without_our_frames(lifetime.noted(found))
 
 
 def call_again(session: Any, error: Exception, call: Callable[[], Any]) -> Any:
@@ -105,6 +110,29 @@ def _found(session: Opened, text: str, exception: str | None) -> GPUError | None
 
         return with_a_handle(error)
     return error
+
+
+def without_our_frames(error: GPUError) -> GPUError:
+    """Return an error without traceback, and its causes without the frames of this library before others.
+
+    A traceback through somebody's library then shows theirs. At the level DEBUG the log has the frames.
+    """
+    if logger.isEnabledFor(logging.DEBUG):
+        # Log the text alone: a handler may keep the error, and the error keeps the half-made session.
+        logger.debug("%s", "".join(traceback.format_exception(error)))
+    error.__traceback__ = None
+    cause = error.__cause__
+    while cause is not None:
+        frames = cause.__traceback__
+        while frames is not None and _is_ours(frames.tb_frame):
+            frames = frames.tb_next
+        cause.__traceback__ = frames
+        cause = cause.__cause__
+    return error
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "ortgpu"
 
 
 def note_text(session: Opened, text: str) -> None:

@@ -254,6 +254,8 @@ class GPUSession(LastOfOurs):
             self._gpu_runner = _runner_of(self, self._request, verified)
         except BaseException as error:
             self._let_go(error)  # a failure must leave nothing behind
+            if isinstance(error, GPUError):
+                raise failures.without_our_frames(error) from error.__cause__
             raise
         finally:
             if driver is not None:

@@ -520,11 +520,26 @@ def _cpu_is_allowed(request: SessionRequest, error: GPUError | None = None) -> b
 
 
 def warn_of_cpu(session: object, error: GPUError, model: ModelSource) -> None:
-    """Warn that a session is on the CPU because of ``error``. Log it too, since a program may hide warnings."""
+    """Warn that a session is on the CPU because of ``error``.
+
+    The log has it too, in one line, where logging is set up or the program hides warnings. Elsewhere Python would print
+    the line beside the warning.
+    """
     warning = CPUExecutionWarning(error, "<bytes>" if isinstance(model, bytes) else os.fsdecode(model))
-    text = "%s runs on the CPU, which was allowed [%s]: %s"
-    logger.warning(text, warning.model, error.code, error.summary, extra={"warning": warning})
+    if logger.hasHandlers() or _is_hidden(CPUExecutionWarning):
+        text = "%s runs on the CPU, which was allowed [%s]: %s"
+        logger.warning(text, warning.model, error.code, error.summary, extra={"warning": warning})
     warnings.warn(warning, stacklevel=stacklevel(session))
+
+
+def _is_hidden(category: type[Warning]) -> bool:
+    """Return True if the first filter for warnings of this category, in all modules, ignores them."""
+    actions = (
+        action
+        for action, message, hidden, module, line in warnings.filters
+        if message is None and module is None and not line and issubclass(category, hidden)
+    )
+    return next(actions, "default") == "ignore"
 
 
 def _is_of_the_request(error: GPUError, request: SessionRequest) -> bool:

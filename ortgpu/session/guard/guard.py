@@ -284,7 +284,9 @@ def _guarded_init(original: Any) -> Any:
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             _note(self, providers, provider_options, sess_options)
             return
+        from ...errors import GPUError
         from ...provider.living import register
+        from ..failures import without_our_frames
         from .policy import is_of_backend_on_cpu, judge
 
         verdict = judge(providers, provider_options, sess_options)
@@ -299,7 +301,10 @@ def _guarded_init(original: Any) -> Any:
         if verdict == "guarded":
             from .classes import open_verified
 
-            open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+            try:
+                open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+            except GPUError as error:
+                raise without_our_frames(error) from error.__cause__
         elif verdict == "carried":
             original(self, path_or_bytes, sess_options, **{**kwargs, "enable_fallback": 0})
             self.disable_fallback()  # releases before 1.23 ignore that argument
@@ -326,6 +331,8 @@ def _guarded_set_providers(original: Any) -> Any:
         if verdict not in ("guarded", "plugin"):
             original(self, providers, provider_options)
             return
+        from ...errors import GPUError
+        from ..failures import without_our_frames
         from ..reopening import unchanged_on_error
         from .classes import open_again
 
@@ -333,7 +340,10 @@ def _guarded_set_providers(original: Any) -> Any:
             if verdict == "plugin":
                 original(self, providers, provider_options)
             if verdict == "guarded" or not _is_on_plugin(self):
-                open_again(self, providers, provider_options)
+                try:
+                    open_again(self, providers, provider_options)
+                except GPUError as error:
+                    raise without_our_frames(error) from error.__cause__
 
     return set_providers
 
