@@ -439,7 +439,8 @@ class Started(NamedTuple):
 
     def run(self, value: str = "1") -> Child:
         environment = {**os.environ, "PYTHONPATH": str(self.beyond / "fake"), "ORTGPU_ENFORCE": value}
-        code = f"import site; site.addsitedir({str(self.site)!r}); import onnxruntime"
+        # Twice, as in every virtual environment: Python reads the folder for the environment, and with all others.
+        code = f"import site\nfor _ in range(2): site.addsitedir({str(self.site)!r})\nimport onnxruntime"
         return run_child([sys.executable, "-S", "-c", code], env=environment, cwd=self.site)
 
 
@@ -471,6 +472,12 @@ def test_a_guard_whose_files_cannot_be_read_keeps_onnxruntime_out(started: Start
     done = started.run()
     assert "import of onnxruntime halted" in done.stderr, done.output
     assert done.stdout == ""
+
+
+def test_the_guard_comes_before_onnxruntime(started: Started) -> None:
+    (started.site / "ortgpu.py").write_text("def install(): print('guarded')", encoding="utf-8")
+    done = started.run()
+    assert done.ok().stdout == "guarded\nimported\n"
 
 
 @pytest.mark.parametrize(("value", "waits"), [("1", True), ('"1"', True), ("1\r", True), ("", False), ("Off", False)])

@@ -33,6 +33,7 @@ arguments = {
     "set_ep_dynamic_options": ({"a": "b"},),
     "set_providers": (["CUDAExecutionProvider"],),
     "set_tuning_results": ([],),
+    "warm": ([feed],),
 }
 # what ends a session, makes another, or only switches off what is off
 others = {"close", "disable_fallback", "for_rank"}

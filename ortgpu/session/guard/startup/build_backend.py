@@ -24,9 +24,10 @@ from setuptools.build_meta import (
 )
 
 WAITING = "_ortgpu_waiting"
-# Python goes on after an error in this line. None keeps ONNX Runtime out until the module has been imported.
+# Python goes on after an error in this line. None keeps ONNX Runtime out until the module has been imported. In a
+# virtual environment Python reads the file twice, and the module, which takes None away, is only executed once.
 LINE = (
-    'import os, sys; "ORTGPU_ENFORCE" in os.environ'
+    f'import os, sys; "ORTGPU_ENFORCE" in os.environ and "{WAITING}" not in sys.modules'
     f' and [sys.modules.setdefault("onnxruntime"), __import__("{WAITING}")]\n'
 )
 
