@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ortgpu.diagnosis.probe.probing import result_of
-from tests.support.children import run_python
+from tests.support.children import child_environment, run_python
 
 PROGRAM = """
 import sys
@@ -62,3 +62,16 @@ def test_a_file_that_may_not_be_read_is_a_fact(tmp_path: Path) -> None:
     finally:
         closed.chmod(0o755)
     assert f"path={os.fspath(closed)!r}, mode='d---------', own=True" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_telemetry_of_a_child_writes_into_no_folder_of_others(tmp_path: Path) -> None:
+    """ONNX Runtime writes to TMPDIR/.ses, through a link that another user may have made there."""
+    code = """
+        from ortgpu.diagnosis.probe.probing import run_probe
+        result = run_probe(timeout=60)
+        print(result.measured("import", "providers"))
+    """
+    environ = {name: value for name, value in child_environment().items() if name != "ORT_DISABLE_TELEMETRY"}
+    done = run_python(code, env={**environ, "TMPDIR": str(tmp_path)}).ok()
+    assert "CPUExecutionProvider" in done.stdout
+    assert os.listdir(tmp_path) == []

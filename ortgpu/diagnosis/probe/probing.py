@@ -6,20 +6,23 @@ reports each step before and after it is tried; the parent kills it, with all th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ...environment.child import cause_of_death
 from ...environment.child_process import ChildFailedError, ChildProcess
 from ...environment.gpu.driver import LIBCUDA, load_libcuda, read_nvml
+from ...environment.packages.plugins import environ_of_child
 from ...errors import GPUError, counted
 from ...model.files import is_special_file
 from ...process import parent
+from ...process.temporary import private_folder
 from ...provider.preloading import OPENING, logger, preload
 from ...provider.requests import CPU, CUDA
 from .result import NVML, ProbeResult, ProbeStep
@@ -50,7 +53,7 @@ def run_probe_child(function: Callable[..., None], *arguments: Any, timeout: flo
     returncode: int | None = 0
     timed_out = False
     try:
-        with ChildProcess(keeps_output=True) as child:
+        with _environ() as environ, ChildProcess(environ=environ, keeps_output=True) as child:
             try:
                 child.ask(function, *arguments, timeout=timeout, on_note=entries.append)
             except ChildFailedError as error:
@@ -60,6 +63,23 @@ def run_probe_child(function: Callable[..., None], *arguments: Any, timeout: flo
     except GPUError as error:  # it cannot be started
         return ProbeResult((), False, None, None, False, "start", time.monotonic() - started, "\n".join(error.evidence))
     return result_of(entries, output, None if timed_out else returncode, time.monotonic() - started, timed_out)
+
+
+@contextlib.contextmanager
+def _environ() -> Iterator[dict[str, str]]:
+    """Yield the variables of a child in which ONNX Runtime's telemetry runs, as in the program that is diagnosed.
+
+    A damaged library may crash there. The telemetry writes to a temporary folder of its own, which no other user knows.
+    """
+    environ = environ_of_child()
+    if "ORT_DISABLE_TELEMETRY" in os.environ:
+        yield environ
+        return
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError):  # there is no room, or no folder: the telemetry stays off
+            environ["TMPDIR"] = opened.enter_context(private_folder("ortgpu-probe-"))
+            del environ["ORT_DISABLE_TELEMETRY"]
+        yield environ
 
 
 def result_of(
