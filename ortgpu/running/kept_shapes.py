@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+MOST = 16  # shapes that are kept
+
 
 @dataclass(frozen=True, slots=True)
 class SessionShapes:

@@ -28,7 +28,7 @@ from ..process.threads import Executor, Outcome
 from ..provider import lifetime
 from ..provider.living import stacklevel
 from . import arena
-from .kept_shapes import SessionShapes
+from .kept_shapes import MOST, SessionShapes
 from .pinned import memory_of
 from .plain_runs import PlainRunner
 
@@ -62,7 +62,7 @@ class Policy:
         idle: the planned runs after which a shape without a run loses its own session to another one.
     """
 
-    most: int = 16
+    most: int = MOST
     returns: int = 3
     slow: float = 0.5
     worth: float = 0.9
@@ -397,6 +397,8 @@ class ShapedRunner(PlainRunner):
             return self._run_own(session, plans, own, shape, feed, run)
         if not self._is_verified:
             target._pinned = memory_of(session)
+            if hasattr(runner, "place"):  # where a worker process wants its results
+                runner.place = getattr(self._first, "place", None)
         branch = plans.branch_of(shape)
         is_new = branch.shape != shape
         if not is_new and getattr(target._sess, "is_busy", False):

@@ -23,9 +23,8 @@ Progress = Callable[[int, int], object]
 def warm(session: RunningSession, feeds: Iterable[Mapping[str, Any]], progress: Progress | None) -> SessionShapes:
     """Run the feeds until each shape has its plans; see GPUSession.warm."""
     lifetime.refuse_if_unusable(session)
-    if isinstance(feeds, Mapping):
-        raise TypeError("feeds is a single feed: pass a list of feeds, [feed]")
-    made = [_feed(session, feed) for feed in feeds]
+    types = {each.name: each.type for each in (*session._inputs_meta, *session._overridable_initializers)}
+    made = [arrays_of(feed, types) for feed in listed(feeds)]
     runner = session._gpu_runner
     total = len(made)
     if runner.most_shapes and total > runner.most_shapes:
@@ -47,11 +46,21 @@ def warm_sizes(session: RunningSession, feeds: Sequence[Mapping[str, Any]]) -> N
         warm(session, feeds[:most], None)
 
 
-def _feed(session: RunningSession, feed: Any) -> dict[str, Any]:
-    """Return a feed. A shape in the place of an array becomes an array of zeros, or of empty strings."""
+def listed(feeds: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the feeds. Raises TypeError for a single one."""
+    if isinstance(feeds, Mapping):
+        raise TypeError("feeds is a single feed: pass a list of feeds, [feed]")
+    return list(feeds)
+
+
+def arrays_of(feed: Any, types: Mapping[str, str]) -> dict[str, Any]:
+    """Return a feed. A shape in the place of an array becomes an array of zeros, or of empty strings.
+
+    Args:
+        types: of the inputs, by name, as the model declares them.
+    """
     if not isinstance(feed, Mapping):
         raise TypeError(f"a feed is a mapping of input names to arrays or shapes, not {type(feed).__name__}")
-    types = {each.name: each.type for each in (*session._inputs_meta, *session._overridable_initializers)}
     return {name: _zeros(name, value, types) if _is_shape(value) else value for name, value in feed.items()}
 
 

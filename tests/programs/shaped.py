@@ -24,7 +24,7 @@ import onnx.parser
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from ortgpu import CPUExecutionWarning, GPUSession, PerformanceWarning
+from ortgpu import CPUExecutionWarning, GPUSession, GPUSessionPool, PerformanceWarning
 from ortgpu.provider.options import Carried
 from ortgpu.running.memory import holdings_of
 from ortgpu.running.plain_runs import PlainRunner
@@ -485,6 +485,28 @@ def warming() -> None:
         "trimmed",
         [str(session.shapes), session.memory.plans, equal(session.run(None, SIZES[0]), session.run(None, SIZES[0]))],
     )
+
+
+def pools() -> None:
+    """Report warm() of a pool: of sessions, and of processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes(parsed(NETWORK))
+        plain = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        for name, isolate in (("sessions", False), ("processes", True)):
+            steps: list[tuple[int, int]] = []
+            errors = []
+            with GPUSessionPool(str(path), isolate=isolate, allow_cpu=True) as pool:
+                feeds = [{"x": each["x"].shape} for each in SIZES]
+                pool.warm([*feeds, SIZES[0]], progress=lambda *done, to=steps: to.append(done))
+                wrong: tuple[Any, ...] = (SIZES[0], [{"z": (1,)}], [{"x": np.zeros((1, 1), np.float32)}])
+                for each in wrong:
+                    try:
+                        pool.warm(each)
+                    except Exception as error:  # noqa: BLE001 - of several classes
+                        errors.append(type(error).__name__)
+                same = all(equal(pool.run(None, each), plain.run(None, each)) for each in SIZES)
+            children.report(name, [steps, errors, same])
 
 
 def closing() -> None:

@@ -142,6 +142,13 @@ def test_warm_makes_the_plans_of_all_shapes_at_once() -> None:
     assert found["trimmed"] == ["no plans for several shapes: none were needed", 0, True]
 
 
+def test_warm_of_pools() -> None:
+    found = program("pools")
+    assert found == {
+        name: [[[1, 1]], ["TypeError", "ValueError", "InvalidArgument"], True] for name in ("sessions", "processes")
+    }
+
+
 def noted(returns: Returns, *runs: tuple[str, float]) -> list[bool]:
     return [returns.note((shape,), seconds) for shape, seconds in runs]
 

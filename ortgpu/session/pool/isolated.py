@@ -24,7 +24,7 @@ from ...provider import living
 from ...provider.devices import Device, DeviceRequest, as_request
 from ...provider.interfaces import Value
 from .launching import Launch, Sockets, not_prepared, portable
-from .messages import Opened, Opening
+from .messages import Opened, Opening, Warming
 from .serving import Service
 from .shared_memory import Exchange
 from .workers import NotBegunError, Worker, check, named, options_of_others, wait_for_all
@@ -273,10 +273,26 @@ class ProcessWorker(Worker):
         finally:
             process.give_back(number)
 
-    def _ask(self, process: WorkerProcess, number: int, output_names: Any, feed: Any) -> tuple[Any, list[NDArray[Any]]]:
+    def warm(self, feeds: Sequence[Mapping[str, Any]]) -> None:
+        process = self.process
+        if process is None:
+            raise NotBegunError
+        number = process.borrow()
+        try:
+            arrays = {(place, name): array for place, feed in enumerate(feeds) for name, array in feed.items()}
+            answer, _ = self._ask(process, number, Warming(len(feeds)), arrays, is_limited=False)
+            if isinstance(answer, PickledError):
+                raise answer.error()
+            process.exchanges[number].drop_if_large()
+        finally:
+            process.give_back(number)
+
+    def _ask(
+        self, process: WorkerProcess, number: int, output_names: Any, feed: Any, *, is_limited: bool = True
+    ) -> tuple[Any, list[NDArray[Any]]]:
         """Return the answer to a request, with outputs that last until the next one."""
         shapes = seconds = None
-        if self._deadline is not None:
+        if self._deadline is not None and is_limited:
             shapes = tuple((name, array.shape) for name, array in feed.items())
             seconds = self._deadline if shapes in process.shapes else self._first
         exchange, process.begun[number] = process.exchanges[number], 0

@@ -55,3 +55,10 @@ class Opened:
     declared: tuple[Sequence[Value], Sequence[Value]]  # inputs and outputs
     chosen: list[DeviceRequest]
     warnings: Sequence[Warning]
+
+
+@dataclass(frozen=True, slots=True)
+class Warming:
+    """What stands in place of the names of outputs where a worker is to plan for the shapes of so many feeds."""
+
+    feeds: int

@@ -10,13 +10,14 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import GPUError, ProviderRequestError, manual
+from ...process.background import Task
 from ...process.threads import FutureOutcome, Outcome
 from ...provider import lifetime
 from ...provider.devices import Device, DeviceRequest
@@ -25,7 +26,7 @@ from ..request import NAMES, PINNED_MEMORY_LIMIT, refuse_misspelt
 from .requests import Request
 from .serving import CLOSING, LostDevice, Service
 from .sessions import SessionFeeds, SessionWorker, open_sessions
-from .workers import Feeds, Worker
+from .workers import Feeds, Worker, wait_for_all
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
@@ -221,6 +222,32 @@ class GPUSessionPool:
             worker.device, state, worker.pid, worker.restarts, worker.last_error, len(runs), min(runs, default=None)
         )
 
+    def warm(self, feeds: Iterable[Mapping[str, Any]], progress: Callable[[int, int], object] | None = None) -> None:
+        """Have each session plan for the shapes of ``feeds`` before the first request, as GPUSession.warm does.
+
+        All sessions do it at the same time, beside requests. ``progress`` is called with the number of sessions that
+        are done, and of all. A process of an isolated pool that starts later plans when shapes come back.
+
+        Raises:
+            GPUError, Exception: as GPUSession.warm raises.
+        """
+        from ...running.warming import arrays_of, listed
+
+        self._refuse_after_fork()
+        if self._service.is_over:
+            raise self._service.why_over()
+        workers = list(self._service.serving)
+        declared = workers[0].declared[0]
+        made = [arrays_of(feed, {each.name: each.type for each in declared}) for feed in listed(feeds)]
+        tasks = [Task(functools.partial(worker.warm, made), "ortgpu-warm") for worker in workers]
+
+        def wait(number: int, task: Task[None]) -> None:
+            task.result()
+            if progress is not None:
+                progress(number, len(tasks))
+
+        wait_for_all([functools.partial(wait, number, task) for number, task in enumerate(tasks, 1)])
+
     def drain(self, timeout: float | None = None) -> None:
         """Refuse new requests, and wait until those that wait or run have ended. The sessions stay open.
 
@@ -325,12 +352,17 @@ class GPUSessionPool:
 
     def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Any) -> Batched:
         """Return a service that joins concurrent requests of few items into runs, as GPUSession.batched does."""
+        from ...running.kept_shapes import MOST
         from .batching import Batched
 
         self._refuse_after_fork()
         if self._service.is_over:
             raise self._service.why_over()
-        return Batched(self._service, max_batch=max_batch, max_wait=max_wait, **options)
+
+        def warm(feeds: Sequence[Mapping[str, Any]]) -> None:
+            self.warm(feeds[:MOST])
+
+        return Batched(self._service, max_batch=max_batch, max_wait=max_wait, warm=warm, **options)
 
     def close(self, timeout: float | None = None) -> None:
         """Close the sessions and free their GPU memory. Nothing of the pool runs after it. Closing twice is fine.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import ExecutionError, PoisonedContextError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
         def get_outputs(self) -> Sequence[Value]: ...
 
+        def warm(self, feeds: Iterable[Mapping[str, Any]]) -> object: ...
+
         def close(self) -> None: ...
 
 
@@ -58,6 +60,9 @@ class SessionWorker(Worker):
         from ...running.pipeline import staged_run  # not above: it imports numpy, and a session diagnoses its absence
 
         return staged_run(self.session, output_names, feed)
+
+    def warm(self, feeds: Sequence[Mapping[str, Any]]) -> None:
+        self.session.warm(feeds)
 
     def has_lost(self, error: ExecutionError) -> bool:
         return is_lost(self.session, error)

@@ -27,7 +27,7 @@ from ...process.channel import Channel, PickledError
 from ...provider import lifetime
 from ...running.cudart import CudaCallError, CudaRuntime, runtime_of
 from ..lazily import gpu_session_class
-from .messages import Declared, Opened, Opening
+from .messages import Declared, Opened, Opening, Warming
 from .shared_memory import Exchange
 from .workers import choose_devices, is_lost
 
@@ -135,8 +135,9 @@ class _Serving:
         self._pin = functools.partial(_pin, runtime) if runtime is not None else None
         from ...running.staging import StagedRunner  # not above: it imports ONNX Runtime
 
-        if isinstance(session._gpu_runner, StagedRunner):
-            session._gpu_runner.place = self._place
+        own = session._gpu_runner.own
+        if isinstance(own, StagedRunner):
+            own.place = self._place
 
     def serve(self, channel: Channel, number: int) -> None:
         """Answer requests until the parent closes the channel."""
@@ -154,7 +155,10 @@ class _Serving:
 
     def _answer(self, exchange: Exchange) -> None:
         (output_names, input_names), arrays = exchange.receive()
-        outputs = self._run(output_names, dict(zip(input_names, arrays, strict=True)))
+        if isinstance(output_names, Warming):
+            outputs = self._warm(output_names, dict(zip(input_names, arrays, strict=True)))
+        else:
+            outputs = self._run(output_names, dict(zip(input_names, arrays, strict=True)))
         del arrays
         if isinstance(outputs, PickledError):
             exchange.send(outputs)
@@ -170,6 +174,16 @@ class _Serving:
                 with self._ending:  # for ever: the first error counts
                     parent.end(error)
             return PickledError.of(error)
+
+    def _warm(self, warming: Warming, arrays: dict[Any, NDArray[Any]]) -> list[NDArray[Any]] | PickledError:
+        feeds: list[dict[str, Any]] = [{} for _ in range(warming.feeds)]
+        for (number, name), array in arrays.items():
+            feeds[number][name] = array
+        try:
+            self._session.warm(feeds)
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            return PickledError.of(error)
+        return []
 
     def _place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         exchange: Exchange = self._of_thread.exchange

@@ -76,6 +76,10 @@ class Worker:
         """Run a request. Raises NotBegunError, WorkerLostError, or as the session raises."""
         raise NotImplementedError
 
+    def warm(self, feeds: Sequence[Mapping[str, Any]]) -> None:
+        """Plan for the shapes of ``feeds``, as GPUSession.warm does. Raises what :meth:`run` raises."""
+        raise NotImplementedError
+
     def has_lost(self, error: ExecutionError) -> bool:
         """Return True if ``error`` of a run says that the session, which goes on refusing, has lost its GPU."""
         return False
