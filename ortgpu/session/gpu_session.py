@@ -34,6 +34,7 @@ from . import failures
 from .request import (
     FACTS,
     PINNED_MEMORY_LIMIT,
+    BatchedOptions,
     InferenceSessionArguments,
     SessionArguments,
     SessionRequest,
@@ -407,7 +408,7 @@ class GPUSession(LastOfOurs):
 
         return map_session(self, feeds, in_flight, output_names)
 
-    def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Any) -> Batched:
+    def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Unpack[BatchedOptions]) -> Batched:
         """Return a service that joins concurrent requests of few items into runs of up to ``max_batch`` items.
 
         It has ``run``, ``submit``, ``arun`` for an event loop, and ``close``, and is a context manager. Three threads

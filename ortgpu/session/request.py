@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
@@ -49,6 +49,22 @@ class SessionArguments(InferenceSessionArguments, total=False):
     pinned_memory_limit: Size
     tuned: Tuned
     memory: GPUSize | None
+
+
+class PoolArguments(SessionArguments, total=False):
+    """The arguments of a GPUSession that a pool hands to each of its sessions, all by name."""
+
+    sess_options: Any
+    providers: Sequence[Any] | None
+    provider_options: Sequence[dict[Any, Any]] | None
+
+
+class BatchedOptions(TypedDict, total=False):
+    """The options of ``batched()`` by name, besides ``max_batch`` and ``max_wait``."""
+
+    max_queue: int
+    when_full: Literal["wait", "raise"]
+    inputs: Mapping[str, Any] | None
 
 
 _CLOSE = 0.7  # difflib's ratio: "device_id" and "enable_cuda_graph" are close, no argument of ONNX Runtime's own is

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu import DeviceNotFoundError, GPUSession
+from ortgpu import DeviceNotFoundError, GPUSession, GPUSessionPool
 from ortgpu.provider.devices import check_form
-from ortgpu.session.request import OWN, InferenceSessionArguments, SessionArguments
+from ortgpu.session.pool.batching import Batched
+from ortgpu.session.request import OWN, BatchedOptions, InferenceSessionArguments, SessionArguments
+from tests.support.cpu_session import child
 
 
 def open_misspelt() -> None:
@@ -29,7 +31,17 @@ def open_with_wrong_type() -> None:
     GPUSession(b"", disabled_optimizers=3, allow_cpu="false")  # type: ignore[arg-type]  # the mistakes
 
 
+def open_misspelt_pool() -> None:
+    GPUSessionPool(b"", isolated=True)  # type: ignore[call-arg]  # the mistake
+
+
+def join_misspelt(session: GPUSession, pool: GPUSessionPool) -> None:
+    session.batched(max_wiat=1)  # type: ignore[call-arg]  # the mistake
+    pool.batched(when_full="block")  # type: ignore[arg-type]  # the mistake
+
+
 def open_rightly() -> None:
+    GPUSessionPool(b"", isolate=True, sess_options=None, pinned_memory_limit="2GB", allow_cpu=True)
     GPUSession(b"", disabled_optimizers=["ConstantFolding"], enable_fallback=0, read_config_from_model=True)
     GPUSession.for_rank(b"", cpu_nodes="forbid", tuned=Path("record"), disabled_optimizers=set())
 
@@ -39,6 +51,7 @@ def open_rightly() -> None:
     [
         (open_misspelt, "GPUSession has no argument 'devce'; did you mean 'device'"),
         (open_misspelt_for_rank, "GPUSession has no argument 'alow_cpu'; did you mean 'allow_cpu'"),
+        (open_misspelt_pool, "GPUSessionPool has no argument 'isolated'; did you mean 'isolate'"),
         (open_with_wrong_type, "allow_cpu must be True or False, not 'false'"),
     ],
 )
@@ -58,6 +71,12 @@ def test_functions_that_pass_arguments_on_know_them_all() -> None:
     assert {name: each.__forward_arg__ for name, each in written.items()} == own
 
 
+def test_the_options_of_a_service_are_those_of_its_class() -> None:
+    parameters = inspect.signature(Batched.__init__).parameters.values()
+    own = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} - {"is_alone", "warm"}
+    assert own == {"max_batch", "max_wait", *BatchedOptions.__annotations__}
+
+
 def test_what_tuned_can_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError) as raised:
@@ -73,3 +92,14 @@ def test_forms_of_a_device_that_are_listed_are_taken() -> None:
     for device in ("cuda", "cuda:0", "gpu", "gpu:0", "auto"):
         assert f'"{device}"' in listed
         check_form(device)
+
+
+def test_a_size_that_a_pool_of_processes_is_given_as_text() -> None:
+    found = child("""
+        import tempfile
+        path = os.path.join(tempfile.mkdtemp(), "neg.onnx")
+        open(path, "wb").write(NEG)
+        with ortgpu.GPUSessionPool(path, isolate=True, pinned_memory_limit="64MB") as pool:
+            report(pool.run(None, {"x": np.ones(1 << 20, np.float32)})[0][:2].tolist())
+    """)
+    assert found == [-1, -1]

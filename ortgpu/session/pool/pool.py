@@ -21,8 +21,9 @@ from ...process.background import Task
 from ...process.threads import FutureOutcome, Outcome
 from ...provider import lifetime
 from ...provider.devices import Device, DeviceRequest
+from ...provider.sizes import parse_size
 from ..lazily import gpu_session_class
-from ..request import NAMES, PINNED_MEMORY_LIMIT, refuse_misspelt
+from ..request import NAMES, PINNED_MEMORY_LIMIT, BatchedOptions, PoolArguments, Unpack, refuse_misspelt
 from .requests import Request
 from .serving import CLOSING, LostDevice, Service
 from .sessions import SessionFeeds, SessionWorker, open_sessions
@@ -132,7 +133,7 @@ class GPUSessionPool:
         isolate: bool = False,
         deadline: float | None = None,
         first_deadline: float | None = None,
-        **options: Any,
+        **options: Unpack[PoolArguments],
     ) -> None:
         if "device" in options:
             raise TypeError("a pool has devices=, a sequence, and no device=")
@@ -150,10 +151,13 @@ class GPUSessionPool:
             devices = list(devices)  # an iterator can be used once
         self._closing = CLOSING if isolate else None
         feeds: Feeds
+        arguments: Any = options  # a dict for those who change it
         if isolate:
             from .host_feeds import ProcessFeeds  # not above: it imports numpy, and a session diagnoses its absence
 
-            feeds = copies = ProcessFeeds(options.get("pinned_memory_limit", PINNED_MEMORY_LIMIT))
+            feeds = copies = ProcessFeeds(
+                parse_size("pinned_memory_limit", options.get("pinned_memory_limit", PINNED_MEMORY_LIMIT))
+            )
         else:
             feeds = SessionFeeds(lambda: service.serving)
         self._service = service = Service("ortgpu-pool", "GPUSessionPool", feeds)
@@ -164,9 +168,9 @@ class GPUSessionPool:
             if isolate:
                 from .isolated import open_processes
 
-                open_processes(service, model, devices, number, options, (deadline, first_deadline), copies)
+                open_processes(service, model, devices, number, arguments, (deadline, first_deadline), copies)
             else:
-                open_sessions(service.add, model, devices, number, options, gpu_session_class())
+                open_sessions(service.add, model, devices, number, arguments, gpu_session_class())
             self._limit = sum(worker.most for worker in service.workers)
             service.start(self._limit)
             service.open()
@@ -350,7 +354,7 @@ class GPUSessionPool:
             return results_of(submit, source, ahead, service.feeds.copied)
         return results_of(submit, map(service.feeds.as_it_is, source), ahead, None)
 
-    def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Any) -> Batched:
+    def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Unpack[BatchedOptions]) -> Batched:
         """Return a service that joins concurrent requests of few items into runs, as GPUSession.batched does."""
         from ...running.kept_shapes import MOST
         from .batching import Batched
