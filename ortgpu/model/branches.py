@@ -18,11 +18,6 @@ _COPIES = ("MemcpyFromHost", "MemcpyToHost")  # ONNX Runtime adds these between 
 _STANDARD = ("", "ai.onnx")
 _CHANNELS_LAST = "com.ms.internal.nhwc"
 
-# Types of inputs that nodes on the GPU compute on; others may be shapes or indices, which are read on the CPU.
-_COMPUTED_ON = frozenset(
-    (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16, TensorProto.UINT8)
-)
-
 # An initialiser of fewer bytes is copied into each branch: it may be a shape or a scalar that an operator on the GPU
 # reads on the CPU, and ONNX Runtime would copy it between devices in each run if it were outside. Weights are larger.
 _SMALL = 256
@@ -92,14 +87,6 @@ def with_branches(model: ModelProto, branches: int, overridable: Collection[str]
     prefix = "branch"
     while any(name.startswith(prefix) for name in shared):
         prefix += "_"
-    # ONNX Runtime would copy an input that only branches read to the GPU at the entry of a branch, and wait for that.
-    brought = {
-        value.name: f"{prefix}_input/{value.name}"
-        for value in inputs
-        if value.name not in weights and value.type.tensor_type.elem_type in _COMPUTED_ON
-    }
-    _rename(source, brought)
-    shared |= set(brought.values())
     copies = [_renamed(source, f"{prefix}{number}/", shared) for number in range(branches)]
     tree = _tree(copies, chosen_by, outputs, prefix)
 
@@ -108,7 +95,6 @@ def with_branches(model: ModelProto, branches: int, overridable: Collection[str]
     # Before version 4 each initialiser is an input, too.
     new.ir_version = max(model.ir_version, 4)
     new.graph.name = graph.name or "graph"
-    new.graph.node.extend(helper.make_node("Identity", [name], [copy], copy) for name, copy in brought.items())
     new.graph.node.extend(tree)
     new.graph.initializer.extend(outside)
     new.graph.input.extend(inputs)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-MOST = 16  # shapes that are kept
+# Shapes that are kept. Each doubling adds a level of If nodes, which a run takes some ten microseconds for.
+MOST = 8
 
 
 @dataclass(frozen=True, slots=True)

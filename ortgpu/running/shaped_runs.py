@@ -68,7 +68,7 @@ class Policy:
     worth: float = 0.9
     judged: int = 8
     window: int = 60
-    waits: int = 32
+    waits: int = 8
     own: int = 8
     idle: int = 1000
 

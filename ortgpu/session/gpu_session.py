@@ -488,7 +488,7 @@ class GPUSession(LastOfOurs):
     def shapes(self) -> SessionShapes:
         """The shapes that the session runs without planning its convolutions again, and why there are none.
 
-        The session makes plans for up to 16 shapes once it has seen that shapes come back, and that their runs are
+        The session makes plans for up to eight shapes once it has seen that shapes come back, and that their runs are
         slow. A thread makes a second session for it, whose memory ``memory.plans`` tells. A further shape replaces the
         one that was used least recently. ``run``, ``map``, ``run_on_device`` and services of the session use them, with
         equal results; an IOBinding, ``run_async`` and runs with run options do not.

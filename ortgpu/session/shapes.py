@@ -177,8 +177,6 @@ class PlanSource:
             options["gpu_mem_limit"] = str(limit)
             if one_stream:
                 options[_ONE_STREAM] = "1"
-            # Shapes share memory better in regions of the sizes that they ask for than in ever larger ones.
-            options.setdefault("arena_extend_strategy", "kSameAsRequested")
         return [(CUDA, options), (CPU, {})]
 
     def _check_placement(self, session: Any, branches: int) -> None:
