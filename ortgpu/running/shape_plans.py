@@ -34,7 +34,7 @@ Shape = tuple[Any, ...]
 
 
 class OneAtATime:
-    """The C++ session of a model with branches, whose runs follow each other: they share one CUDA stream.
+    """The C++ session of a FurtherSession, whose runs follow each other: they share one CUDA stream.
 
     ONNX Runtime gives each graph a stream with handles of cuBLAS and cuDNN, some 70 MiB on an H100: also each branch,
     and each again for every thread. One stream for all must not be used by two runs at a time, nor must its handles.
@@ -66,9 +66,9 @@ class OneAtATime:
 
 
 class _WithNativeSession:
-    """A BranchesSession as an IOBinding knows it: with the C++ session itself."""
+    """A FurtherSession as an IOBinding knows it: with the C++ session itself."""
 
-    def __init__(self, session: BranchesSession) -> None:
+    def __init__(self, session: FurtherSession) -> None:
         self._session = session
         self._sess = session._sess._inner
 
@@ -93,18 +93,8 @@ class FurtherSession(LastOfOurs):
         super().__init__(*arguments, **named)
         self.device = device
         self._pinned_memory_limit = pinned_memory_limit
-        lifetime.watch(self)
-
-    def _gpu_explained(self, error: Exception) -> Exception:
-        return error
-
-
-class BranchesSession(FurtherSession):
-    """The session of a model with branches."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
         self._sess = OneAtATime(self._sess)
+        lifetime.watch(self)
 
     def io_binding(self) -> IOBinding:
         """Return an IOBinding, as InferenceSession does."""
@@ -116,6 +106,9 @@ class BranchesSession(FurtherSession):
         lifetime.refuse_if_closed(self)
         with self._sess.turn:
             InferenceSession.run_with_iobinding(_WithNativeSession(self), iobinding, run_options)
+
+    def _gpu_explained(self, error: Exception) -> Exception:
+        return error
 
 
 @dataclass(slots=True)

@@ -75,7 +75,7 @@ class Policy:
 
 @dataclass(slots=True)
 class OwnSession:
-    """A session that runs one shape alone, in several threads at a time.
+    """A session that runs one shape alone: that of the caller in several threads at a time, others one after another.
 
     Attributes:
         target, runner: None for the session of the caller.
@@ -389,12 +389,15 @@ class ShapedRunner(PlainRunner):
             lifetime.abandon_if_context_is_gone(each)
 
     def _run_planned(self, session: RunningSession, plans: ShapePlans, shape: Shape, feed: Any, run: Run) -> Any:
-        target, runner = plans.session, plans.runner
-        if target is None:  # another thread gave them up
-            return run(session, self._first, feed)
         own = self._own.get(shape)
         if own is not None:
             return self._run_own(session, plans, own, shape, feed, run)
+        return self._run_in_branch(session, plans, shape, feed, run)
+
+    def _run_in_branch(self, session: RunningSession, plans: ShapePlans, shape: Shape, feed: Any, run: Run) -> Any:
+        target, runner = plans.session, plans.runner
+        if target is None:  # another thread gave them up
+            return run(session, self._first, feed)
         if not self._is_verified:
             target._pinned = memory_of(session)
             if hasattr(runner, "place"):  # where a worker process wants its results
@@ -426,7 +429,7 @@ class ShapedRunner(PlainRunner):
     def _run_own(
         self, session: RunningSession, plans: ShapePlans, own: OwnSession, shape: Shape, feed: Any, run: Run
     ) -> Any:
-        """Run a shape in its own session, in as many threads as come."""
+        """Run a shape in its own session."""
         own.used = plans.tick()
         if own.target is None or own.runner is None:
             return run(session, self._first, feed)
@@ -439,16 +442,11 @@ class ShapedRunner(PlainRunner):
                 raise
             results = None
         # The first results are compared, as those of the plans are. After a failure the plans say whose fault it is.
-        self._own.pop(shape, None)
-        try:
-            expected = self._run_planned(session, plans, shape, feed, run)
-        except Exception:
-            self._own[shape] = own
-            raise
+        expected = self._run_in_branch(session, plans, shape, feed, run)
         if results is not None and agree(results, expected):
             own.is_verified = True
-            self._own[shape] = own
         else:
+            self._own.pop(shape, None)
             self._may_open = False
         return expected
 

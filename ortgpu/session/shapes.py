@@ -90,7 +90,7 @@ class PlanSource:
             raise NoPlansError("the model's file has changed since the session was opened")
 
     def _make(self, folder: str, branches: int) -> ShapePlans:
-        from ..running.shape_plans import BranchesSession, ShapePlans
+        from ..running.shape_plans import FurtherSession, ShapePlans
 
         path, size = self._optimised(folder)
         room = room_for(self.device, size)
@@ -100,7 +100,7 @@ class PlanSource:
         options.enable_mem_pattern = False  # a pattern for each shape takes more memory than it saves
         if not self.placement.cpu_compute_nodes:
             options.intra_op_num_threads = 1  # no node needs more
-        session = BranchesSession(
+        session = FurtherSession(
             self.device,
             self.pinned_memory_limit,
             path,
@@ -113,7 +113,7 @@ class PlanSource:
         return ShapePlans(session, runner, selectors, branches, functools.partial(self.open_further, size))
 
     def open_further(self, weights: int) -> tuple[FurtherSession, PlainRunner]:
-        """Open a further session as that of the caller is opened, and return it with its runner.
+        """Open a further session of the model itself, and return it with its runner.
 
         Raises:
             NoPlansError: the model's file has changed, or the GPU has no room.
@@ -131,7 +131,7 @@ class PlanSource:
                 self.pinned_memory_limit,
                 self.model,
                 options,
-                providers=self._providers(room_for(self.device, weights), one_stream=False),
+                providers=self._providers(room_for(self.device, weights)),
                 enable_fallback=0,
                 **self.others,
             )
@@ -169,14 +169,13 @@ class PlanSource:
         options.log_severity_level = max(3, options.log_severity_level)  # the first session has told what is to be told
         return options
 
-    def _providers(self, limit: int | None, *, one_stream: bool = True) -> list[tuple[str, dict[str, str]]]:
+    def _providers(self, limit: int | None) -> list[tuple[str, dict[str, str]]]:
         if not self.device.is_gpu:
             return [(CPU, {})]
         options = dict(self.cuda_options)
         if limit is not None:
             options["gpu_mem_limit"] = str(limit)
-            if one_stream:
-                options[_ONE_STREAM] = "1"
+            options[_ONE_STREAM] = "1"
         return [(CUDA, options), (CPU, {})]
 
     def _check_placement(self, session: Any, branches: int) -> None:
