@@ -211,3 +211,17 @@ def read_collective_operators(model: ModelSource) -> tuple[str, ...]:
         return collective_operators(_operators_of(outline)) if mentioned else ()
     except UNREADABLE:
         return ()
+
+
+# Their kernels take one scale, from the values of all items
+_BATCH_WIDE = ("DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul")
+
+
+def read_batch_wide_operators(model: ModelSource) -> tuple[str, ...]:
+    """Return the names of a model's operators whose results for an item depend on the other items. Never raises."""
+    outline = GraphOutline(model, 10 * MOST_PARTS)
+    try:
+        names = {os.fsdecode(operator) for operator, _ in outline.operators()}
+    except (*UNREADABLE, TooManyFieldsError):
+        return ()
+    return tuple(sorted(names.intersection(_BATCH_WIDE)))

@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
+Result = TypeVar("Result")
+
 logger = logging.getLogger("ortgpu")
 
 # Bytes. Below this size CUDA itself stages ordinary memory before a transfer and returns ("API synchronization
@@ -46,6 +48,7 @@ logger = logging.getLogger("ortgpu")
 STAGED_FROM = (64 << 10) + 1
 
 _GRANULE = 64 << 10
+_PATIENCE = 1.0  # seconds that a thread waits for the lock, which is held for microseconds
 _creating = fork_safe_lock()
 
 
@@ -75,7 +78,7 @@ class RecycledMemory:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._blocks: set[Block] = set()
         self._count = itertools.count(1)
         self._closed = False
@@ -111,23 +114,11 @@ class RecycledMemory:
     def close(self) -> None:
         """Free the unused memory now, and the rest when its arrays are collected."""
         self._closed = True
-        if os.getpid() == self._pid:  # in a forked child the lock may be held forever
-            with self._lock:
-                for block in self._there():
-                    memory = block.user()
-                    if memory is None:
-                        self._release(block)
-                    else:
-                        weakref.finalize(memory, self._release, block).atexit = False
-                        del memory
+        self._exclusively(self._release_all)  # otherwise the end of this object frees them
 
     def give_back(self) -> None:
         """Free the memory that no array uses. Later arrays get new memory."""
-        if os.getpid() == self._pid:  # in a forked child the lock may be held forever
-            with self._lock:
-                for block in self._there():
-                    if not block.is_in_use():
-                        self._release(block)
+        self._exclusively(self._release_unused)
 
     def abandon(self) -> None:
         """Never free or hand out memory again, because it was lost and its addresses may be reused."""
@@ -143,31 +134,63 @@ class RecycledMemory:
     def _there(self) -> list[Block]:
         return [block for block in list(self._blocks) if block.address.value]
 
-    def _take(self, size: int, most: int) -> Any:
-        size = -(-size // _GRANULE) * _GRANULE
-        if os.getpid() != self._pid:
+    def _exclusively(self, function: Callable[..., Result], *arguments: Any) -> Result | None:
+        """Call a function with the lock. None: it was not called.
+
+        So in a forked child, where the lock may be held for ever, and in a signal handler or finalizer that came while
+        its thread had the lock. A thread beside the main thread waits for a limited time, as the holder may be the main
+        thread in a signal handler that waits for that thread.
+        """
+        if os.getpid() != self._pid or self._lock._is_owned():  # type: ignore[attr-defined]  # as Condition asks
             return None
-        with self._lock:
-            if self._closed:
-                return None
-            block, in_use = None, 0
-            for each in self._blocks:
-                if each.is_in_use():
-                    in_use += each.size
-                elif size <= each.size <= 2 * size and (block is None or each.size < block.size) and each.address.value:
-                    block = each
-            if in_use + size > most:
-                message = "%d bytes are not %s: the limit is %d, of which %d are free"
-                logger.debug(message, size, self._taken, most, most - in_use)
-                return None
-            block = block or self._new(size)
-            if block is None:
-                return None
-            block.last_taken = next(self._count)
-            memory: Any = (ctypes.c_char * block.size).from_address(block.address.value or 0)
-            memory.owner = self  # keep the store, whose end frees the memory
-            block.user = weakref.ref(memory)
-            return memory
+        if threading.current_thread() is threading.main_thread():
+            with self._lock:
+                return function(*arguments)
+        if not self._lock.acquire(timeout=_PATIENCE):
+            return None
+        try:
+            return function(*arguments)
+        finally:
+            self._lock.release()
+
+    def _release_all(self) -> None:
+        for block in self._there():
+            memory = block.user()
+            if memory is None:
+                self._release(block)
+            else:
+                weakref.finalize(memory, self._release, block).atexit = False
+                del memory
+
+    def _release_unused(self) -> None:
+        for block in self._there():
+            if not block.is_in_use():
+                self._release(block)
+
+    def _take(self, size: int, most: int) -> Any:
+        return self._exclusively(self._taken_block, -(-size // _GRANULE) * _GRANULE, most)
+
+    def _taken_block(self, size: int, most: int) -> Any:
+        if self._closed:
+            return None
+        block, in_use = None, 0
+        for each in list(self._blocks):
+            if each.is_in_use():
+                in_use += each.size
+            elif size <= each.size <= 2 * size and (block is None or each.size < block.size) and each.address.value:
+                block = each
+        if in_use + size > most:
+            message = "%d bytes are not %s: the limit is %d, of which %d are free"
+            logger.debug(message, size, self._taken, most, most - in_use)
+            return None
+        block = block or self._new(size)
+        if block is None:
+            return None
+        block.last_taken = next(self._count)
+        memory: Any = (ctypes.c_char * block.size).from_address(block.address.value or 0)
+        memory.owner = self  # keep the store, whose end frees the memory
+        block.user = weakref.ref(memory)
+        return memory
 
     def _new(self, size: int) -> Block | None:
         if self.bytes_held + size > self.limit:

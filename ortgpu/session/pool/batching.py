@@ -98,6 +98,8 @@ class Batched:
         buffers = Buffers(service.feeds, len(service.threads) + 1)
         self._joining = Joining(service, most, wait, buffers)
         if most > 1:
+            if service.model is not None:
+                joinable.refuse_known(service.model)
             feed = joinable.example(inputs_, inputs, most)
 
             def run_all(feed: Any) -> Sequence[Any]:
@@ -239,6 +241,7 @@ def batched_session(session: OpenSession, **options: Any) -> Batched:
     worker = SessionWorker(session, 0)
     service = Service("ortgpu-batched", "service of joined requests", SessionFeeds(lambda: (worker,)), owns=False)
     service.add(worker)
+    service.model = session._request.model
     try:
         service.start(THREADS_PER_DEVICE)
         service.open()

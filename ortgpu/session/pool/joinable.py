@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import GPUError, ProviderRequestError, manual
+from ...model.contents import read_batch_wide_operators
 from ...process.background import is_of_a_handler
 from ...running.pipeline import in_order, mapping
 from ..tuning.comparing import TOLERANCE, compare
@@ -18,6 +19,7 @@ from ..tuning.feeds import make_inputs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ...model.files import ModelSource
     from ...provider.interfaces import Value
 
     Arrays = Mapping[str, NDArray[Any]]
@@ -70,10 +72,24 @@ def example(inputs: Sequence[Value], given: Mapping[str, Any] | None, count: int
     return arrays
 
 
+def refuse_known(model: ModelSource) -> None:
+    """Refuse a model with operators that are known to look at all items of a run, without a run.
+
+    Raises ProviderRequestError. A model that cannot be read is left to :func:`check`.
+    """
+    shared = read_batch_wide_operators(model)
+    if shared:
+        raise refused(
+            f"{', '.join(shared)} of this model takes one scale for all items of a run",
+            manual("quantise the model statically, leave batched() out, or pass max_batch=1, which joins none"),
+        )
+
+
 def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> None:
     """Refuse a model whose items depend on each other, by runs of ``feed``.
 
-    An item must come out as it does alone, and as it does with other items beside it. Runs of one item use other
+    An item must come out as it does alone, and as it does with other items beside it: those of the feed, and some that
+    are a thousand times as large, zero, negative or NaN, at even places and at odd. Runs of one item use other
     algorithms, so they may be 2e-2 of the largest value off: TF32 keeps 10 bits, and the errors of layers add up. Two
     runs of one size use the same: with other neighbours an item may be off by twice the difference of two equal runs,
     or by the rounding of a sum in another order. All but floats must be equal.
@@ -86,7 +102,6 @@ def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> Non
     number = np.arange(count)
     try:
         whole, again = (_outputs(run, feed, names) for _ in range(2))
-        beside = _outputs(run, _items(feed, number // 2 * 2), names)  # odd items are replaced by those before them
         few = sorted({*range(0, count, -(-count // _ALONE)), count - 1})
         alone = [_outputs(run, _items(feed, [each]), names) for each in few]
     except Exception as error:
@@ -94,18 +109,93 @@ def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> Non
             raise
         raise refused(f"the model does not run on made-up inputs: {error}") from error
     for position, name in enumerate(names):
-        same, repeated, changed = (each[position][::2] for each in (whole, again, beside))
-        wrong = compare(same, repeated, changed)[1]
-        if wrong is None:
-            right = np.concatenate([each[position] for each in alone])
-            wrong = compare(right, right, whole[position][few], TOLERANCE)[1]
-        if wrong is not None:
-            raise refused(
-                f"the items of this model depend on each other: output {name!r} of joined requests {wrong}",
-                manual("leave batched() out, or pass max_batch=1, which joins none"),
-            )
+        right = np.concatenate([each[position] for each in alone])
+        _refuse_if(name, compare(right, right, whole[position][few], TOLERANCE)[1])
+    for base in (feed, *(_changed(feed, change, number >= 0) for change in (_enlarged, _negated))):
+        try:
+            usual = (whole, again) if base is feed else [_outputs(run, base, names) for _ in range(2)]
+            for kept in (number % 2 == 0, number % 2 == 1):
+                for neighbours in _neighbours(base, feed, kept):
+                    beside = _outputs(run, neighbours, names)
+                    for position, name in enumerate(names):
+                        same, repeated, changed = (each[position][kept] for each in (*usual, beside))
+                        _refuse_if(name, compare(same, repeated, changed)[1])
+        except GPUError:
+            raise
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            # The model refuses these values, as it would refuse those of a client
     if all(len({_bits(row) for row in output[:8]}) == 1 for output in whole):
         raise refused("every item gave the same outputs, which does not show that items are independent")
+
+
+def _neighbours(base: Arrays, feed: Arrays, kept: NDArray[Any]) -> Iterator[Arrays]:
+    """Yield feeds in which the items of ``base`` that are not kept are others.
+
+    Integers stay in the range of the feed, since an index beyond it may end a CUDA context; those of 8 bits are seldom
+    indices.
+    """
+    if base is not feed:
+        yield {name: np.concatenate([feed[name], array])[_mixed(kept)] for name, array in base.items()}
+        return
+    number = np.arange(len(kept))
+    other = np.minimum(number ^ 1, len(kept) - 2 + len(kept) % 2) if len(kept) > 1 else number
+    yield _items(feed, np.where(kept, number, other))
+    for change in _CHANGES:
+        yield _changed(feed, change, ~kept)
+
+
+def _mixed(kept: NDArray[Any]) -> NDArray[Any]:
+    mixed: NDArray[Any] = np.arange(len(kept)) + len(kept) * kept
+    return mixed
+
+
+def _changed(feed: Arrays, change: Callable[[Any], Any], which: NDArray[Any]) -> Arrays:
+    changed = {name: np.array(array) for name, array in feed.items()}
+    with np.errstate(over="ignore"):
+        for array in changed.values():
+            array[which] = change(array[which])
+    return changed
+
+
+def _is_float(array: NDArray[Any]) -> bool:
+    return array.dtype.kind == "f"
+
+
+def _enlarged(array: NDArray[Any]) -> NDArray[Any]:
+    if _is_float(array):
+        return np.asarray(1000 * (array + 1), array.dtype)  # with a least one far from zero, too
+    if array.dtype.itemsize == 1 and array.dtype.kind in "iu":
+        return np.full_like(array, np.iinfo(array.dtype).max - 55)
+    return array.copy() if array.dtype.hasobject or not array.size else np.full_like(array, array.max())
+
+
+def _zeroed(array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype.hasobject or not array.size:
+        return array.copy()
+    return np.zeros_like(array) if _is_float(array) or array.dtype.itemsize == 1 else np.full_like(array, array.min())
+
+
+def _negated(array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype == np.bool_:
+        return ~array
+    return np.asarray(np.subtract(-1, array), array.dtype) if _is_float(array) else array.copy()
+
+
+def _spoilt(array: NDArray[Any]) -> NDArray[Any]:
+    return np.full_like(array, np.nan) if _is_float(array) else array.copy()
+
+
+_CHANGES = _enlarged, _zeroed, _negated, _spoilt
+
+
+def _refuse_if(name: str, wrong: str | None) -> None:
+    if wrong is not None:
+        raise refused(
+            f"the items of this model depend on each other: output {name!r} of joined requests {wrong}",
+            manual("leave batched() out, or pass max_batch=1, which joins none"),
+        )
 
 
 def sizes_of(run: Run, feed: Arrays, at_once: int, warm: Warm | None = None) -> tuple[int, ...]:

@@ -163,6 +163,7 @@ class GPUSessionPool:
         self._service = service = Service("ortgpu-pool", "GPUSessionPool", feeds)
         # End it too if the pool is dropped without close().
         weakref.finalize(self, service.let_go).atexit = False
+        service.model = model
         try:
             number = operator.index(sessions_per_device)
             if isolate:

@@ -31,6 +31,7 @@ from .requests import Kind, Request
 from .workers import NotBegunError, Worker, twice_lost
 
 if TYPE_CHECKING:
+    from ...model.files import ModelSource
     from ...provider.devices import Device
     from .workers import Feeds
 
@@ -63,6 +64,7 @@ class Service:
     def __init__(self, name: str, what: str, feeds: Feeds, *, owns: bool = True) -> None:
         self._name, self._what, self.feeds, self._owns = name, what, feeds, owns
         self.pid = os.getpid()
+        self.model: ModelSource | None = None  # for whoever wants to know what is in it
         self.waiting: deque[Request] = deque()
         self.workers: list[Worker] = []
         self.serving: tuple[Worker, ...] = ()  # the workers that are not lost
