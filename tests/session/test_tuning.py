@@ -125,6 +125,7 @@ def test_a_candidate_that_hung_is_never_kept(
     """The search of plain ONNX Runtime hangs as a candidate, and no other candidate is faster than plain."""
     only(monkeypatch, "search")
     monkeypatch.setattr(tuning, "_SHORTEST", patience)
+    monkeypatch.setattr(tuning, "_STARTS", 0)
     path = tmp_path / "record.json"
     found = tune_at(Place(None, opener), Wanted(network, batches=(1,), budget=30), path)
     hung = by_settings(found.trials, search="exhaustive")
@@ -360,7 +361,8 @@ def test_a_child_goes_on_after_what_it_raised_and_is_another_one_after_its_end()
         for _ in range(3):
             if len(processes) == 2:
                 os.kill(processes[1], signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
-            with pytest.raises(ChildFailedError if len(processes) == 2 else KeyError):
+            # A request may be on its way to a process that was killed, or may be the first of the next process.
+            with pytest.raises((KeyError, ChildFailedError) if len(processes) == 2 else KeyError):
                 child.ask(raise_key_error, timeout=60)
             processes.append(child.ask(os.getpid, timeout=60))
             assert child.ask(prepared_in_child, timeout=60) == "for all"

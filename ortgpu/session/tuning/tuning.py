@@ -39,6 +39,7 @@ _FLOAT16 = 0.4  # of the time to search is for float16, where that is a candidat
 _SEARCHING = 0.8  # of the budget; the rest is for measuring the best once more
 _PATIENCE = 2  # budgets, for which another tuner of the GPU is waited for: those that began together end together
 _SHORTEST = 15.0  # seconds that any child may take
+_STARTS = 4  # times as long as the first child took to begin, for a candidate
 
 
 def tune_unless_tuned(model: ModelSource, device: int | None) -> None:
@@ -187,7 +188,7 @@ class Search:
         self._started = started
         self._seconds = min(_SECONDS, wanted.budget / 100)
         self.end = started + wanted.budget * _SEARCHING
-        self._patience = max(_SHORTEST, 4 * (time.monotonic() - started))
+        self._patience = max(_SHORTEST, _STARTS * (time.monotonic() - started))
         self._seen: dict[_Key, Trial] = {}
         # The last ratio of a value to the time without it; float16 is worth a try before what gains nothing
         self._gains: dict[tuple[str, str], float] = {("precision", "float16"): 0.5}
