@@ -226,11 +226,7 @@ class GPUSession(LastOfOurs):
                 others=kwargs,
             )
         )
-        try:
-            self._open_request(request)
-        except GPUError as error:
-            # The error has the facts. Eight frames of this library would stand between it and the caller's line.
-            raise error.with_traceback(None) from error.__cause__
+        self._open_request(request)
 
     def _open_request(self, request: SessionRequest) -> None:
         """Open the session as requested: the first time, or again without the constructor, which a subclass may change.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ...errors import GPUError
 from ...process.background import fork_safe_lock
 from ...provider.interfaces import Session
 from ...provider.lifetime import refuse_if_unusable
@@ -115,10 +114,8 @@ def open_verified(
     set_class(session, guarded_class(before))
     try:
         GPUSession.__init__(cast("GPUSession", session), model, sess_options, providers, provider_options, **kwargs)
-    except BaseException as error:
+    except BaseException:
         set_class(session, before)
-        if isinstance(error, GPUError):  # as the constructor of GPUSession does
-            raise error.with_traceback(None) from error.__cause__
         raise
 
 
