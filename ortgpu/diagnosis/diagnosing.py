@@ -30,8 +30,10 @@ from ..errors import (
     manual,
 )
 from ..model.contents import ModelFacts, collective_operators, read_model
+from ..model.files import ModelSource
+from ..provider.cudnn import operators_needing_cudnn
 from ..provider.living import sessions
-from ..provider.placement import cudnn_operators, cufft_operators
+from ..provider.placement import cufft_operators
 from .checks import classifier, devices, driver, imports, libraries, opening, packages, surroundings
 from .checks import model as model_checks
 from .facts import Facts, Observed, Request
@@ -201,7 +203,7 @@ def diagnose_inference(
     else:  # without the questions that the child did not survive; and what ended it may be an altered file
         environment = inspect_environment(unasked=result.deadly, compare_contents=result.crashed)
     facts_of_model = read_model(model) if model is not None else None
-    request = request_for(facts_of_model)
+    request = request_for(facts_of_model, model)
     observed = Observed() if result is None else observed_by(result)
     if request.collective_operators:
         from ..provider.runtime import load_runtime
@@ -216,10 +218,10 @@ def check_timeout(timeout: float) -> None:
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout}")
 
 
-def request_for(model: ModelFacts | None) -> Request:
+def request_for(model: ModelFacts | None, source: ModelSource | None) -> Request:
     operators = model.operators if model is not None else frozenset[tuple[str, str]]()
     return Request(
-        cudnn_operators=cudnn_operators(operators),
+        cudnn_operators=operators_needing_cudnn(source, operators) if source is not None else (),
         cufft_operators=cufft_operators(operators),
         collective_operators=collective_operators(operators),
         model=model,

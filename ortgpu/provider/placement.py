@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -323,29 +323,6 @@ def format_table(rows: Sequence[Iterable[str]]) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     return "\n".join(lines)
-
-
-# Operators whose CUDA kernels run on cuDNN: each failed at its first run with enable_cudnn=0 on 1.31.1, in at least one
-# of its forms. Those with another way (Softmax, LayerNormalization, ReduceMean, ...) are not among them.
-CUDNN_OPERATORS: Mapping[str, frozenset[str]] = {
-    "": frozenset(
-        name
-        for line in (
-            "Conv ConvTranspose BatchNormalization InstanceNormalization LRN RNN GRU LSTM Einsum",
-            "MaxPool AveragePool GlobalMaxPool GlobalAveragePool",
-            "ReduceMin ReduceMax ReduceProd ReduceL1 ReduceL2 ReduceLogSumExp ArgMax ArgMin",
-        )
-        for name in line.split(" ")
-    ),
-    "com.microsoft": frozenset({"FusedConv", "NhwcConv", "NhwcFusedConv"}),
-    "com.ms.internal.nhwc": frozenset({"Conv", "ConvTranspose", "BatchNormalization", "FusedConv"}),
-}
-
-
-def cudnn_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the names of the operators that need cuDNN, sorted. ``operators``: type and domain."""
-    own = {"ai.onnx": CUDNN_OPERATORS[""], **CUDNN_OPERATORS}
-    return tuple(sorted({op_type for op_type, domain in operators if op_type in own.get(domain, ())}))
 
 
 def cufft_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:

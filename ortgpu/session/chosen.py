@@ -20,8 +20,9 @@ from typing import Any
 from ..environment.libraries.catalogue import major_of
 from ..errors import LibraryNotFoundError, ProviderOptionError, manual
 from ..model.outline import STANDARD, UNREADABLE, GraphOutline, names
+from ..provider.cudnn import cudnn_operators
 from ..provider.options import may_record
-from ..provider.placement import Placement, cudnn_operators, has_convolutions
+from ..provider.placement import Placement, has_convolutions
 from ..provider.requests import CPU, CUDA, ProviderList
 from ..provider.settings import FEW_THREADS, THREADS
 

@@ -43,6 +43,7 @@ from ..model.outline import GraphOutline
 from ..process.background import Task, is_of_a_handler
 from ..provider import lifetime, requests
 from ..provider import placement as placements
+from ..provider.cudnn import cudnn_operators, operators_needing_cudnn
 from ..provider.devices import CPU as CPU_DEVICE
 from ..provider.devices import Device
 from ..provider.living import stacklevel
@@ -448,8 +449,10 @@ def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
     ONNX Runtime 1.28 and newer bind CUDA without these libraries.
     """
     placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
-    operators, transforms = placements.cudnn_operators(placed), placements.cufft_operators(placed)
-    is_disabled = context.plan.cudnn_disabled
+    operators, transforms = cudnn_operators(placed), placements.cufft_operators(placed)
+    is_disabled, model = context.plan.cudnn_disabled, context.plan.request.model
+    if operators and is_disabled:
+        operators = operators_needing_cudnn(model, placed)
     if operators and is_disabled:
         from ..diagnosis.checks.classifier import cudnn_disabled
 
@@ -463,12 +466,15 @@ def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
     lacks_cudnn = report.path_of("libcudnn") is None or any(
         stem_of(lib.soname).startswith("libcudnn") for lib in report.missing
     )
-    if (operators and (lacks_cudnn or report.cudnn_mixed)) or (transforms and report.path_of("libcufft") is None):
+    lacks_cudnn = lacks_cudnn or bool(report.cudnn_mixed)
+    if operators and lacks_cudnn:
+        operators = operators_needing_cudnn(model, placed)
+    if (operators and lacks_cudnn) or (transforms and report.path_of("libcufft") is None):
         context.operators = frozenset(placed)
         raise context.diagnose()
     if (operators or is_unknown) and _cudnn_lacks_code(report, context.plan.gpu.compute_capability):
-        context.operators = frozenset(placed) if placement.known else read_model(context.plan.request.model).operators
-        if placements.cudnn_operators(context.operators):
+        context.operators = frozenset(placed) if placement.known else read_model(model).operators
+        if operators_needing_cudnn(model, context.operators):
             raise context.diagnose()
 
 
@@ -621,7 +627,7 @@ class OpeningContext:
 
         request = Request(
             device=self.plan.device,
-            cudnn_operators=placements.cudnn_operators(operators),
+            cudnn_operators=operators_needing_cudnn(self.plan.request.model, operators),
             cufft_operators=placements.cufft_operators(operators),
             cudnn_disabled=self.plan.cudnn_disabled,
             collective_operators=read_collective_operators(self.plan.request.model),

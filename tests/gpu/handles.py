@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,55 @@ def a_convolution() -> list[float]:
         return [float(value) for value in session.run(None, random_feed(session, 1))[0].ravel()[:3]]
 
 
+def forms_without_cudnn() -> None:
+    """What a plain session does with each form that was seen to run on the GPU; and ours with some of each operator."""
+    import json
+    from pathlib import Path
+
+    import onnxruntime
+
+    from ortgpu import GPUSession, preload
+    from ortgpu.provider.options import recording_options
+    from tests.support.cudnn_forms import FORMS
+
+    preload()
+    onnxruntime.set_default_logger_severity(4)
+    path = Path(__file__).parents[1] / "support" / "cudnn_forms.json"
+    table = json.loads(path.read_text(encoding="utf-8"))["forms"]
+    plain: dict[str, str] = {}
+    ours: dict[str, str] = {}
+    for kind in ("needs it", "runs without"):
+        operators: set[str] = set()
+        for form in FORMS:
+            if form.name not in table[kind]:
+                continue
+            model, feed = form.model()
+            options = recording_options()
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.log_severity_level = 4
+            try:
+                session = onnxruntime.InferenceSession(model, options, [CUDA, "CPUExecutionProvider"])
+                session.disable_fallback()
+                session.run(None, feed)
+                plain[form.name] = "runs without"
+            except Exception:  # noqa: BLE001 - of various classes: what counts is that it does not run
+                plain[form.name] = "needs it"
+            if form.operator not in operators:
+                operators.add(form.operator)
+                ours[form.name] = _outcome_of(functools.partial(GPUSession, model, cpu_nodes="allow"), feed)
+    report("plain", plain)
+    report("ours", ours)
+
+
+def _outcome_of(opened: Callable[[], Any], feed: dict[str, Any]) -> str:
+    try:
+        with opened() as session:
+            session.run(None, feed)
+    except Exception as error:  # noqa: BLE001 - the name of the error is the fact
+        return type(error).__name__
+    return "ran"
+
+
 def sessions_without_handles(mlp: str, conv: str, count: int) -> None:
     from ortgpu import GPUSession
 
@@ -86,5 +136,6 @@ def sessions_without_handles(mlp: str, conv: str, count: int) -> None:
 
 PROGRAMS: dict[str, Callable[..., None]] = {
     "operators_without_cudnn": operators_without_cudnn,
+    "forms_without_cudnn": forms_without_cudnn,
     "sessions_without_handles": sessions_without_handles,
 }

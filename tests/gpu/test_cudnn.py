@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +19,13 @@ pytestmark = pytest.mark.ortgpu
 
 CUDA = "CUDAExecutionProvider"
 CUDNN = "libcudnn.so.9"
+TABLE = json.loads((Path(__file__).parents[1] / "support" / "cudnn_forms.json").read_text(encoding="utf-8"))
+SEEN = {name: seen for seen, names in TABLE["forms"].items() for name in names}
 
 
 @pytest.fixture(scope="module")
-def report(conv: Path, mlp: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def without_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Report]:
+    """Runs a program where cuDNN cannot be found."""
     changes = without_cuda_variables()
     if not any(any(folder.glob(f"*/lib/libcublas.so.{cuda_major()}")) for folder in nvidia_folders()):
         home, folder = toolkit()
@@ -29,7 +35,29 @@ def report(conv: Path, mlp: Path, tmp_path_factory: pytest.TempPathFactory) -> R
     packages = overlay(tmp_path_factory.mktemp("without-cudnn") / "packages", nvidia="all but cudnn")
     env = child_environment(changes, python_path=[packages])
     before = hidden_from_the_loader(CUDNN, env)
-    return run_program("without_cudnn", {"conv": conv, "mlp": mlp}, env=env, before=before, interpreter=["-S"])
+    return functools.partial(run_program, env=env, before=before, interpreter=["-S"])
+
+
+@pytest.fixture(scope="module")
+def report(without_library: Callable[..., Report], conv: Path, mlp: Path) -> Report:
+    return without_library("without_cudnn", {"conv": conv, "mlp": mlp})
+
+
+@pytest.fixture(scope="module")
+def forms(without_library: Callable[..., Report]) -> Report:
+    return without_library("forms_without_cudnn", deadline=200)
+
+
+def test_the_forms_that_need_it_are_those_of_the_table(forms: Report) -> None:
+    """When this fails, ONNX Runtime has other kernels: tests/support/cudnn_forms.json and provider/cudnn.py change."""
+    assert len(forms["plain"]) > 500
+    assert {name: seen for name, seen in forms["plain"].items() if seen != SEEN.get(name)} == {}
+
+
+def test_a_session_refuses_those_forms_and_no_others(forms: Report) -> None:
+    assert len(forms["ours"]) > 30
+    expected = {name: "LibraryNotFoundError" if SEEN[name] == "needs it" else "ran" for name in forms["ours"]}
+    assert forms["ours"] == expected
 
 
 def test_a_model_with_a_convolution_is_refused(report: Report) -> None:

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from ortgpu.provider import placement
+from ortgpu.provider.cudnn import CUDNN_OPERATORS, cudnn_operators
 from ortgpu.provider.options import recording_options
 from ortgpu.provider.placement import (
-    CUDNN_OPERATORS,
     UNKNOWN,
     PlacedNode,
     Placement,
-    cudnn_operators,
     cufft_operators,
     format_table,
     kind_of,

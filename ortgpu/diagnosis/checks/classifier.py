@@ -66,7 +66,7 @@ from ..messages.runtime_words import (
 )
 from ..remedies import fixes as remedies
 from . import devices, driver
-from .libraries import by_folder, mixed
+from .libraries import by_folder, lacks_cudnn, mixed
 from .model import collective_ops_missing
 
 Match = re.Match[str]
@@ -362,6 +362,11 @@ def _explain_missing_cudnn(failed: Failed, _: Match, *, is_disabled: bool | None
     )
 
 
+def _explain_missing_descriptor(failed: Failed, match: Match) -> GPUError | None:
+    """Return the error for the constructor of LRN if cuDNN, which it asks for a descriptor, is not there."""
+    return _explain_missing_cudnn(failed, match) if failed.facts is not None and lacks_cudnn(failed.facts) else None
+
+
 def _not_opened(library: str, name: str, failed: Failed) -> LibraryNotFoundError:
     """Return the error for a library that releases from 1.28 on, for CUDA 13, open when a node needs it."""
     return LibraryNotFoundError(
@@ -489,6 +494,7 @@ TABLE = (
     # The second comes from the registration of its plugins (onnxruntime_pybind_state.cc), before there is a provider.
     _any(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps", _FAILED_TENSORRT),
     _any("cuDNN (?:handle is required|is unavailable|is not available)", _explain_missing_cudnn),
+    _any(r"norm_desc_\.Set\(", _explain_missing_descriptor),
     _any("cuFFT is unavailable", lambda failed, _: None if failed.facts else _not_opened("cuFFT", _CUFFT, failed)),
     _any(  # kernels that ask for a generation of GPUs; issue 19259
         r"Was the plugin compiled on a compatible CUDA and SM version|compute capability (?:<|>=) ?\d|requires Ampere"

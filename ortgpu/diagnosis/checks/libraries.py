@@ -61,6 +61,12 @@ def cudnn_missing(facts: Facts) -> GPUError | None:
     return _lazily_opened_missing(facts, "libcudnn", facts.request.cudnn_operators, "convolutions and others")
 
 
+def lacks_cudnn(facts: Facts) -> bool:
+    """Return True if the session has no cuDNN: it is switched off, or a library of it is missing."""
+    absent = (stem_of(library.soname) for library in _missing(facts, required=False))
+    return facts.request.cudnn_disabled or any(stem.startswith("libcudnn") for stem in absent)
+
+
 def cufft_missing(facts: Facts) -> GPUError | None:
     return _lazily_opened_missing(facts, "libcufft", facts.request.cufft_operators, "Fourier transforms")
 

@@ -23,8 +23,8 @@ from ...environment.libraries.catalogue import LIBRARIES
 from ...errors import ProviderFallbackError
 from ...model.files import ModelSource
 from ...model.outline import GraphOutline
+from ...provider.cudnn import cudnn_operators
 from ...provider.interfaces import Value
-from ...provider.placement import cudnn_operators
 from ...provider.records import Key, VoidRecordError, key_of
 from ...provider.requests import CPU, CUDA
 from ...provider.settings import (

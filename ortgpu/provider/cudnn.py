@@ -1,0 +1,181 @@
+"""Which operators run on cuDNN, and in which of their forms.
+
+Seen on one H100 on 2026-11-27 with onnxruntime-gpu 1.31.1, CUDA 13.0 and libcudnn hidden, with a model for each form
+(tests/support/cudnn_forms.py; tests/gpu/test_cudnn_forms.py sees it again):
+
+| operator | needs cuDNN |
+|---|---|
+| those of CUDNN_OPERATORS that are not below | in every form |
+| ArgMax, ArgMin | over another axis than the last |
+| MaxPool | without dilations and a second output |
+| ReduceMin, ReduceMax, ReduceProd, ReduceL1, ReduceL2, ReduceLogSumExp | unless nothing is reduced |
+| ReduceMean, ReduceLogSum, ReduceSumSquare | unless the axes are the first or the last; on integers always |
+
+ReduceSum, Softmax, LayerNormalization, ONNX's own Attention and others have kernels of their own for all forms.
+GroupQueryAttention runs without the library, and fails with the option enable_cudnn=0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..model.files import ModelSource, is_ort_format, open_model
+
+_REDUCTIONS = frozenset(("ReduceMin", "ReduceMax", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"))
+_REDUCTIONS_OF_MATRICES = frozenset(("ReduceMean", "ReduceLogSum", "ReduceSumSquare"))
+
+# Operators whose CUDA kernels run on cuDNN, in at least one of their forms
+CUDNN_OPERATORS: Mapping[str, frozenset[str]] = {
+    "": frozenset(
+        name
+        for line in (
+            "Conv ConvTranspose BatchNormalization InstanceNormalization LRN RNN GRU LSTM Einsum",
+            "MaxPool AveragePool GlobalMaxPool GlobalAveragePool ArgMax ArgMin",
+        )
+        for name in line.split(" ")
+    )
+    | _REDUCTIONS
+    | _REDUCTIONS_OF_MATRICES,
+    "com.microsoft": frozenset({"FusedConv", "NhwcConv", "NhwcFusedConv", "Attention", "MultiHeadAttention"}),
+    "com.ms.internal.nhwc": frozenset({"Conv", "ConvTranspose", "BatchNormalization", "FusedConv"}),
+}
+
+_LARGEST = 256 << 20  # bytes of a model whose shapes are inferred, which copies it
+_FLOATS = (1, 10, 11, 16)  # FLOAT, FLOAT16, DOUBLE and BFLOAT16 of TensorProto.DataType
+
+Shape = Sequence["int | None"]
+
+
+def cudnn_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the names of the operators that may need cuDNN, sorted. ``operators``: type and domain."""
+    own = {"ai.onnx": CUDNN_OPERATORS[""], **CUDNN_OPERATORS}
+    return tuple(sorted({op_type for op_type, domain in operators if op_type in own.get(domain, ())}))
+
+
+def operators_needing_cudnn(model: ModelSource, operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the names of those of ``operators`` that need cuDNN as ``model`` uses them, sorted. Never raises.
+
+    Reads the model, and has onnx infer its shapes, if that depends on a form. What a model does not tell is taken to be
+    as in most models.
+    """
+    candidates = cudnn_operators(operators)
+    if _NEEDS_IT.keys().isdisjoint(candidates):
+        return candidates
+    needing: dict[str, bool] = {}
+    for node in _nodes_of(model):
+        if node.operator in candidates and not needing.get(node.operator, False):
+            needing[node.operator] = node.operator not in _NEEDS_IT or _NEEDS_IT[node.operator](node)
+    # An operator that only the optimised model has, or that could not be read
+    return tuple(name for name in candidates if needing.get(name, name not in _REDUCTIONS_OF_MATRICES))
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A node with the facts that its form depends on. None: unknown."""
+
+    operator: str
+    attributes: Mapping[str, Any]
+    outputs: int
+    shape: Shape | None  # of the first input
+    kind: int | None  # TensorProto.DataType of the first input
+    axes: Sequence[int] | None  # that are reduced; empty: all
+
+
+def _argument(node: _Node) -> bool:
+    axis = node.attributes.get("axis", 0)
+    is_last = axis == -1 or (node.shape is not None and axis % len(node.shape) == len(node.shape) - 1)
+    return not is_last
+
+
+def _pool(node: _Node) -> bool:
+    return node.outputs < 2 and all(size == 1 for size in node.attributes.get("dilations", ()))
+
+
+def _reduction(node: _Node) -> bool:
+    return bool(node.axes) or not node.attributes.get("noop_with_empty_axes", 0)
+
+
+def _reduction_of_matrix(node: _Node) -> bool:
+    """Return True if the reduced axes are neither the first nor the last, which is a sum of a matrix in one direction.
+
+    Axes of size 1 do not count.
+    """
+    if not _reduction(node):
+        return False
+    if node.kind is not None and node.kind not in _FLOATS:
+        return True
+    if not node.axes or node.shape is None:
+        return False
+    reduced = {axis % len(node.shape) for axis in node.axes}
+    kept = [axis in reduced for axis, size in enumerate(node.shape) if size != 1]
+    changes = sum(one != other for one, other in itertools.pairwise(kept))
+    return changes > 1
+
+
+_NEEDS_IT: Mapping[str, Callable[[_Node], bool]] = {
+    "ArgMax": _argument,
+    "ArgMin": _argument,
+    "MaxPool": _pool,
+    **dict.fromkeys(_REDUCTIONS, _reduction),
+    **dict.fromkeys(_REDUCTIONS_OF_MATRICES, _reduction_of_matrix),
+}
+
+
+def _nodes_of(model: ModelSource) -> Iterator[_Node]:
+    """Yield the nodes of a model, also those of its graphs and functions. A model that cannot be read has none."""
+    import onnx  # not imported above: a healthy session does not need it
+
+    try:
+        if is_ort_format(model):
+            return
+        if isinstance(model, bytes):
+            proto = onnx.load_model_from_string(model)
+        else:
+            with open_model(model) as file:
+                proto = onnx.load(file, load_external_data=False)
+        if proto.ByteSize() <= _LARGEST:
+            proto = onnx.shape_inference.infer_shapes(proto)
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, ONNX Runtime says it
+        return
+    for function in proto.functions:
+        for node in function.node:
+            yield _node(node, {}, {})
+    yield from _nodes_of_graph(proto.graph, {}, {})
+
+
+def _nodes_of_graph(graph: Any, outer_types: Mapping[str, Any], outer_constants: Mapping[str, Any]) -> Iterator[_Node]:
+    import onnx
+
+    types = {**outer_types, **{value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input)}}
+    constants = {**outer_constants, **{tensor.name: tensor for tensor in graph.initializer}}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            constants.update((node.output[0], each.t) for each in node.attribute if each.name == "value")
+        yield _node(node, types, constants)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _nodes_of_graph(attribute.g, types, constants)
+
+
+def _node(node: Any, types: Mapping[str, Any], constants: Mapping[str, Any]) -> _Node:
+    import onnx
+
+    attributes = {
+        each.name: onnx.helper.get_attribute_value(each) for each in node.attribute if each.name in _READ_ATTRIBUTES
+    }
+    kind, shape, axes = None, None, attributes.get("axes", ())
+    if node.input and node.input[0] in types:
+        tensor = types[node.input[0]]
+        kind = tensor.elem_type or None
+        if tensor.HasField("shape"):
+            shape = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
+    if len(node.input) > 1 and node.input[1]:
+        tensor = constants.get(node.input[1])
+        axes = None if tensor is None else onnx.numpy_helper.to_array(tensor).ravel().tolist()
+    return _Node(node.op_type, attributes, sum(map(bool, node.output)), shape or None, kind, axes)
+
+
+_READ_ATTRIBUTES = ("axis", "axes", "dilations", "noop_with_empty_axes")
