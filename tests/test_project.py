@@ -271,7 +271,7 @@ def test_table_from_inference_session_names_what_both_have() -> None:
     page = (ROOT / "examples" / "SESSION.md").read_text(encoding="utf-8")
     table = page.partition("| with InferenceSession |")[2].partition("\n\n")[0]
     rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
-    assert len(rows) == 11
+    assert len(rows) == 12
     for side, cls in enumerate((InferenceSession, GPUSession)):
         names = re.findall(r"\b(?:session|GPUSession)\.(\w+)", " ".join(row[side] for row in rows))
         assert names

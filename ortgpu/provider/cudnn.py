@@ -1,7 +1,7 @@
 """Which operators run on cuDNN, and in which of their forms.
 
-Seen on one H100 on 2026-11-27 with onnxruntime-gpu 1.31.1, CUDA 13.0 and libcudnn hidden, with a model for each form
-(tests/support/cudnn_forms.py; tests/gpu/test_cudnn_forms.py sees it again):
+Seen on a Hopper GPU (H100 or H200) on 2026-11-27 with onnxruntime-gpu 1.31.1, CUDA 13.0 and libcudnn hidden, with a
+model for each form (tests/support/cudnn_forms.py; tests/gpu/test_cudnn.py sees it again):
 
 | operator | needs cuDNN |
 |---|---|

@@ -1,7 +1,8 @@
 """The table of living sessions, and the events that take the GPU from them: a fork, a sticky CUDA error, a reset.
 
-Nothing is checked while a session works. After such an event the C++ session inside each live GPUSession is replaced
-by an object that raises the reason at every use, so that the next call of any method reports it.
+While a session works, a run only asks for the number of the thread's CUDA context. After such an event the C++ session
+inside each live GPUSession is replaced by an object that raises the reason at every use, so that the next call of any
+method reports it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, TypeVar, cast
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, cast
 
-from ..environment.gpu.cuda import RESULT_NAMES, context_error, context_id, initialised_in
+from ..environment.gpu.cuda import RESULT_NAMES, context_error, context_id, context_question, initialised_in
 from ..errors import Fix, ForkedSessionError, GPUError, PoisonedContextError, ProviderFailureError, manual, python
 from .devices import Device
 from .interfaces import Opened
@@ -127,6 +129,33 @@ def has_lost_context(session: Opened) -> bool:
         return False
     ordinal, context = entry.context
     return context_id(ordinal) not in (context, None)
+
+
+class ContextCheck(NamedTuple):
+    """How a run finds out, in a fraction of a microsecond, that the GPU may have been reset.
+
+    ``ask()`` returns 0 and writes ``number``, which is ``expected`` in a thread whose CUDA context is that of the
+    session. Another number, or a failure, is no proof: the thread may have used another GPU, or none.
+    """
+
+    ask: Callable[[], int]
+    number: ctypes.c_ulonglong
+    expected: int
+
+
+def context_check(session: Opened) -> ContextCheck | None:
+    """Return the check for a session that is watched. None on the CPU, or if the driver does not tell."""
+    entry = table.get(id(session))
+    question = context_question() if entry is not None and entry.context is not None else None
+    if entry is None or entry.context is None or question is None:
+        return None
+    return ContextCheck(*question, entry.context[1])
+
+
+def refuse_after_reset(session: Opened, check: ContextCheck | None) -> None:
+    """Raise the error of a session if the GPU was reset: a run would use memory that is gone, and crash."""
+    if check is not None and (check.ask() or check.number.value != check.expected):
+        refuse_if_unusable(session)
 
 
 def refuse_if_lost() -> None:

@@ -360,6 +360,7 @@ class CapturedRunner(PlainRunner):
 
     def __init__(self, session: RunningSession, graphs: CapturingSession) -> None:
         super().__init__()
+        self.caller = ()
         self.graphs = graphs
         self._may_replay = onnxruntimes_run(session) is not None
 

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..environment.gpu.cuda import context_is_active
@@ -29,7 +29,8 @@ _MEMCPY_DEFAULT = 4  # the addresses tell the direction
 _STREAM_NON_BLOCKING = 1
 _EVENT_DISABLE_TIMING = 2
 _NOT_READY = 600  # cudaErrorNotReady
-LEGACY_STREAM = 1  # cudaStreamLegacy; DLPack has the same number for it
+# cudaStreamLegacy and cudaStreamPerThread: CUDA's default streams. DLPack has the same numbers for them.
+LEGACY_STREAM, PER_THREAD_STREAM = 1, 2
 
 # Capture modes of a thread. ONNX Runtime captures in the global mode (cuda_graph.cc). During a capture, CUDA refuses
 # memory to threads in the global mode, their default, and the capture fails. The calls of this module belong to no
@@ -134,11 +135,6 @@ class CudaRuntime:
         """Wait for all work in ``stream``."""
         self._call(self._library.cudaStreamSynchronize, stream)
 
-    def synchronise_legacy_stream(self) -> None:
-        """Wait for all work in LEGACY_STREAM of this device."""
-        with self.device_guard():
-            self.synchronise(LEGACY_STREAM)
-
     def end_capture(self, stream: int) -> None:
         """End and drop a capture of the calling thread from ``stream``, if there is one. Raises nothing."""
         graph = ctypes.c_void_p()
@@ -151,6 +147,62 @@ class CudaRuntime:
     def is_done(self, stream: int) -> bool:
         """Return True if all work in ``stream`` is done."""
         return self._is_ready(self._library.cudaStreamQuery, stream)
+
+    def query(self, stream: int) -> Callable[[], int]:
+        """Return a function that returns 0 if all work in ``stream`` is done, while :meth:`is_current`."""
+        return functools.partial(self._quick["cudaStreamQuery"], ctypes.c_void_p(stream))
+
+    def clear_error(self) -> None:
+        """Forget the last error of the calling thread, which ONNX Runtime would blame its next kernel for."""
+        self._quick.cudaGetLastError()
+
+    def is_current(self) -> bool:
+        """Return True if this device is the current one of the calling thread."""
+        current = ctypes.c_int()
+        self._call(self._quick.cudaGetDevice, ctypes.byref(current))
+        return current.value == self.ordinal
+
+    def pending(self, streams: Sequence[int]) -> list[int]:
+        """Return those of ``streams`` of this device that have work to do. This spoils no capture."""
+        if not self.is_current():
+            with self.device_guard():
+                return self.pending(streams)
+        mode = self.exchange_capture_mode(CAPTURE_MODE_RELAXED, self._quick)
+        try:
+            return [stream for stream in streams if not self._is_ready(self._quick.cudaStreamQuery, stream)]
+        finally:
+            self.exchange_capture_mode(mode, self._quick)
+
+    def is_capturing(self, stream: int) -> bool:
+        """Return True if a CUDA graph is captured from ``stream``."""
+        status = ctypes.c_int()
+        self._call(self._quick.cudaStreamIsCapturing, stream, ctypes.byref(status))
+        return bool(status.value)
+
+    def order(self, before: int, after: int | None) -> None:
+        """Make later work in the stream ``after`` wait for the present work in ``before``. None: wait here.
+
+        The event lives no longer than this call: one that was kept would belong to a context that something may reset.
+        """
+        if after is None:
+            with self.device_guard():
+                event = Event(self)
+                self.record(event.handle, before)
+                self.wait_for(event.handle)
+        elif self.is_current():
+            self._order_on_gpu(before, after)
+        else:
+            with self.device_guard():
+                self._order_on_gpu(before, after)
+
+    def _order_on_gpu(self, before: int, after: int) -> None:
+        created = ctypes.c_void_p()
+        self._call(self._quick.cudaEventCreateWithFlags, ctypes.byref(created), _EVENT_DISABLE_TIMING)
+        try:
+            self._call(self._quick.cudaEventRecord, created, before)
+            self._call(self._quick.cudaStreamWaitEvent, after, created, 0)
+        finally:
+            self._call(self._quick.cudaEventDestroy, created)
 
     def _is_ready(self, query: Any, handle: int) -> bool:
         code = query(handle)
@@ -289,6 +341,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.cudaStreamCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
     library.cudaStreamDestroy.argtypes = library.cudaStreamSynchronize.argtypes = (pointer,)
     library.cudaStreamQuery.argtypes = (pointer,)
+    library.cudaStreamWaitEvent.argtypes = (pointer, pointer, ctypes.c_uint)
+    library.cudaStreamIsCapturing.argtypes = (pointer, ctypes.POINTER(ctypes.c_int))
     library.cudaStreamEndCapture.argtypes = (pointer, ctypes.POINTER(pointer))
     library.cudaGraphDestroy.argtypes = (pointer,)
     library.cudaThreadExchangeStreamCaptureMode.argtypes = (ctypes.POINTER(ctypes.c_int),)

@@ -17,12 +17,13 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from ..errors import ProviderRequestError, manual
 from ..model.tensor_types import DTYPES
 from ..provider import lifetime
-from .cudart import LEGACY_STREAM, CudaCallError, runtime_of
+from .cudart import LEGACY_STREAM, PER_THREAD_STREAM
+from .streams import is_foreign, is_value_on_gpu, streams_of, wait_for_caller
 
 if TYPE_CHECKING:
     from ..provider.devices import Device
     from ..provider.interfaces import VerifiedSession
-    from .plain_runs import RunningSession
+    from .streams import OrderedSession
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
@@ -61,32 +62,33 @@ class _DLTensor(ctypes.Structure):
         return True
 
 
-def with_values(session: RunningSession, feed: Any) -> dict[str, Any] | None:
+def with_values(session: OrderedSession, feed: Any) -> dict[str, Any] | None:
     """Return ``feed`` with arrays of other libraries as OrtValues that share their memory. None if it has none.
 
-    Waits for pending GPU work on these arrays, since ONNX Runtime reads them in its own stream. A non-contiguous array
-    on the CPU becomes a NumPy array.
+    If one of its values is on the GPU, what the session does next comes after the work that the caller has queued
+    there (see :mod:`ortgpu.running.streams`). A non-contiguous array on the CPU becomes a NumPy array.
 
     Raises:
         ProviderRequestError: an array is on another device than the session, or on the GPU and not contiguous.
         ExecutionError: the session is closed, or lost the GPU. Work on an array may have failed, too.
     """
-    if not isinstance(feed, Mapping) or not any(map(_is_foreign, feed.values())):
+    if not isinstance(feed, Mapping):
         return None
-    lifetime.refuse_if_unusable(session)
-    values = {name: _value(session, name, value) if _is_foreign(value) else value for name, value in feed.items()}
-    if any(_is_foreign(value) and _device_of(value)[0] in (_CUDA, _CUDA_MANAGED) for value in feed.values()):
-        runtime = runtime_of(lifetime.device_of(session))
-        if runtime is None:
-            raise ProviderRequestError(
-                "arrays on the GPU cannot be waited for: the CUDA runtime is not among the libraries of this process",
-                fixes=[manual("pass arrays on the CPU")],
-            )
-        try:
-            runtime.synchronise_legacy_stream()
-        except CudaCallError as error:
-            raise session._gpu_explained(error)  # noqa: B904 - which sets the cause
-    return values
+    foreign = {name for name, value in feed.items() if is_foreign(value)}
+    if foreign:
+        lifetime.refuse_if_unusable(session)
+    on_gpu = {name for name in foreign if _device_of(feed[name])[0] in (_CUDA, _CUDA_MANAGED)}
+    streams = streams_of(session) if on_gpu else None
+    own = streams.own if streams is not None else None
+    values = {name: _value(session, name, feed[name], own) if name in foreign else feed[name] for name in feed}
+    if on_gpu and streams is None:
+        raise ProviderRequestError(
+            "arrays on the GPU cannot be waited for: the CUDA runtime is not among the libraries of this process",
+            fixes=[manual("pass arrays on the CPU")],
+        )
+    if on_gpu or any(map(is_value_on_gpu, feed.values())):
+        wait_for_caller(session)
+    return values if foreign else None
 
 
 def refuse_on_gpu(feed: Any, why: str = "a pool chooses the GPU itself") -> None:
@@ -96,21 +98,15 @@ def refuse_on_gpu(feed: Any, why: str = "a pool chooses the GPU itself") -> None
         ProviderRequestError: an array is on a GPU.
     """
     for name, value in feed.items() if isinstance(feed, Mapping) else ():
-        if isinstance(value, onnxruntime.OrtValue):
-            has_device = value.is_tensor() or value.is_sparse_tensor()  # ONNX Runtime raises for other values
-            on_gpu = has_device and value.device_name() not in ("cpu", "cuda_pinned")
-        else:
-            on_gpu = _is_foreign(value) and _device_of(value)[0] not in (_CPU, _CUDA_HOST)
-        if on_gpu:
+        if is_value_on_gpu(value) or (is_foreign(value) and _device_of(value)[0] not in (_CPU, _CUDA_HOST)):
             raise ProviderRequestError(
                 f"input {name!r} is on a GPU, and {why}",
                 fixes=[manual("pass arrays on the CPU, or run a GPUSession on that GPU")],
             )
 
 
-def run_on_device(session: RunningSession, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+def run_on_device(session: OrderedSession, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
     """Run the model and keep the results on the device; see GPUSession.run_on_device."""
-
     lifetime.refuse_if_unusable(session)
     session._gpu_runner.check_binding()
     # Check names first: a binding reports a missing input only through some node, and takes None for NaN.
@@ -119,7 +115,7 @@ def run_on_device(session: RunningSession, output_names: Any, feed: Mapping[str,
     given = with_values(session, given) or given
     device = lifetime.device_of(session)
 
-    def run(target: RunningSession, _runner: object, feed: Mapping[str, Any]) -> list[Any]:
+    def run(target: OrderedSession, _runner: object, feed: Mapping[str, Any]) -> list[Any]:
         return _run_bound(target, device, output_names, feed, run_options)
 
     if run_options is not None:
@@ -129,7 +125,7 @@ def run_on_device(session: RunningSession, output_names: Any, feed: Mapping[str,
 
 
 def _run_bound(
-    session: RunningSession, device: Device, output_names: Any, feed: Mapping[str, Any], run_options: Any
+    session: OrderedSession, device: Device, output_names: Any, feed: Mapping[str, Any], run_options: Any
 ) -> list[Any]:
     binding = session.io_binding()
     overridable = {each.name for each in session._overridable_initializers}
@@ -161,16 +157,13 @@ def _dtype_of(session: VerifiedSession, name: str, value: Any) -> Any:
     return next((DTYPES.get(each.type) for each in declared if each.name == name), None)
 
 
-def _is_foreign(value: Any) -> bool:
-    return hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, onnxruntime.OrtValue))
-
-
 def _device_of(array: Any) -> tuple[int, int]:
     kind, ordinal = array.__dlpack_device__()
     return int(kind), int(ordinal)
 
 
-def _value(session: VerifiedSession, name: str, array: Any) -> Any:
+def _value(session: VerifiedSession, name: str, array: Any, stream: int | None) -> Any:
+    """Return an OrtValue that shares the memory of an array. ``stream``: of the session, if it is known."""
     if _from_dlpack is None:
         raise ProviderRequestError(
             f"input {name!r} is a {type(array).__name__}, and the installed ONNX Runtime takes NumPy arrays only",
@@ -186,8 +179,10 @@ def _value(session: VerifiedSession, name: str, array: Any) -> Any:
             fixes=[manual(f"move it to {device.kind}:{device.ordinal}" if device.is_gpu else "move it to the CPU")],
             requested=where,
         )
-    # Use the legacy stream, which every producer supports and which the caller synchronises.
-    capsule = array.__dlpack__(stream=LEGACY_STREAM) if on_gpu else array.__dlpack__()
+    # The producer makes this stream wait for the array, and the run comes after that. Every producer knows the legacy
+    # stream, and some refuse the per-thread stream.
+    ready = stream if stream is not None and stream > PER_THREAD_STREAM else LEGACY_STREAM
+    capsule = array.__dlpack__(stream=ready) if on_gpu else array.__dlpack__()
     tensor = _tensor_in(capsule)
     if not tensor.is_contiguous():
         return _in_order(name, array, on_gpu)

@@ -53,7 +53,13 @@ def onnxruntimes_run(session: InferenceSession) -> Any:
 
     None if a tracer replaced it, which must see each run, or if the class of ``session`` has another ``run`` before it.
     """
-    run = InferenceSession.run
-    if type(run) is not FunctionType or run.__globals__.get("__name__") != InferenceSession.__module__:
+    return onnxruntimes_method(session, "run")
+
+
+def onnxruntimes_method(session: InferenceSession, name: str) -> Any:
+    """Return a method of ``InferenceSession`` as a function, in the cases in which :func:`onnxruntimes_run` does."""
+    method = getattr(InferenceSession, name)
+    if type(method) is not FunctionType or method.__globals__.get("__name__") != InferenceSession.__module__:
         return None
-    return run if getattr(run_behind(session), "__func__", None) is run else None
+    behind = getattr(super(LastOfOurs, session), name)
+    return method if getattr(behind, "__func__", None) is method else None

@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from ..errors import GPUError
 from ..provider.requests import CPU, CUDA
-from .onnxruntimes import InferenceSession, Results, onnxruntimes_run, run_behind
+from .onnxruntimes import InferenceSession, Results, onnxruntimes_method, onnxruntimes_run, run_behind
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -46,6 +46,16 @@ _READ = frozenset(
 )  # fmt: skip
 
 
+# The same of ``run_with_iobinding``, whose further code is for graphs of WebGPU.
+_READ_BOUND = frozenset(
+    (
+        "_session", "_sess", "ValueError", "_graph_annotation_id", "is_webgpu_graph_capture_enabled",
+        "_GRAPH_ANNOTATION_SKIP", "_validate_capture_bindings", "_capture_signature", "_captured_graph_bindings", "get",
+        "run_with_iobinding", "_iobinding", "weakref", "ref", "_pinned_graph_ids", "add",
+    )
+)  # fmt: skip
+
+
 class PlainRunner:
     """The runs of one session.
 
@@ -56,6 +66,7 @@ class PlainRunner:
         direct_below: direct runs are those whose inputs all have fewer bytes.
     """
 
+    caller: tuple[Any, ...] = ()  # the session's order with its caller, see streams.py; empty if unknown
     pace: Any = None  # see pipeline.Pace
     most_shapes = 0  # shapes whose plans are kept; 0: such plans are of no use
     submit: Callable[..., None] | None = None  # in place of Executor.submit, for sessions that run in one thread
@@ -65,6 +76,9 @@ class PlainRunner:
         self._input_names, self._output_names = names or ([], [])
         self._input_count = len(self._input_names) if names is not None else -1  # which no feed has
         self._direct_below = direct_below
+        self.binds_directly = session is not None and _may_bind_directly(session)
+        if session is None:
+            self.caller = (None,)
 
     def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
         """Run the model and return the results. Deciding on a direct run takes a tenth of a microsecond."""
@@ -78,6 +92,11 @@ class PlainRunner:
         return self._run_indirectly(session, output_names, feed, run_options)
 
     def _run_indirectly(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
+        if isinstance(feed, Mapping) and not all(type(value) is ndarray for value in feed.values()):
+            from .streams import refuse_foreign, wait_for_values
+
+            refuse_foreign(feed)
+            wait_for_values(session, feed)
         return run_behind(session)(output_names, feed, run_options)
 
     def through(self, session: RunningSession, feed: Any, run: Callable[..., Any]) -> Any:
@@ -108,6 +127,14 @@ class PlainRunner:
 
     def close(self, error: GPUError) -> None:
         """Free the memory that no array uses. Later runs may raise ``error``."""
+
+
+def _may_bind_directly(session: RunningSession) -> bool:
+    """Return True if ``InferenceSession.run_with_iobinding`` has nothing to do but to call C++."""
+    method = onnxruntimes_method(session, "run_with_iobinding")
+    if method is None or not _READ_BOUND.issuperset(method.__code__.co_names):
+        return False
+    return {CUDA, CPU}.issuperset(InferenceSession.get_providers(session))
 
 
 def _names_for_direct_runs(session: RunningSession) -> tuple[list[str], list[str]] | None:

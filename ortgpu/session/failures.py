@@ -146,12 +146,18 @@ _METHODS = (
     "bind_cpu_input", "bind_input", "bind_output", "bind_ortvalue_input", "bind_ortvalue_output", "synchronize_inputs",
     "synchronize_outputs", "copy_outputs_to_cpu", "get_outputs", "get_outputs_as_ortvaluevector",
 )  # fmt: skip
+_TAKING_MEMORY = ("bind_input", "bind_ortvalue_input")
 
 
 class Binding(IOBinding):  # type: ignore[misc]  # ships no types
     """The IOBinding that ``GPUSession.io_binding`` returns."""
 
     _of: weakref.ref[Opened]  # the session; weak, so that a binding does not keep it
+
+    def _check_context(self) -> None:
+        session: Any = self._of()
+        if session is not None:
+            lifetime.refuse_after_reset(session, session._gpu_context)
 
 
 def explaining_binding(binding: Any, session: Opened) -> Any:
@@ -162,10 +168,22 @@ def explaining_binding(binding: Any, session: Opened) -> Any:
     return binding
 
 
+def _wait_for_input(session: Any, name: Any = None, *_: Any, **__: Any) -> None:
+    """Wait for the memory of an input that ONNX Runtime copies to the host now, and not in the run."""
+    from ..running.streams import streams_of, wait_for_caller
+
+    streams = streams_of(session) if session is not None else None
+    if streams is not None and name in streams.read_on_host:
+        wait_for_caller(session)
+
+
 def _explaining(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(IOBinding, name))
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
+            self._check_context()
+            if name in _TAKING_MEMORY:
+                _wait_for_input(self._of(), *args, **kwargs)
             return getattr(IOBinding, name)(self, *args, **kwargs)
         except Exception as error:
             session = self._of()

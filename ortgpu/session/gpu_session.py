@@ -30,6 +30,7 @@ from ..provider.settings import CAPTURE
 from ..provider.sizes import GPUSize, Size, parse_size
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.plain_runs import PlainRunner
+from ..running.streams import order_results, streams_of, wait_for_caller, wait_for_values
 from . import failures
 from .request import (
     FACTS,
@@ -149,6 +150,7 @@ class GPUSession(LastOfOurs):
     _stream: Any = None  # set while a session with cuda_graph opens
     _pinned = _holdings = None
     _gpu_runner = PlainRunner()
+    _gpu_context: lifetime.ContextCheck | None = None
     _gpu_explained = failures.explained  # for what fails before a run
     _pinned_memory_limit = PINNED_MEMORY_LIMIT
     _own_names: frozenset[str] = frozenset()  # attributes set by this class and by ONNX Runtime
@@ -260,6 +262,7 @@ class GPUSession(LastOfOurs):
         from ..provider.living import register  # not imported above if the GPU was already lost
 
         register(self)
+        self._gpu_context = lifetime.context_check(self)
         self._own_names = frozenset((*vars(self), "_own_names", "_pinned", "_holdings")) - others
 
     def _gpu_tune(self, model: ModelSource, ordinal: int | None) -> None:
@@ -308,13 +311,16 @@ class GPUSession(LastOfOurs):
         SparseTensor, as ONNX Runtime returns it.
 
         ``input_feed`` may also hold arrays of other libraries: anything with ``__dlpack__``. An array on this session's
-        GPU is not copied, and the run waits for pending work on it. An array on another GPU, or a non-contiguous one
-        on this GPU, raises ProviderRequestError.
+        GPU is not copied, and the run waits for pending work on it, as :meth:`io_binding` says. An array on another
+        GPU, or a non-contiguous one on this GPU, raises ProviderRequestError.
 
         Several threads copy large NumPy arrays through pinned memory. The memory of a large result may be reused once
         the array and all its views are gone.
         """
+        context = self._gpu_context
         try:
+            if context is not None and (context.ask() or context.number.value != context.expected):
+                lifetime.refuse_if_unusable(self)
             return self._gpu_runner.run(self, output_names, input_feed, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             from ..running.device_arrays import with_values
@@ -350,6 +356,9 @@ class GPUSession(LastOfOurs):
         from .async_runs import run_async
 
         try:
+            lifetime.refuse_after_reset(self, self._gpu_context)
+            if isinstance(input_feed, Mapping):
+                wait_for_values(self, input_feed)
             run_async(self, super().run_async, output_names, input_feed, callback, user_data, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise failures.explained(self, error)  # noqa: B904 - which sets the cause
@@ -492,8 +501,37 @@ class GPUSession(LastOfOurs):
         lifetime.refuse_if_closed(self)
         return self._gpu_runner.shapes()
 
+    def run_with_iobinding(self, iobinding: onnxruntime.IOBinding, run_options: Any = None) -> None:
+        """Run the model over what is bound, as InferenceSession.run_with_iobinding does; see :meth:`io_binding`."""
+        context, runner = self._gpu_context, self._gpu_runner
+        try:
+            is_current = context is not None and not context.ask() and context.number.value == context.expected
+            if context is not None and not is_current:
+                lifetime.refuse_if_unusable(self)
+            streams = runner.caller[0] if runner.caller else streams_of(self)
+            if streams is not None:
+                streams.wait(is_current=is_current)
+            is_own = getattr(iobinding, "_session", None) is self._sess
+            if is_own and runner.binds_directly:
+                self._sess.run_with_iobinding(iobinding._iobinding, run_options)
+            else:
+                super().run_with_iobinding(iobinding, run_options)
+            if streams is not None and streams.own is not None:
+                streams.order_results()
+        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
+            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+
     def io_binding(self) -> onnxruntime.IOBinding:
-        """Return an IOBinding, whose methods raise the same errors as those of the session."""
+        """Return an IOBinding, whose methods raise the same errors as those of the session.
+
+        A run over memory of the GPU, bound or in OrtValues, comes after the work that is queued when it is called: in
+        CUDA's default stream, in that of the thread, and in the thread's current streams of PyTorch and CuPy, if the
+        program uses them. What is queued there after the run comes after its results. A session with the option
+        ``user_compute_stream`` waits on the GPU, others wait in the calling thread.
+
+        Not promised: the order with any other stream, which stays the caller's; and that of results of a run whose
+        options switch off waiting for them, unless the session has ``user_compute_stream``.
+        """
         lifetime.refuse_if_unusable(self)
         self._gpu_runner.check_binding()
         try:
@@ -701,11 +739,28 @@ def _explaining(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in (
-    "run_with_ort_values", "run_with_iobinding", "run_with_ortvaluevector", "create_ortvalue_from_shape_and_type",
-):  # fmt: skip
+def _ordered(name: str) -> Callable[..., Any]:
+    """Return the method that also runs after what its caller has queued on the GPU, and before what comes next."""
+
+    @functools.wraps(getattr(InferenceSession, name))
+    def call(self: GPUSession, *args: Any, **kwargs: Any) -> Any:
+        try:
+            lifetime.refuse_after_reset(self, self._gpu_context)
+            wait_for_caller(self)
+            results = getattr(super(GPUSession, self), name)(*args, **kwargs)
+            order_results(self)
+        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
+            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+        return results
+
+    return call
+
+
+for _name in ("run_with_ort_values", "run_with_ortvaluevector"):
     if hasattr(InferenceSession, _name):
-        setattr(GPUSession, _name, _explaining(_name))
+        setattr(GPUSession, _name, _ordered(_name))
+if hasattr(InferenceSession, "create_ortvalue_from_shape_and_type"):
+    GPUSession.create_ortvalue_from_shape_and_type = _explaining("create_ortvalue_from_shape_and_type")
 
 # Methods since 1.18 that do not ask the C++ session: one that is closed or lost the GPU would still claim CUDA.
 _ANSWERS = (

@@ -63,6 +63,39 @@ def reset_and_close() -> None:
     attempt("new session", lambda: negated(GPUSession(elementwise("n"))))
 
 
+def reset_before_small_runs(way: str) -> None:
+    """A session without handles of cuDNN, whose next run of small arrays would go to ONNX Runtime at once."""
+    import numpy as np
+    from onnx import parser
+
+    from ortgpu import GPUSession
+    from ortgpu.running.cudart import runtime_of
+
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (float[8, 8] x) => (float[8, 8] y) { t = MatMul(x, x) y = Relu(t) }'
+    )
+    session = GPUSession(parser.parse_model(text).SerializeToString(), cuda_graph=way == "graph")
+    feed = {"x": np.ones((8, 8), np.float32)}
+    session.run(None, feed)
+    uses: dict[str, Callable[[], object]] = dict.fromkeys(
+        ("run", "graph"), lambda: float(session.run(None, feed)[0][0, 0])
+    )
+    if way != "graph":
+        binding: Any = session.io_binding()
+        binding.bind_cpu_input("x", feed["x"])
+        binding.bind_output("y", "cuda")
+        uses["run_with_iobinding"] = lambda: session.run_with_iobinding(binding)
+        uses["bind_cpu_input"] = lambda: binding.bind_cpu_input("x", feed["x"])
+        uses["map"] = lambda: len(list(session.map([feed])))
+    attempt("before", uses[way])
+    runtime = runtime_of(session.device)
+    assert runtime is not None
+    attempt("reset", lambda: int(runtime._library.cudaDeviceReset()))
+    attempt("first", uses[way])
+    attempt("second", uses[way])
+    attempt("new session", lambda: negated(GPUSession(elementwise("n"))))
+
+
 def captured_elsewhere(mode: str) -> None:
     import torch
 
@@ -120,6 +153,7 @@ def few_descriptors(left: int, fix: str | None = None) -> None:
 PROGRAMS: dict[str, Callable[..., None]] = {
     "reset_under_sessions": reset_under_sessions,
     "reset_and_close": reset_and_close,
+    "reset_before_small_runs": reset_before_small_runs,
     "captured_elsewhere": captured_elsewhere,
     "few_descriptors": few_descriptors,
 }

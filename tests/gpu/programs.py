@@ -270,12 +270,13 @@ if __name__ == "__main__":
         running,
         shaping,
         staging,
+        streams,
         throughput,
     )
 
     others = (
         graph_buffers, handles, layouts, lifetime, neighbours, pooling, refused, requesting, running, shaping,
-        staging, throughput,
+        staging, streams, throughput,
     )  # fmt: skip
     try:
         programs = dict(PROGRAMS)

@@ -9,9 +9,9 @@
  *   STUB_CUDART_LATE                       a variable: copies from and to pinned memory are made when their stream is
  *                                          waited for, or an event after them, as late as CUDA may make them
  *
- * A copy that leaves an allocation is refused. While a stream is captured, in cudaStreamCaptureModeGlobal, memory and
- * waiting for the default streams are refused to threads in the global mode, and to all of them waiting for that stream;
- * that spoils the capture.
+ * A copy that leaves an allocation is refused. While a stream is captured, in cudaStreamCaptureModeGlobal, memory, the
+ * state of streams and waiting for the default streams are refused to threads in the global mode, and to all of them
+ * waiting for that stream; that spoils the capture.
  *
  * What a test asks:
  *
@@ -27,6 +27,7 @@
  *   stub_contexts                          a bit for each device that would have a context now: calls make one on the
  *                                          current device of their thread, as that of the capture mode does
  */
+#define _GNU_SOURCE
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -78,9 +79,11 @@ typedef struct Copy {
     const void *from;
     size_t size;
     struct Copy *next;
+    struct Stream *awaited; /* set: nothing is copied, but the copies of this stream that were `queued` come before */
+    long queued;
 } Copy;
 
-typedef struct {
+typedef struct Stream {
     atomic_int pending; /* first: libnccl_stub.c knows it */
     pthread_mutex_t lock;
     Copy *first, **end;
@@ -96,6 +99,12 @@ typedef struct {
 
 static _Atomic(Stream *) captured;
 
+/* The locks are recursive: streams may wait for each other, for earlier work. */
+static Stream defaults = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP, .end = &defaults.first};
+
+/* 1 and 2 are cudaStreamLegacy and cudaStreamPerThread, whose work waits for each other, as if it were one stream. */
+static Stream *stream_of(void *stream) { return (uintptr_t)stream > 2 ? stream : &defaults; }
+
 /* cudaErrorStreamCaptureUnsupported; 2 is cudaStreamCaptureModeRelaxed */
 #define FAIL_IF_CAPTURING() do { \
         Stream *of = captured; \
@@ -105,26 +114,32 @@ static _Atomic(Stream *) captured;
 static void make_late_copies_until(Stream *stream, long queued) {
     pthread_mutex_lock(&stream->lock);
     for (Copy *copy = stream->first; copy && stream->made < queued; copy = stream->first) {
-        memcpy(copy->to, copy->from, copy->size);
+        if (copy->awaited) make_late_copies_until(copy->awaited, copy->queued);
+        else memcpy(copy->to, copy->from, copy->size), late_copies--;
         stream->first = copy->next;
         stream->made++;
         free(copy);
-        late_copies--;
     }
     if (!stream->first) stream->end = &stream->first;
     pthread_mutex_unlock(&stream->lock);
 }
 
-static void make_late_copies(Stream *stream) {
-    if ((uintptr_t)stream > 2) make_late_copies_until(stream, LONG_MAX);
+static void make_late_copies(void *stream) { make_late_copies_until(stream_of(stream), LONG_MAX); }
+
+static void queue(Stream *stream, Copy *copy) {
+    pthread_mutex_lock(&stream->lock);
+    *stream->end = copy;
+    stream->end = &copy->next;
+    stream->queued++;
+    pthread_mutex_unlock(&stream->lock);
 }
 
 static int type_of(const void *address);
 static int is_within(const void *address, size_t size);
 
-static void wait_for(Stream *stream) {
+static void wait_for(void *stream) {
     struct timespec pause = {0, 100000};
-    while ((uintptr_t)stream > 2 && atomic_load(&stream->pending)) nanosleep(&pause, NULL); /* 1 and 2: the defaults */
+    while (atomic_load(&stream_of(stream)->pending)) nanosleep(&pause, NULL);
 }
 
 static int allocate(void **address, size_t size, int type) {
@@ -269,7 +284,7 @@ int cudaStreamCreateWithFlags(void **stream, unsigned flags) {
     FAIL_IF_TOLD();
     make_context();
     Stream *made = *stream = calloc(1, sizeof(Stream));
-    pthread_mutex_init(&made->lock, NULL);
+    made->lock = (pthread_mutex_t)PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
     made->end = &made->first;
     streams++;
     return result(flags == 1 ? 0 : 1);
@@ -294,7 +309,14 @@ int cudaStreamSynchronize(void *stream) {
 }
 int cudaStreamQuery(void *stream) {
     FAIL_IF_TOLD();
-    return atomic_load(&((Stream *)stream)->pending) ? 600 : 0;
+    FAIL_IF_CAPTURING();
+    const Stream *asked = stream_of(stream);
+    return atomic_load(&asked->pending) || asked->first ? 600 : 0;
+}
+int cudaStreamIsCapturing(void *stream, int *status) {
+    FAIL_IF_TOLD();
+    *status = (uintptr_t)stream > 2 && ((Stream *)stream)->capturing;
+    return 0;
 }
 int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
     FAIL_IF_TOLD();
@@ -302,15 +324,10 @@ int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *str
     if (!is_within(to, size) || !is_within(from, size)) return result(1);
     wait_for(stream);
     if (getenv("STUB_CUDART_LATE") && (type_of(to) == HOST || type_of(from) == HOST)) {
-        Stream *later = stream;
         Copy *copy = malloc(sizeof *copy);
         late_copies++;
-        *copy = (Copy){to, from, size, NULL};
-        pthread_mutex_lock(&later->lock);
-        *later->end = copy;
-        later->end = &copy->next;
-        later->queued++;
-        pthread_mutex_unlock(&later->lock);
+        *copy = (Copy){.to = to, .from = from, .size = size};
+        queue(stream_of(stream), copy);
     } else { /* ordinary memory has been read, or written, when the call returns */
         make_late_copies(stream);
         memcpy(to, from, size);
@@ -370,14 +387,22 @@ int cudaEventRecord(void *event, void *stream) {
     wait_for(stream);
     Event *recorded = event;
     clock_gettime(CLOCK_MONOTONIC, &recorded->time);
-    recorded->stream = stream;
-    recorded->queued = (uintptr_t)stream > 2 ? recorded->stream->queued : 0;
+    recorded->stream = stream_of(stream);
+    recorded->queued = recorded->stream->queued;
+    return 0;
+}
+int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
+    FAIL_IF_TOLD();
+    const Event *awaited = event;
+    if (flags) return result(1);
+    Copy *copy = malloc(sizeof *copy);
+    *copy = (Copy){.awaited = awaited->stream, .queued = awaited->queued};
+    queue(stream_of(stream), copy);
     return 0;
 }
 int cudaEventQuery(void *event) {
     FAIL_IF_TOLD();
     const Event *asked = event;
-    if ((uintptr_t)asked->stream <= 2) return 0;
     pthread_mutex_lock(&asked->stream->lock);
     int is_made = asked->stream->made >= asked->queued;
     pthread_mutex_unlock(&asked->stream->lock);
@@ -386,7 +411,7 @@ int cudaEventQuery(void *event) {
 int cudaEventSynchronize(void *event) {
     FAIL_IF_TOLD();
     Event *awaited = event;
-    if ((uintptr_t)awaited->stream > 2) make_late_copies_until(awaited->stream, awaited->queued);
+    make_late_copies_until(awaited->stream, awaited->queued);
     return 0;
 }
 int cudaEventElapsedTime(float *milliseconds, void *start, void *end) {

@@ -27,12 +27,12 @@ class Foreign:
 
 ON_A_GPU = """
 import ctypes, dataclasses
-from ortgpu.running import cudart, device_arrays
+from ortgpu.running import cudart, device_arrays, streams
 runtime, stub = stub_runtime(sys.argv[1])
 cudart.context_is_active = lambda ordinal: True
 session = GPUSession(NEG)
 session.device = dataclasses.replace(session.device, kind="cuda", ordinal=0)
-device_arrays.runtime_of = lambda device: runtime
+streams.runtime_of = lambda device: runtime
 array = Foreign(np.ones(4, np.float32), (2, 0))
 """
 
@@ -50,6 +50,26 @@ def test_run_and_map_take_them_beside_numpy_arrays() -> None:
                 [result[0].tolist() for result in add.map([{"x": two, "w": Foreign(one * n)} for n in range(3)])]])
     """)
     assert found == [[10, 11, 12, 13], [{}], [[10, 10, 10, 10], [10, 11, 12, 13], [10, 12, 14, 16]]]
+
+
+def test_no_element_of_such_an_array_is_looked_at() -> None:
+    """ONNX Runtime reads whatever it does not know element by element: a quarter of a second for 1 MiB on the GPU."""
+    found = with_arrays("""
+        class Counted(Foreign):
+            touched = 0
+            def __len__(self):
+                Counted.touched += 1
+                return len(self.array)
+            def __getitem__(self, key):
+                Counted.touched += 1
+                return self.array[key]
+            def __array__(self, *_, **__):
+                Counted.touched += 1
+                return self.array
+        session = GPUSession(NEG)
+        report([session.run(None, {"x": Counted(np.ones(4, np.float32))})[0].tolist(), Counted.touched])
+    """)
+    assert found == [[-1] * 4, 0]
 
 
 def test_a_run_of_a_derived_class_is_called_once() -> None:
@@ -187,7 +207,7 @@ def test_work_on_an_array_that_failed_is_told_as_a_run_tells_it(stubs: Stubs, us
         ON_A_GPU
         + textwrap.dedent(f"""
         feed = {{"x": array}}
-        os.environ["STUB_CUDART_FAIL"] = "cudaStreamSynchronize=700"
+        os.environ["STUB_CUDART_FAIL"] = "cudaStreamQuery=700"
         failed = outcome(lambda: session.{use})
         del os.environ["STUB_CUDART_FAIL"]
         report([failed, outcome(lambda: session.run(None, feeds(1)[0]))["type"]])

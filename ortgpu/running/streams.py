@@ -1,0 +1,213 @@
+"""Order runs after the GPU work that their caller has queued, and results before the work that the caller queues next.
+
+ONNX Runtime runs a model in a stream of its own, which does not wait for other streams. A run over memory that PyTorch
+or CuPy still writes would read old data. The streams of the caller are CUDA's two default streams and, if PyTorch or
+CuPy are in use, the current stream of the calling thread there. Another stream is the caller's to order, as it is
+between the streams of PyTorch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Container, Mapping
+from typing import TYPE_CHECKING, Any
+
+import onnxruntime
+from numpy import ndarray
+
+from ..provider.lifetime import device_of
+from ..provider.requests import CUDA
+from .cudart import LEGACY_STREAM, PER_THREAD_STREAM, CudaCallError, CudaRuntime, runtime_of
+from .onnxruntimes import InferenceSession
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from ..provider.interfaces import VerifiedSession
+
+    class OrderedSession(VerifiedSession, Protocol):
+        """A session whose runs are ordered."""
+
+        _gpu_runner: Any  # see plain_runs.PlainRunner
+
+        def _gpu_explained(self, error: Exception) -> Exception: ...
+
+
+class CallerStreams:
+    """The order between one session and the streams of the calling thread. Threads may share it.
+
+    Args:
+        runtime: for the session's GPU.
+        own: the stream in which the session runs; None if only ONNX Runtime knows it.
+        read_on_host: the inputs that an IOBinding copies from the GPU as soon as they are bound.
+    """
+
+    def __init__(self, runtime: CudaRuntime, own: int | None, read_on_host: Container[str]) -> None:
+        self._runtime = runtime
+        self.own = own
+        self.read_on_host = read_on_host
+        self._ordinal = runtime.ordinal
+        self._query_legacy = runtime.query(LEGACY_STREAM)
+        self._queries: dict[int, Callable[[], int]] = {}
+
+    def wait(self, *, is_current: bool) -> None:
+        """Make what the session does next come after the work that these streams have now.
+
+        The session's stream waits on the GPU. Where that stream is unknown, the calling thread waits; CUDA needs two
+        microseconds to say that a stream is idle. In the global capture mode this question spoils a graph that another
+        thread captures, as does each run that waits for its results.
+
+        Args:
+            is_current: the session's GPU is known to be the current one of the calling thread.
+
+        Raises:
+            CudaCallError: the work of a stream failed, for instance.
+        """
+        if self.own is not None:
+            if not self._runtime.is_capturing(self.own):
+                for stream in (LEGACY_STREAM, *self._of_libraries()):
+                    self._runtime.order(stream, self.own)
+            return
+        # The legacy stream is busy while the threads' default streams are, and all others that are not non-blocking.
+        if (is_current or self._runtime.is_current()) and not self._query_legacy():
+            if _raw_stream_of_torch is not None and "cupy" not in sys.modules:
+                stream = _raw_stream_of_torch(self._ordinal)
+                if stream <= PER_THREAD_STREAM or not self._is_busy(stream):
+                    return
+            elif not any(map(self._is_busy, self._of_libraries())):
+                return
+        self._runtime.clear_error()
+        for stream in self._runtime.pending([LEGACY_STREAM, *self._of_libraries()]):
+            self._runtime.order(stream, None)
+
+    def order_results(self) -> None:
+        """Make what is queued in these streams from now on come after the session's work.
+
+        Only a session whose stream is known can have such work: others wait for their results, unless a run option
+        switches that off.
+
+        Raises:
+            CudaCallError: the work of the session failed, for instance.
+        """
+        if self.own is not None and not self._runtime.is_capturing(self.own):
+            for stream in (LEGACY_STREAM, *self._of_libraries()):
+                self._runtime.order(self.own, stream)
+
+    def _of_libraries(self) -> list[int]:
+        """Return the current streams of PyTorch and CuPy that are no default streams, nor the session's."""
+        found = []
+        if "torch" in sys.modules and (stream := _stream_of_torch(self._ordinal)) > PER_THREAD_STREAM:
+            found.append(stream)
+        if "cupy" in sys.modules and (stream := _stream_of_cupy(self._ordinal)) > PER_THREAD_STREAM:
+            found.append(stream)
+        return found if self.own is None else [stream for stream in found if stream != self.own]
+
+    def _is_busy(self, stream: int) -> int:
+        query = self._queries.get(stream)
+        if query is None:
+            query = self._queries[stream] = self._runtime.query(stream)
+        return query()
+
+
+_raw_stream_of_torch: Callable[[int], int] | None = None  # set once PyTorch has used CUDA
+
+
+def _stream_of_torch(ordinal: int) -> int:
+    """Return PyTorch's current stream, 0 for the default stream or if PyTorch has not used CUDA."""
+    global _raw_stream_of_torch
+    if _raw_stream_of_torch is not None:
+        return _raw_stream_of_torch(ordinal)
+    torch: Any = sys.modules["torch"]
+    cuda = getattr(torch, "cuda", None)  # not there yet while another thread imports PyTorch
+    if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
+        return 0
+    _raw_stream_of_torch = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # in a tenth of the time
+    stream: int = cuda.current_stream(ordinal).cuda_stream
+    return stream
+
+
+def _stream_of_cupy(ordinal: int) -> int:
+    """Return CuPy's current stream, 0 for the default stream."""
+    cupy: Any = sys.modules["cupy"]
+    current = getattr(getattr(cupy, "cuda", None), "get_current_stream", None)
+    if current is None:  # another thread imports CuPy
+        return 0
+    stream: int = current(ordinal).ptr
+    return stream
+
+
+def streams_of(session: OrderedSession) -> CallerStreams | None:
+    """Return the order of a session. None on the CPU, or if the provider links no shared CUDA runtime."""
+    runner = session._gpu_runner
+    if not runner.caller:
+        runner.caller = (_find_streams(session),)
+    streams: CallerStreams | None = runner.caller[0]
+    return streams
+
+
+def _find_streams(session: OrderedSession) -> CallerStreams | None:
+    runtime = runtime_of(device_of(session))
+    if runtime is None:
+        return None
+    options = InferenceSession.get_provider_options(session).get(CUDA, {})
+    own = int(options.get("user_compute_stream", "0")) if options.get("has_user_compute_stream") == "1" else None
+    places = zip(session._inputs_meta, getattr(session, "_input_meminfos", ()), strict=False)  # since 1.23
+    read_on_host = {value.name for value, memory in places if memory.name.lower() != "cuda"}
+    return CallerStreams(runtime, own if own is None else own or LEGACY_STREAM, read_on_host)
+
+
+def wait_for_caller(session: OrderedSession) -> None:
+    """Make what the session does next come after the GPU work that the calling thread has queued.
+
+    Raises:
+        ExecutionError: that work failed, for instance.
+    """
+    streams = streams_of(session)
+    if streams is not None:
+        try:
+            streams.wait(is_current=False)
+        except CudaCallError as error:
+            raise session._gpu_explained(error)  # noqa: B904 - which sets the cause
+
+
+def order_results(session: OrderedSession) -> None:
+    """Make what the calling thread queues on the GPU from now on come after the session's work.
+
+    Raises:
+        ExecutionError: the session's work failed, for instance.
+    """
+    streams = streams_of(session)
+    if streams is not None and streams.own is not None:
+        try:
+            streams.order_results()
+        except CudaCallError as error:
+            raise session._gpu_explained(error)  # noqa: B904 - which sets the cause
+
+
+def is_value_on_gpu(value: Any) -> bool:
+    """Return True for an OrtValue in the memory of a GPU."""
+    if not isinstance(value, onnxruntime.OrtValue):
+        return False
+    has_device = value.is_tensor() or value.is_sparse_tensor()  # ONNX Runtime raises for other values
+    return has_device and value.device_name() not in ("cpu", "cuda_pinned")
+
+
+class ForeignArrayError(TypeError):
+    """An array of another library was passed to ONNX Runtime, which would look at each of its elements first."""
+
+
+def wait_for_values(session: OrderedSession, feed: Mapping[str, Any]) -> None:
+    """Make what the session does next come after what the caller has queued, if OrtValues of ``feed`` are on a GPU."""
+    if any(map(is_value_on_gpu, feed.values())):
+        wait_for_caller(session)
+
+
+def refuse_foreign(feed: Mapping[str, Any]) -> None:
+    """Raise ForeignArrayError if ``feed`` has an array of another library, which has to be converted first."""
+    if any(map(is_foreign, feed.values())):
+        raise ForeignArrayError("an array of another library is not converted")
+
+
+def is_foreign(value: Any) -> bool:
+    """Return True for an array of another library, on whatever device."""
+    return hasattr(value, "__dlpack__") and not isinstance(value, (ndarray, onnxruntime.OrtValue))
