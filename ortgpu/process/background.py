@@ -10,7 +10,7 @@ depend on them.
 A handler may also *use* the library, and so may a ``__del__``, which the garbage collector calls in any thread where a
 container is made. Both come between two steps of the code that they interrupt. So a lock that a caller's thread takes
 is reentrant and nothing that it waits for needs it, or it is held over plain reads and writes only: no call, no loop
-and no new container. Queues are changed by single steps of C instead. ``tests/process/test_locks.py`` has the list.
+and no new container. Queues are changed by single steps of C instead. ``tests/process/test_locks.py`` tries it.
 """
 
 from __future__ import annotations

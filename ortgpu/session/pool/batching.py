@@ -21,7 +21,7 @@ from . import joinable
 from .joined import Buffers, Declared, Joining
 from .requests import Awaited, Mailbox, Request
 from .serving import Service
-from .sessions import THREADS_PER_DEVICE, SessionFeeds, SessionWorker
+from .sessions import THREADS_PER_DEVICE, SessionFeeds, SessionWorker, import_for_runs
 
 if TYPE_CHECKING:
     import asyncio
@@ -240,6 +240,7 @@ def batched_session(session: OpenSession, **options: Any) -> Batched:
     """Return a service of one session, which stays open when the service is closed or dropped."""
     worker = SessionWorker(session, 0)
     service = Service("ortgpu-batched", "service of joined requests", SessionFeeds(lambda: (worker,)), owns=False)
+    import_for_runs()
     service.add(worker)
     service.model = session._request.model
     try:

@@ -77,6 +77,11 @@ class SessionWorker(Worker):
         self.session.close()
 
 
+def import_for_runs() -> None:
+    """Import what requests need. Later a signal handler that asks for a run could come amid the import."""
+    from ...running import device_arrays, feed_copies, pipeline  # noqa: F401 - not above: a session diagnoses NumPy
+
+
 class SessionFeeds(Feeds):
     """Copies feeds into pinned memory of the sessions."""
 
@@ -157,6 +162,7 @@ def open_sessions(
         _open_all(opened, functools.partial(session_class, model), [chosen[place] for place in places], options)
     finally:
         for number in sorted(opened):
+            import_for_runs()
             add(SessionWorker(opened[number], places[number], -(-THREADS_PER_DEVICE // sessions_per_device)))
 
 
