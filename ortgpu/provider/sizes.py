@@ -62,6 +62,11 @@ def parse_gpu_size(name: str, value: Any) -> int | float:
     return size
 
 
+def divided(size: int | float, count: int) -> int | float:
+    """Return the part of a size that each of so many gets, in the form of the size."""
+    return size // count if isinstance(size, int) else size / count
+
+
 def memory_by_variable() -> int | float | None:
     """Return the size that the variable ORTGPU_MEMORY names; None if it is not set.
 

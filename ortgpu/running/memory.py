@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, Protocol
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..environment.gpu.driver import processes_on
 from ..model.weights import bytes_of_weights
@@ -18,7 +19,6 @@ from . import arena
 
 if TYPE_CHECKING:
     from .pinned import PinnedMemory, PinningSession
-    from .turns import Turns
 
 
 Part = Literal["plans", "graphs"]
@@ -38,6 +38,25 @@ class Holder(Protocol):
 
     def give_back(self) -> None:
         """Free what no run uses at this moment. Runs at work keep what they use."""
+
+
+class Turns:
+    """The turns of the runs of one session."""
+
+    def __init__(self, count: int) -> None:
+        self._turns: SimpleQueue[bool] = SimpleQueue()
+        for _ in range(count):
+            self._turns.put(True)
+
+    def run(self, call: Any, *arguments: Any, **named: Any) -> Any:
+        """Return the result of ``call``, made when fewer than so many others are at work."""
+        # An interrupt before `try` would lose a turn. The step of this loop is in C, and signals are seen after calls.
+        for turn in iter(self._turns.get, None):
+            try:
+                return call(*arguments, **named)
+            finally:
+                self._turns.put(turn)
+        return None
 
 
 class Holdings:

@@ -6,35 +6,22 @@ on an H200, which lie outside of the arena and stay until the session is closed.
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from ..errors import GPUError
+from ..process.reminders import Reminder
+from .memory import Turns, trim
 from .plain_runs import PlainRunner
 
 if TYPE_CHECKING:
-    from ..process.reminders import Reminder
     from .onnxruntimes import Results
     from .plain_runs import RunningSession
 
 
-class Turns:
-    """The turns of the runs of one session."""
-
-    def __init__(self, count: int) -> None:
-        self._turns: SimpleQueue[bool] = SimpleQueue()
-        for _ in range(count):
-            self._turns.put(True)
-
-    def run(self, call: Any, *arguments: Any, **named: Any) -> Any:
-        """Return the result of ``call``, made when fewer than so many others are at work."""
-        # An interrupt before `try` would lose a turn. The step of this loop is in C, and signals are seen after calls.
-        for turn in iter(self._turns.get, None):
-            try:
-                return call(*arguments, **named)
-            finally:
-                self._turns.put(turn)
-        return None
+logger = logging.getLogger("ortgpu")
 
 
 class _InTurns(PlainRunner):
@@ -46,14 +33,23 @@ class _InTurns(PlainRunner):
 
 
 class _Watched(PlainRunner):
-    last_run: float  # time.monotonic()
+    last_run: float  # the end of the last run, by time.monotonic()
+    at_work: list[None]  # an item for each run at work
     reminder: Reminder
 
     def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
-        self.last_run = time.monotonic()
-        if not self.reminder.is_at_work:
-            self.reminder.start()
-        return super().run(session, output_names, feed, run_options)
+        self.at_work.append(None)
+        try:
+            return super().run(session, output_names, feed, run_options)
+        finally:
+            self.last_run = time.monotonic()
+            self.at_work.pop()
+            if not self.reminder.is_at_work:
+                self.reminder.start()
+
+    def close(self, error: GPUError) -> None:
+        self.reminder.stop()
+        super().close(error)
 
 
 _classes: dict[tuple[type[Any], type[Any]], type[Any]] = {}
@@ -62,6 +58,28 @@ _classes: dict[tuple[type[Any], type[Any]], type[Any]] = {}
 def _combined(first: type[Any], second: type[Any]) -> type[Any]:
     """Return a class whose ``run`` is that of ``first`` around that of ``second``."""
     return _classes.setdefault((first, second), type(second.__name__, (first, second), {}))
+
+
+def trim_when_idle(session: RunningSession, runner: PlainRunner, seconds: float) -> None:
+    """Have a session trim itself once it made no run for so many seconds. A thread waits for that meanwhile."""
+    runner.__class__ = _combined(_Watched, type(runner))
+    reminder = Reminder(session, functools.partial(_trim_idle, seconds), "ortgpu-trim")
+    vars(runner).update(reminder=reminder, at_work=[], last_run=time.monotonic())
+
+
+def _trim_idle(seconds: float, session: RunningSession) -> float | None:
+    """Trim the session if it is idle. Return the seconds to wait, or None if only another run is to be waited for."""
+    runner = session._gpu_runner
+    if not isinstance(runner, _Watched):  # it is closed
+        return None
+    left = seconds if runner.at_work else runner.last_run + seconds - time.monotonic()
+    if left > 0:
+        return left
+    try:
+        trim(session)
+    except Exception as error:  # noqa: BLE001 - it is closed meanwhile, or lost the GPU, which its next use says
+        logger.debug("an idle session was not trimmed: %s", str(error))
+    return seconds if time.monotonic() - runner.last_run < seconds else None
 
 
 def take_turns(runner: PlainRunner, turns: Turns) -> None:

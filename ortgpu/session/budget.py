@@ -14,8 +14,7 @@ from ..errors import Fix, GPUOutOfMemoryError, InsufficientDeviceMemoryError, Pr
 from ..provider.options import config_entry
 from ..provider.requests import CUDA, TENSORRT, ProviderList
 from ..provider.settings import LIMIT
-from ..running.memory import Holdings, read_memory
-from ..running.turns import Turns
+from ..running.memory import Holdings, Turns, read_memory
 
 if TYPE_CHECKING:
     from ..running.plain_runs import RunningSession

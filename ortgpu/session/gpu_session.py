@@ -92,9 +92,10 @@ class GPUSession(LastOfOurs):
 
     With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget: the
     provider option gpu_mem_limit, unless the caller set that. A run that reaches it has the session give back what no
-    run needs, and is made again, once. If it still does not fit, it raises GPUOutOfMemoryError. Such a session keeps no
-    plans for further shapes. The CUDA context and the kernels that the process has loaded are not counted. With a
-    TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises ProviderRequestError.
+    run needs, and is made again, once, unless the model has convolutions. Else it raises GPUOutOfMemoryError. Such a
+    session keeps no plans for further shapes. The CUDA context and the kernels that the process has loaded are not
+    counted. With a TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises
+    ProviderRequestError.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
@@ -188,6 +189,7 @@ class GPUSession(LastOfOurs):
         pinned_memory_limit: Size = PINNED_MEMORY_LIMIT,
         tuned: Tuned = True,
         memory: GPUSize | None = None,
+        trim_idle: float | None = None,
         **kwargs: Unpack[InferenceSessionArguments],
     ) -> None:
         """Open a model on the GPU, and verify that it is there.
@@ -204,6 +206,7 @@ class GPUSession(LastOfOurs):
             pinned_memory_limit: bytes of host memory that may be pinned, or "2GB"; 0: ``run`` stages no copies.
             tuned: True uses the record that ortgpu.tune keeps, False none, a path that record; "now" measures first.
             memory: most that it takes of the GPU: bytes, "2GiB" or 0.25, a part; None: as ORTGPU_MEMORY says, or all.
+            trim_idle: seconds without a run after which the session trims itself, as ``trim`` does; None: never.
             kwargs: other arguments of InferenceSession: ``disabled_optimizers``, ``read_config_from_model``.
 
         Raises:
@@ -224,6 +227,7 @@ class GPUSession(LastOfOurs):
                 pinned_memory_limit,
                 tuned,
                 memory,
+                trim_idle,
                 is_guarded=self._guards is not None,
                 others=kwargs,
             )
@@ -251,6 +255,10 @@ class GPUSession(LastOfOurs):
                 verified = open_on_cpu(self, construct, request, error)
             self._keep(request, verified)
             self._gpu_runner = _runner_of(self, self._request, verified)
+            if request.trim_idle is not None:
+                from ..running.turns import trim_when_idle
+
+                trim_when_idle(self, self._gpu_runner, request.trim_idle)
         except BaseException as error:
             self._let_go(error)  # a failure must leave nothing behind
             if isinstance(error, GPUError):

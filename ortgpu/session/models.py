@@ -20,7 +20,7 @@ from ..provider.devices import as_request, choose_visible, is_cpu
 from ..provider.sizes import GPUSize, bytes_of_gpu, parse_gpu_size
 from ..running import arena
 from .budget import with_room_outside
-from .request import NAMES, SessionRequest, checked, refuse_misspelt
+from .request import NAMES, SessionRequest, checked, refuse_misspelt, seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
@@ -154,7 +154,7 @@ class GPUModels(Mapping[str, GPUModel]):
             raise TypeError("GPUModels has budget= in the place of memory=")
         refuse_misspelt("GPUModels", arguments.keys() - set(NAMES), (*NAMES, "budget", "idle"))
         self._size = None if budget is None else parse_gpu_size("budget", budget)
-        self._idle = None if idle is None else _seconds("idle", idle)
+        self._idle = None if idle is None else seconds("idle", idle)
         _check_arguments(arguments)
         self._arguments = arguments
         self._models: dict[str, GPUModel] = {}
@@ -405,15 +405,6 @@ class GPUModels(Mapping[str, GPUModel]):
                     if left > 0 or not self._close(model):
                         due.append(max(left, _PAUSE * 10))
         return min(due, default=None)
-
-
-def _seconds(name: str, value: Any) -> float:
-    """Return a number of seconds. Raises TypeError or ValueError, which name the argument."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
-    if not 0 < value < threading.TIMEOUT_MAX:
-        raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
-    return float(value)
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:

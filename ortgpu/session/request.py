@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
@@ -26,7 +27,7 @@ else:
     Unpack = type  # For typing.get_type_hints alone, which needs a name that takes brackets.
 
 #: Arguments that GPUSession takes and InferenceSession ignores.
-OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit", "tuned", "memory")
+OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit", "tuned", "memory", "trim_idle")
 NAMES = (*OWN, "sess_options", "providers", "provider_options")
 
 Tuned: TypeAlias = bool | Literal["now"] | str | os.PathLike[str]  # whether to use a record of tune, or its path
@@ -49,6 +50,7 @@ class SessionArguments(InferenceSessionArguments, total=False):
     pinned_memory_limit: Size
     tuned: Tuned
     memory: GPUSize | None
+    trim_idle: float | None
 
 
 class PoolArguments(SessionArguments, total=False):
@@ -84,6 +86,7 @@ class SessionRequest:
     pinned_memory_limit: Size = PINNED_MEMORY_LIMIT
     tuned: Tuned = True
     memory: GPUSize | None = None
+    trim_idle: float | None = None
     is_guarded: bool = False  # of a library, which chose its options, and may have measured with them
     others: Mapping[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
 
@@ -127,6 +130,7 @@ def checked(request: SessionRequest) -> SessionRequest:
         allow_cpu=None if request.allow_cpu is None else _flag("allow_cpu", request.allow_cpu),
         cuda_graph=_flag("cuda_graph", request.cuda_graph),
         pinned_memory_limit=parse_size("pinned_memory_limit", request.pinned_memory_limit),
+        trim_idle=None if request.trim_idle is None else seconds("trim_idle", request.trim_idle),
         memory=None if request.memory is None else parse_gpu_size("memory", request.memory),
         tuned=_checked_tuned(request.tuned),
         others=_checked_others(request.others),
@@ -149,6 +153,15 @@ def _refuse_special_file(path: str | os.PathLike[str]) -> None:
         error = unreadable(read_model(path))
         if error is not None:  # a file may have taken its place
             raise error
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return a number of seconds. Raises TypeError or ValueError, which name the argument."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+    if not 0 < value < threading.TIMEOUT_MAX:
+        raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
+    return float(value)
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -15,7 +15,8 @@ def test_only_so_many_runs_are_at_work(turns: int) -> None:
     highest, made, name = child(
         """
         from ortgpu.running.plain_runs import PlainRunner
-        from ortgpu.running.turns import Turns, take_turns
+        from ortgpu.running.memory import Turns
+        from ortgpu.running.turns import take_turns
         lock, at_work, highest, barrier = threading.Lock(), 0, 0, threading.Barrier(4)
         class Slow(PlainRunner):
             def run(self, session, output_names, feed, run_options):
@@ -79,3 +80,42 @@ def test_a_reminder_has_a_thread_only_while_there_is_something_to_wait_for() -> 
     del owner
     reminder.stop()
     assert not [each.name for each in threading.enumerate() if each.name == "ortgpu-test"]
+
+
+def test_an_idle_session_trims_itself_and_leaves_no_thread() -> None:
+    trimmed, left, result, after, closed, wrong = child(
+        """
+        text = 'two (float[n, m] x) => (float[n, m] z) { y = Neg(x) z = Abs(y) }'
+        session = GPUSession(model(text), trim_idle=0.05)
+        before = threads()
+        def wait_for(condition):
+            until = time.monotonic() + 30
+            while not condition() and time.monotonic() < until:
+                time.sleep(0.01)
+        big = np.ones((64, 1 << 18), np.float32)
+        session.run(None, {"x": big[:1, :1]})
+        session.run(None, {"x": big})
+        wait_for(lambda: session.memory.arena < 64 << 20)
+        trimmed = session.memory.arena
+        wait_for(lambda: not threads())
+        left = before + threads()
+        result = float(session.run(None, {"x": big})[0][0, 0])
+        wait_for(lambda: session.memory.arena < 64 << 20)
+        after = session.memory.arena
+        session.run(None, {"x": big})
+        session.close()
+        closed = threads()
+        waiting = GPUSession(NEG, trim_idle=1000)
+        waiting.run(None, {"x": np.ones(2, np.float32)})
+        del waiting
+        wait_for(lambda: not threads())
+        report([trimmed, left, result, after, closed + threads(),
+                [outcome(lambda each=each: GPUSession(NEG, trim_idle=each))["type"] for each in (0, -1, "5", True)]])
+        """
+    )
+    assert trimmed < 64 << 20
+    assert left == []
+    assert result == 1.0
+    assert after < 64 << 20
+    assert closed == []
+    assert wrong == ["ValueError", "ValueError", "TypeError", "TypeError"]

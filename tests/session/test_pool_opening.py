@@ -296,3 +296,28 @@ def test_a_system_out_of_threads_leaves_nothing_open(double: type[Double], monke
     assert len(double.opened) == 3
     assert all(session.closed for session in double.opened)
     assert not any(thread.is_alive() for thread in started)
+
+
+def test_a_pool_divides_the_memory_of_a_gpu_among_its_sessions() -> None:
+    found = child(
+        """
+        from ortgpu import GPUSession
+        seen = []
+        class Session(GPUSession):
+            def __init__(self, *arguments, **named):
+                seen.append(named.get("memory"))
+                super().__init__(*arguments, **named)
+        import ortgpu.session.pool.pool as pools
+        pools.gpu_session_class = lambda: Session
+        def opened(memory):
+            options = {"allow_cpu": True, "sessions_per_device": 2, "pinned_memory_limit": "1MiB"}
+            with GPUSessionPool(RELU, memory=memory, **options) as pool:
+                return value_of(pool.run(None, feed(3)))
+        values = [opened(memory) for memory in ("1GiB", 0.5, None)]
+        try:
+            opened(0)
+        except ValueError as error:
+            report("json", [seen, values, str(error).partition(" ")[0]])
+        """
+    )
+    assert found["json"] == [[1 << 29] * 2 + [0.25] * 2 + [None] * 2, [3.0] * 3, "memory"]

@@ -21,7 +21,7 @@ from ...process.background import Task
 from ...process.threads import FutureOutcome, Outcome
 from ...provider import lifetime
 from ...provider.devices import Device, DeviceRequest
-from ...provider.sizes import parse_size
+from ...provider.sizes import divided, parse_gpu_size, parse_size
 from ..lazily import gpu_session_class
 from ..request import NAMES, PINNED_MEMORY_LIMIT, BatchedOptions, PoolArguments, Unpack, refuse_misspelt
 from .requests import Request
@@ -83,7 +83,8 @@ class GPUSessionPool:
         first_deadline: the same for the first run of a shape in a process, in which plans are made; two minutes by
             default.
         options: other arguments of GPUSession, by name, for every session; not ``device`` or ``cuda_graph``. With
-            ``allow_cpu`` the sessions open on the CPU if no GPU can be used.
+            ``allow_cpu`` the sessions open on the CPU if no GPU can be used. ``memory`` is the most that the sessions
+            of one GPU take together.
 
     Raises:
         GPUError: a session could not be opened. The others are closed.
@@ -152,6 +153,9 @@ class GPUSessionPool:
         self._closing = CLOSING if isolate else None
         feeds: Feeds
         arguments: Any = options  # a dict for those who change it
+        number = operator.index(sessions_per_device)
+        if options.get("memory") is not None:
+            arguments["memory"] = divided(parse_gpu_size("memory", options["memory"]), max(number, 1))
         if isolate:
             from .host_feeds import ProcessFeeds  # not above: it imports numpy, and a session diagnoses its absence
 
@@ -165,7 +169,6 @@ class GPUSessionPool:
         weakref.finalize(self, service.let_go).atexit = False
         service.model = model
         try:
-            number = operator.index(sessions_per_device)
             if isolate:
                 from .isolated import open_processes
 
