@@ -147,13 +147,13 @@ def measure_cost() -> dict[str, Any]:
         times: list[list[float]] = [[], []]
         for turn in range(600):
             for each, session in enumerate((without, within)):
-                seconds = timed(session.run, None, feed)
+                milliseconds = timed(session.run, None, feed)
                 if turn > 50:
-                    times[each].append(seconds)
+                    times[each].append(milliseconds)
         medians = [statistics.median(each) for each in times]
         figures[kind] = {
-            "without ms": medians[0] * 1e3,
-            "within ms": medians[1] * 1e3,
+            "without ms": medians[0],
+            "within ms": medians[1],
             "ratio": medians[1] / medians[0],
         }
         without.close()
@@ -175,7 +175,7 @@ def measure_trim() -> dict[str, Any]:
         for _ in range(20):
             session.run(None, random_feed(kind, random))
         grown = device.taken()
-        seconds = timed(session.trim)
+        milliseconds = timed(session.trim)
         trimmed = device.taken()
         session.run(None, small_feed(kind))
         figures[kind] = {
@@ -184,7 +184,7 @@ def measure_trim() -> dict[str, Any]:
             "trimmed MiB": trimmed / _MIB,
             "ratio": trimmed / first,
             "small run again MiB": device.taken() / _MIB,
-            "trim ms": seconds * 1e3,
+            "trim ms": milliseconds,
             "memory": str(session.memory).splitlines(),
         }
         session.close()
@@ -258,7 +258,7 @@ def measure_models(seconds: float) -> dict[str, Any]:
             "above MiB": (highest - budget) / _MIB,
             **counts,
             "opened": opened,
-            "hit costs us": hit * 1e6,
+            "hit costs us": hit * 1e3,
             "errors": sorted(set(errors))[:5],
             "left MiB": device.taken() / _MIB,
         }
