@@ -196,7 +196,7 @@ class Executor:
         self._name = name
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self.threads: list[Thread] = []
-        self._unstarted = list(range(most, 0, -1))  # of which a caller takes one in a step of C: no lock is needed
+        self._unstarted = list(range(most - 1, -1, -1))  # of which a caller takes one in a step of C: no lock is needed
         self._first = first
         self._closed = False
         self._pid = os.getpid()

@@ -33,8 +33,8 @@ ROOT = HERE.parents[1]
 
 LANES = (
     ("test_refused.py", "test_cudnn_handles.py", "test_running.py", "test_neighbours.py"),
-    ("test_lifetime.py", "test_pipeline.py"),
-    ("test_staging.py", "test_layout.py"),
+    ("test_lifetime.py", "test_pipeline.py", "test_shapes.py"),
+    ("test_staging.py", "test_layout.py", "test_streams.py"),
     (
         "test_placement.py", "test_requests.py", "test_cudnn.py", "test_tensorrt.py", "test_models.py",
         "test_healthy_variations.py", "test_pytest_plugin.py",

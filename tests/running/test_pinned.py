@@ -459,8 +459,10 @@ def test_the_limit_is_an_argument_and_travels() -> None:
         session = GPUSession(NEG, pinned_memory_limit=np.int64(5 << 20))
         again = pickle.loads(pickle.dumps(session))
         report([again._pinned_memory_limit, outcome(lambda: GPUSession(NEG, pinned_memory_limit=-1)),
-                outcome(lambda: GPUSession(NEG, pinned_memory_limit="2GiB"))["type"]])
+                outcome(lambda: GPUSession(NEG, pinned_memory_limit="2 apples"))["type"],
+                outcome(lambda: GPUSession(NEG, pinned_memory_limit=[1]))["type"],
+                GPUSession(NEG, pinned_memory_limit="2GiB")._pinned_memory_limit])
     """)
     assert found[0] == 5 << 20
     assert found[1]["type"] == "ValueError"
-    assert found[2] == "TypeError"
+    assert found[2:] == ["ValueError", "TypeError", 2 << 30]
