@@ -116,7 +116,7 @@ def test_a_verified_session_is_a_gpu_session(relu: Path, tmp_path: Path) -> None
         assert found[name]["instance"] == [True, True]
         assert found[name]["result"] == [0, 0, 1, 2]
         assert found[name]["device"].startswith("cuda:0 (")
-        assert found[name]["to cpu"] == "ProviderRequestError"
+        assert found[name]["falls back"] is False
         assert found[name]["providers"] == ON_GPU.split(",")
     assert found["while running"] == "ProviderFailureError"
     assert found["sent"] == found["copied"] == ["ortgpu.session.GPUSession", True]
@@ -126,8 +126,12 @@ def test_a_verified_session_is_a_gpu_session(relu: Path, tmp_path: Path) -> None
 def test_set_providers(relu: Path, tmp_path: Path) -> None:
     found = start(str(PROGRAMS), "other_providers", str(relu), folder=tmp_path)
     assert found["cpu to cuda"] == found["cuda to nothing"] == f"{ON_GPU} True"
-    assert found["cuda to cpu"] == found["cpu to a typo"] == "ProviderRequestError"
-    assert found["cpu to cpu"] == f"{ON_CPU} False"
+    assert found["cpu to a typo"] == "ProviderRequestError"
+    assert found["cpu to cpu"] == found["cuda to cpu"] == found["cuda to cpu, uninstalled"] == f"{ON_CPU} False"
+    assert found["result on the cpu"] == [0, 0, 1, 2]
+    assert found["its own class"] is True
+    assert found["sessions on the cpu"] == found["sessions, uninstalled"] == ["cpu"]
+    assert found["back to cuda"] == f"{ON_GPU} True"
     assert found["mine"] == "kept"
 
 
