@@ -46,7 +46,8 @@ def _escape_arguments(record: logging.LogRecord) -> bool:
     return True
 
 
-logging.getLogger("ortgpu").addFilter(_escape_arguments)
+for _name in ("ortgpu", "ortgpu.pool"):  # a logger does not filter what its children log
+    logging.getLogger(_name).addFilter(_escape_arguments)
 
 
 class Fix(str):

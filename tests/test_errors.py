@@ -127,8 +127,9 @@ def test_fields_keep_names_as_they_are() -> None:
     assert errors.LibraryNotFoundError("x", missing=(FORGED,)).details() == {"missing": (FORGED,)}
 
 
-def test_quoted_text_writes_no_lines_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    logger = logging.getLogger("ortgpu")
+@pytest.mark.parametrize("name", ["ortgpu", "ortgpu.pool"])
+def test_quoted_text_writes_no_lines_into_the_log(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger(name)
     logger.warning("%s runs on the CPU: %d", FORGED, 1)
     logger.warning("%(a)s", {"a": 1})
     assert caplog.messages == [f"{AS_QUOTED} runs on the CPU: 1", "1"]

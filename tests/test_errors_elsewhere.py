@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortgpu import errors
-from ortgpu.errors import Fix, GPUError, catalogue
+from ortgpu.errors import Fix, GPUError, catalogue, escape_controls
 from tests.support.children import ROOT
 from tests.support.made_errors import EACH, contents, full
 
@@ -53,6 +53,7 @@ def test_any_text_survives(
     cls: type[GPUError], summary: str, evidence: list[str], fixes: list[Fix], severity: Any
 ) -> None:
     error = cls(summary, evidence=evidence, fixes=fixes, severity=severity)
+    summary = escape_controls(summary)  # what an error quotes must not look like lines of its own
     assert contents(pickle.loads(pickle.dumps(error))) == contents(error)
     assert json.loads(json.dumps(error.as_dict()))["summary"] == summary
     assert str(error).startswith(summary)
