@@ -261,7 +261,9 @@ def test_each_session_is_on_a_gpu_of_its_own(start: Start, conv: Path, gpus: GPU
         uuid = gpus.visible[number].uuid
         assert seen["uuid"] == uuid
         assert seen["contexts"] == [uuid], "it made a context on another GPU as well"
-        assert set(seen["filled"]) >= {gpu.uuid for gpu in gpus.visible[:count]}, "by NVML"
+        assert set(seen["filled"]) >= {gpu.uuid for gpu in gpus.visible[:count]}, (
+            "by NVML; only if nothing else uses them"
+        )
         if any(seen["processes"].values()):  # in most containers NVML shows no processes, or other numbers
             others = [pids for other, pids in seen["processes"].items() if other != uuid]
             assert not any(seen["pid"] in pids for pids in others)
