@@ -682,7 +682,7 @@ def test_the_doctor_s_child_registers_what_the_program_had(loose: Machine, modul
 
 def test_placement_is_explained_by_a_child_with_the_plugin(loose: Machine, module_lab: Lab) -> None:
     make = f"ortgpu.GPUSession({str(module_lab.models.relu)!r}, device=1)"
-    assert seen(loose, registering(f"report(str({make}.explain_placement()))")).startswith("1 nodes, 1 on the GPU")
+    assert seen(loose, registering(f"report(str({make}.explain_placement()))")).startswith("1 node, 1 on the GPU")
 
 
 def test_a_preflight_s_child_knows_the_cuda_of_the_plugin(lab: Lab) -> None:
@@ -768,7 +768,7 @@ def said(machine: Machine, *argv: str, cwd: Path | None = None) -> str:
 def test_check_opens_the_model(packaged: Machine, module_lab: Lab) -> None:
     text = said(packaged, "ortgpu", "check", "--placement", str(module_lab.models.relu))
     assert "relu.onnx runs on the GPU" in text
-    assert "1 nodes, 1 on the GPU" in text
+    assert "1 node, 1 on the GPU" in text
 
 
 def test_demo_opens_its_model(packaged: Machine) -> None:

@@ -186,7 +186,7 @@ CASES = in_group(
             prelude="import sys; sys.frozen = True",
             silent_about=("pip install",),
             plain="printed logged",
-            needs=("",),
+            needs=("host", ""),
         ),
         Case(
             "no-cudnn-and-a-convolution",

@@ -141,8 +141,11 @@ class Overlay:
         return self
 
     def uninstall(self, distribution: str) -> Overlay:
-        """Delete the files that a distribution's RECORD names, and it, as pip does: also those of a twin."""
+        """Delete, as pip does, a distribution, the files that its RECORD names, also those of a twin, and bytecode."""
         names = self.files(distribution)
+        sources = [PurePosixPath(name) for name in names if name.endswith(".py")]
+        compiled = [file for path in sources for file in self.site.glob(f"{path.parent}/__pycache__/{path.stem}.*.pyc")]
+        names += [file.relative_to(self.site).as_posix() for file in compiled]
         folder = _find_dist_info(self.site, distribution)
         for name in names:
             path = self._own(self.site / name)

@@ -40,9 +40,13 @@ def missing(facts: Facts) -> GPUError | None:
 
 
 def _without_driver(facts: Facts, error: GPUError | None) -> GPUError | None:
-    """Return the error for missing libraries, which says so first if there is no driver either."""
+    """Return the error for missing libraries, which says so first if there is no driver and no file of them either.
+
+    A file that is missing or broken beside whole ones was there for a GPU: the driver comes after it.
+    """
     environment = facts.environment
-    if not environment.driver.is_absent or not isinstance(error, LibraryNotFoundError):
+    some_file = any(one.candidates or one.rejected for one in environment.libraries if one.required)
+    if some_file or not environment.driver.is_absent or not isinstance(error, LibraryNotFoundError):
         return error
     way = surroundings.give_the_gpu(environment, "") if environment.host.container else None
     return LibraryNotFoundError(
