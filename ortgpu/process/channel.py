@@ -34,7 +34,7 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         end.set_inheritable(False)
-        if sys.platform == "darwin":
+        if sys.platform == "darwin" and not _NO_SIGNAL:
             end.setsockopt(socket.SOL_SOCKET, _SO_NOSIGPIPE, 1)
         self._end = end
         self._sending = threading.RLock()
