@@ -78,7 +78,8 @@ def check(
       "device", "providers", "provider_options", "placement",
       "gpu_memory" (bytes), "latency_ms", "latency_error", "tuned", "warnings",
       "on_cpu_because" and, with --placement, "placement_details",
-      with --compare "compared" and "compared_with"; with --shapes "shapes"; with --fit "fit" alone
+      with --compare "compared" and "compared_with"; with --shapes "shapes";
+      with --fit "fit" alone
     null is unknown.
     """
     from ortgpu.cli import report
