@@ -35,8 +35,7 @@ def _named(case: Case, *, slow: bool) -> Any:
 def test_what_is_printed_mends_the_fault(lab: Lab, case: Case) -> None:
     tried = list(follow_advice(case, lab))
     assert tried, "the case says that there is a fix to execute, and none is printed"
-    for text, outcome in tried:
-        problem = why_not_mended(case, outcome)
+    for text, _, problem in tried:
         assert problem is None, f"after: {text}\n{problem}"
 
 
@@ -50,8 +49,8 @@ def _nothing_at_all(_lab: Lab, overlay: Overlay) -> None:
 def test_one_command_installs_all_that_is_needed(lab: Lab) -> None:
     """ONNX Runtime without its libraries would be the next error."""
     case = Case("nothing", "OnnxRuntimeNotInstalledError", ("not installed",), _nothing_at_all, after=MENDED)
-    (outcome,) = (outcome for _, outcome in follow_advice(case, lab))
-    assert why_not_mended(case, outcome) is None
+    ((_, outcome, problem),) = follow_advice(case, lab)
+    assert problem is None
     assert outcome.error is not None
     assert outcome.error.type == MENDED, outcome.error.text
     assert "LibraryNotFoundError" not in outcome.error.other_types
@@ -108,8 +107,8 @@ def test_pip_leaves_the_original_environment_as_it_was(lab: Lab) -> None:
     assert shared_folders(machine.overlay) == []
     before = _state(machine.overlay.source)
     assert any(state[0] for state in before.values())
-    (_, outcome), *_ = follow_advice(QUICK, lab)
-    assert why_not_mended(QUICK, outcome) is None
+    (*_, problem), *_ = follow_advice(QUICK, lab)
+    assert problem is None
     # More of the same kinds: files that pip replaces, and a package whose folder it empties.
     done = machine.run(argv=["-m", "pip", "uninstall", "-y", "onnxruntime-gpu", "numpy"]).ok()
     assert "Successfully uninstalled numpy" in done.stdout

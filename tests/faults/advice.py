@@ -74,8 +74,11 @@ def machine_to_mend(case: Case, lab: Lab) -> Machine:
     return machine
 
 
-def follow_advice(case: Case, lab: Lab) -> Iterator[tuple[str, Outcome]]:
-    """Each executable fix of a case, as it was printed, and what is found after it. Each begins with a new machine."""
+def follow_advice(case: Case, lab: Lab) -> Iterator[tuple[str, Outcome, str | None]]:
+    """Each executable fix of a case, as it was printed, what is found after it, and why that is not mended.
+
+    Each begins with a new machine.
+    """
     number = 0
     while True:
         machine = machine_to_mend(case, lab)
@@ -85,9 +88,11 @@ def follow_advice(case: Case, lab: Lab) -> Iterator[tuple[str, Outcome]]:
         if number >= len(fixes):
             return
         text, applied = str(fixes[number]["text"]), fixes[number]
-        if number == 0 and goes_through_fix(case, fixes[0]):
+        by_ortgpu_fix = number == 0 and goes_through_fix(case, fixes[0])
+        if by_ortgpu_fix:
             applied = {"kind": "shell", "text": with_ortgpu_fix(case, lab, machine, text)}
-        yield text, case.open_after(lab, machine, applied)
+        outcome = case.open_after(lab, machine, applied)
+        yield text, outcome, why_not_mended(case, outcome, by_ortgpu_fix=by_ortgpu_fix)
         number += 1
         if number >= len(fixes):
             return
@@ -126,8 +131,11 @@ def with_ortgpu_fix(case: Case, lab: Lab, machine: Machine, text: str) -> str:
     return f'lines=$({fix} | {python} -c {shlex.quote(CHECK)} {shlex.quote(text)}) && eval "$lines"'
 
 
-def why_not_mended(case: Case, outcome: Outcome) -> str | None:
-    """What is wrong with an environment after a fix, or None when the fault is gone."""
+def why_not_mended(case: Case, outcome: Outcome, *, by_ortgpu_fix: bool = False) -> str | None:
+    """What is wrong with an environment after a fix, or None when the fault is gone.
+
+    `ortgpu fix` goes on with the error that the fix leaves, and may mend that too.
+    """
     output = outcome.result.output[-6000:]
     if outcome.result.reports.get("first_status") not in (0, None):
         return f"the command ended with {outcome.result.reports.get('first_status')}\n{output}"
@@ -140,6 +148,6 @@ def why_not_mended(case: Case, outcome: Outcome) -> str | None:
     fault = case.advice_of or case.error
     if fault in found and fault != case.after:
         return f"{fault} is still found:\n{error.text}"
-    if error.type not in (case.after, MENDED):  # `ortgpu fix` goes on with the next error
+    if error.type != case.after and not (by_ortgpu_fix and error.type == MENDED):
         return f"{error.type} is found instead of {case.after}:\n{error.text}\n{output}"
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults import GROUPS, Case
-from tests.faults.advice import advisor, executable_fixes, follow_advice, why_not_mended
+from tests.faults.advice import advisor, executable_fixes, follow_advice
 from tests.faults.case import AnyCase, outcome_words
 from tests.faults.rows import ROWS, Kind
 from tests.lab.fixtures import Lab
@@ -65,7 +65,7 @@ def play(case: Case, lab: Lab, *, advice: bool = True) -> Played:
     played.needs = [fix["needs"] or "a person" for fix in needs]
     played.fixes = len(executable_fixes(case, error))
     if advice and played.fixes:
-        problems = [problem for _, after in follow_advice(case, lab) if (problem := why_not_mended(case, after))]
+        problems = [problem for *_, problem in follow_advice(case, lab) if problem]
         wrong += problems
         played.advice = not problems
     return played
