@@ -175,7 +175,11 @@ def test_an_interrupt_lets_the_command_clean_up(tmp_path: Path) -> None:
         f"signal.signal(signal.SIGINT, lambda *_: (time.sleep(0.5), pathlib.Path('{cleaned}').touch(), sys.exit(1))); "
         f"pathlib.Path('{begun}').touch(); time.sleep(60)\""
     )
-    program = f"import os; from ortgpu.cli.fix import run_in_shell; run_in_shell({command!r}, dict(os.environ))"
+    program = (
+        "import os, signal; from ortgpu.cli.fix import run_in_shell; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # which is ignored in the background
+        f"run_in_shell({command!r}, dict(os.environ))"
+    )
     child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + DEADLINE
     while not begun.exists() and time.monotonic() < deadline:
