@@ -35,6 +35,7 @@ ROWS = (
     ("Please install TensorRT libraries", "library-not-found", None, None),
     ("TensorRT EP failed", "provider-failure", "provider-failure", None),
     ("cuDNN is unavailable", "library-not-found", "library-not-found", None),
+    ("lrn.cc:68 norm_desc_.Set(size, alpha, beta, bias) was false", None, None, None),
     ("cuFFT is unavailable", None, "library-not-found", None),
     ("it requires SM 90", "unsupported-device", "unsupported-device", None),
     (LOAD.format(126) + 'providers_tensorrt.dll"', "library-not-found", None, None),
