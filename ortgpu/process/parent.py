@@ -1,6 +1,7 @@
 """The child's side of a child process: it calls the functions that its parent names, one after another.
 
-``main`` is all of the program. The process ends at once when its parent ends or closes the channel.
+``main`` is all of the program. The process ends at once when its parent ends or closes the channel; if the system gives
+it no thread, after the function that runs.
 """
 
 from __future__ import annotations
@@ -51,13 +52,15 @@ class Note:
 descriptors: list[int] = []
 
 _control: Channel | None = None
+_on_interrupt: Any = None  # what handled SIGINT when this process started
 
 
 def main() -> NoReturn:
     """Serve the parent, whose socket, log level and further descriptors are the arguments of the program."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and a container send them to all processes
-        signal.signal(number, signal.SIG_IGN)
-    global _control
+    global _control, _on_interrupt
+    # A terminal and a container send them to all processes.
+    _on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end, level, *descriptors[:] = map(int, sys.argv[1:])
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
@@ -67,9 +70,18 @@ def main() -> NoReturn:
     records.setLevel(level)
     records.propagate = False
     requests: SimpleQueue[Request] = SimpleQueue()
-    Thread(lambda: _watch(control, requests), "ortgpu-parent").start()
+    try:
+        Thread(lambda: _watch(control, requests), "ortgpu-parent").start()
+    except RuntimeError:  # a limit on threads, which the parent may want to know about
+        _serve_without_thread(control)
     while True:
         _answer(control, requests.get())
+
+
+def heed_interrupts() -> None:
+    """Let SIGINT do what it did when this process started, and what it does in a program of the same parent."""
+    if _on_interrupt is not None:
+        signal.signal(signal.SIGINT, _on_interrupt)
 
 
 def tell(content: object) -> None:
@@ -103,6 +115,13 @@ def _watch(control: Channel, requests: SimpleQueue[Request]) -> None:
     with suppress(BaseException):
         while True:
             requests.put(control.receive()[0])
+    os._exit(0)
+
+
+def _serve_without_thread(control: Channel) -> NoReturn:
+    with suppress(EOFError, OSError):  # the parent has closed the channel or has ended
+        while True:
+            _answer(control, control.receive()[0])
     os._exit(0)
 
 

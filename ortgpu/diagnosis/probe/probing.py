@@ -128,6 +128,7 @@ def try_all(model: str | bytes | None) -> None:
     A model that was given as bytes is opened as bytes: its format and its external data are found in other ways. The
     guard is not in force: the probe asks what ONNX Runtime does by itself, also under `ortgpu exec`.
     """
+    parent.heed_interrupts()  # OpenBLAS ends the import of NumPy by one where it gets no thread
     driver, libraries, imported = _step("driver", _driver), _step("libraries", _libraries), _step("import", _import)
     opened = False
     if libraries and imported and load_libcuda()[0] is not None and _step("provider", _provider) and driver:
@@ -141,6 +142,7 @@ def try_all(model: str | bytes | None) -> None:
 
 def train() -> None:
     """Try the driver and ONNX Runtime's training API. MPI has a child of its own: it would end this one."""
+    parent.heed_interrupts()
     _step("driver", _driver)
     _step("training", _training)
     _report({"done": True})
