@@ -102,10 +102,25 @@ class RobustFuture(Future[Result]):
             _call_all(callbacks, self)
 
 
+_in_callbacks: set[int] = set()  # threads
+
+
+def is_in_callback() -> bool:
+    """Return True if this thread calls the callbacks of a RobustFuture."""
+    return threading.get_ident() in _in_callbacks
+
+
 def _call_all(callbacks: list[Any], future: Future[Any]) -> None:
-    for callback in callbacks:
-        with logged("a callback of a future raised"):
-            callback(future)
+    thread = threading.get_ident()
+    is_outermost = thread not in _in_callbacks
+    _in_callbacks.add(thread)
+    try:
+        for callback in callbacks:
+            with logged("a callback of a future raised"):
+                callback(future)
+    finally:
+        if is_outermost:
+            _in_callbacks.discard(thread)
 
 
 class FutureOutcome(Outcome[Result]):

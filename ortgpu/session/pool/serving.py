@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, WorkerLostError, manual
 from ...process.background import AT_EXIT, Thread, log, logged, uninterrupted
-from ...process.threads import Notice
+from ...process.threads import Notice, is_in_callback
 from ...provider import lifetime
 from .requests import Kind, Request
 from .workers import NotBegunError, Worker, twice_lost
@@ -109,14 +109,16 @@ class Service:
     def ask(self, request: Request, limit: int, *, raises: Callable[[], GPUError] | None = None) -> None:
         """Queue a request, once fewer than ``limit`` of its kind wait. ``raises``: if not at once.
 
-        A thread of the service would wait for itself. It runs the request of a call that waits, and of a finalizer
-        that comes while it has the lock. Else it queues it without a limit.
+        A thread of the service would wait for itself. It runs the request at once, as a finalizer may wait for it, and
+        the notice of it may be this thread's own. Only what the callback of a future submits is queued, without a
+        limit: callbacks that submit in turn would else run within each other.
 
         Raises:
             GPUError: the service takes no more requests, or ``raises`` says so.
         """
         if threading.get_ident() in self._own:
-            if request.is_waited_for or self._lock._is_owned():  # type: ignore[attr-defined]  # as Condition asks
+            has_lock = self._lock._is_owned()  # type: ignore[attr-defined]  # as Condition asks
+            if request.is_waited_for or has_lock or not is_in_callback():
                 self._answer_here(request)
                 return
             limit = sys.maxsize
