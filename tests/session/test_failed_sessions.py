@@ -14,7 +14,7 @@ from tests.lab.stubs import GPU, NVML, Cuda
 TWO = tuple(GPU(uuid=f"GPU-{n}0000000-0000-0000-0000-000000000000") for n in (1, 2))
 
 ATTEMPT = """
-import gc, traceback, warnings, weakref
+import gc, os, traceback, warnings, weakref
 warnings.simplefilter("ignore")
 import onnxruntime, ortgpu
 from onnxruntime.capi import onnxruntime_pybind11_state as native
@@ -42,8 +42,11 @@ def guarded():
     with ortgpu.enforce():
         onnxruntime.InferenceSession(RELU)
 
-def allowed():
-    ortgpu.GPUSession(RELU, allow_cpu=True).set_providers()
+def no_longer_allowed():
+    os.environ["ORTGPU_ALLOW_CPU"] = "1"
+    session = ortgpu.GPUSession(RELU, allow_cpu=None)
+    del os.environ["ORTGPU_ALLOW_CPU"]
+    session.set_providers()
 
 """
 
@@ -54,7 +57,7 @@ def allowed():
         ("lambda: ortgpu.GPUSession(RELU)", "DriverUnusableError"),
         ("lambda: ortgpu.GPUSessionPool(RELU)", "DriverUnusableError"),
         ("guarded", "DriverUnusableError"),
-        ("allowed", "DriverUnusableError"),
+        ("no_longer_allowed", "DriverUnusableError"),
     ],
 )
 def test_an_error_keeps_no_session_and_nothing_of_its_caller(lab: Lab, action: str, error: str) -> None:
