@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -749,15 +748,19 @@ def test_examples_of_the_caller_are_taken_where_none_can_be_made_up() -> None:
 
 
 class Shapes:
-    """A model whose runs take long where the shape is new, or is not that of the run before."""
+    """A model whose runs take long where the shape is new, or is not that of the run before, on a clock of its own."""
 
     def __init__(self, *, new: float = 0, changed: float = 0, item: float = 0) -> None:
         self.new, self.changed, self.item = new, changed, item
         self.seen: list[int] = []
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
 
     def __call__(self, feed: Any) -> Sequence[Any]:
         count = len(feed["x"])
-        time.sleep(
+        self.now += (
             0.005 + self.item * count + self.new * (count not in self.seen) + self.changed * (self.seen[-1:] != [count])
         )
         self.seen.append(count)
@@ -775,7 +778,7 @@ class Shapes:
 )
 def test_runs_are_padded_only_where_a_new_shape_is_dear(run: Shapes, expected: tuple[int, ...]) -> None:
     feed = {"x": np.zeros((16, 1), np.float32)}
-    assert joinable.sizes_of(run, feed, 2) == expected
+    assert joinable.sizes_of(run, feed, 2, clock=run.clock) == expected
     assert run.seen.count(16) >= 5
     assert all(run.seen.count(size) >= 3 for size in expected)
 
@@ -788,7 +791,7 @@ def test_runs_are_padded_to_powers_of_two_where_each_has_its_plan() -> None:
         warmed.extend(len(each["x"]) for each in feeds)
         run.changed = 0
 
-    assert joinable.sizes_of(run, feed, 2, warm) == (1, 2, 4, 8, 16)
+    assert joinable.sizes_of(run, feed, 2, warm, run.clock) == (1, 2, 4, 8, 16)
     assert warmed == [16, 8, 4, 2, 1]
 
 

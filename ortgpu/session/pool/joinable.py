@@ -198,21 +198,23 @@ def _refuse_if(name: str, wrong: str | None) -> None:
         )
 
 
-def sizes_of(run: Run, feed: Arrays, at_once: int, warm: Warm | None = None) -> tuple[int, ...]:
+def sizes_of(
+    run: Run, feed: Arrays, at_once: int, warm: Warm | None = None, clock: Callable[[], float] = time.perf_counter
+) -> tuple[int, ...]:
     """Return the sizes of runs that joined requests are padded to, in ascending order. Empty: any size is run as it is.
 
     ONNX Runtime plans each convolution anew when the shape of a run differs from that of the run before (since 1.20,
     its issue 23006), so a smaller size may take ten times as long as the largest. What a change costs is measured here.
     Where it is dear, ``warm`` gives each power of two its own plans, if it can. Runs every size ``at_once`` times at a
-    time, so that the memory for it is there.
+    time, so that the memory for it is there. ``clock`` returns seconds.
     """
     largest = len(next(iter(feed.values())))
 
     def seconds(size: int) -> float:
         part = _items(feed, slice(size))
-        start = time.perf_counter()
+        start = clock()
         run(part)
-        return time.perf_counter() - start
+        return clock() - start
 
     usual = min(seconds(largest) for _ in range(3))
     if min(seconds(size) for size in (largest - 1, largest - 2) if size) < _DEAR * usual:
