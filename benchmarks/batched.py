@@ -145,9 +145,7 @@ def tuned_record(model: str, options: argparse.Namespace) -> str:
     import ortgpu
 
     record = f"{model}-batched.json"
-    tuning = ortgpu.tune(
-        model, objective="throughput", batches=[options.max_batch], budget=options.tune, record=record
-    )
+    tuning = ortgpu.tune(model, objective="throughput", batches=[options.max_batch], budget=options.tune, record=record)
     if tuning.record is None:
         raise RuntimeError(tuning.no_record)
     print(tuning.automatic, file=sys.stderr)
