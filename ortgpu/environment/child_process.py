@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import IO, Any
 
 from ..errors import ExecutionError, Fix, manual
@@ -37,8 +37,8 @@ class ChildFailedError(Exception):
 class ChildProcess:
     """A process of this interpreter that calls functions of modules, as :mod:`ortgpu.process.parent` describes.
 
-    It leads a process group, has no standard input, and sees the search path of this process. It ends when this process
-    ends or closes the channel. Leaving a ``with`` block kills it and all that it started in its group.
+    It leads a process group, has nothing on its standard input, and sees the search path of this process. It ends when
+    this process ends or closes the channel. Leaving a ``with`` block kills it and all that it started in its group.
 
     Args:
         environ: its variables; without them those of :func:`environ_of_child`.
@@ -75,13 +75,17 @@ class ChildProcess:
                 numbers = [their.fileno(), *descriptors]
                 self.process = subprocess.Popen(
                     python_command(_PROGRAM, str(numbers[0]), str(level), *map(str, descriptors)),
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if sys.platform == "win32" else subprocess.DEVNULL,
                     stdout=self._output,
                     stderr=self._output,
                     env=environ_of_child() if environ is None else environ,
                     start_new_session=True,
-                    **_inheritance(their, numbers),
+                    pass_fds=() if sys.platform == "win32" else numbers,
                 )
+                if sys.platform == "win32":  # where the handle of a socket is of no use to another process
+                    assert self.process.stdin is not None
+                    with suppress(OSError), self.process.stdin as stdin:  # it has ended: the first request says so
+                        stdin.write(their.share(self.process.pid))
                 failed.pop_all()
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
             raise _not_started(error) from None
@@ -196,13 +200,6 @@ class ChildProcess:
         self.channel.close()
         if self._output is not None:
             self._output.close()
-
-
-def _inheritance(their: socket.socket, numbers: Sequence[int]) -> dict[str, Any]:
-    if sys.platform == "win32":
-        their.set_inheritable(True)
-        return {"startupinfo": subprocess.STARTUPINFO(lpAttributeList={"handle_list": list(numbers)})}
-    return {"pass_fds": numbers}
 
 
 def _not_started(error: Exception) -> ExecutionError:

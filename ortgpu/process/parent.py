@@ -56,7 +56,10 @@ _on_interrupt: Any = None  # what handled SIGINT when this process started
 
 
 def main() -> NoReturn:
-    """Serve the parent, whose socket, log level and further descriptors are the arguments of the program."""
+    """Serve the parent, whose socket, log level and further descriptors are the arguments of the program.
+
+    On Windows the standard input says how to open the socket.
+    """
     global _control, _on_interrupt
     # A terminal and a container send them to all processes.
     _on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -64,7 +67,10 @@ def main() -> NoReturn:
     end, level, *descriptors[:] = map(int, sys.argv[1:])
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    control = _control = Channel(socket.socket(fileno=end))
+    if sys.platform == "win32":
+        control = _control = Channel(socket.fromshare(sys.stdin.buffer.read()))
+    else:
+        control = _control = Channel(socket.socket(fileno=end))
     records = logging.getLogger("ortgpu")
     records.addHandler(_Records(control))
     records.setLevel(level)
