@@ -21,3 +21,11 @@ def test_handlers_and_finalizers_may_use_a_service(kind: str, seconds: str) -> N
     assert found["counts"]["handled"] > 10
     assert found["counts"]["finalized"] > 0
     assert found["closed"] is True
+
+
+@pytest.mark.parametrize("way", ["run", "submit", "map", "joined run", "joined submit"])
+def test_a_finalizer_in_a_thread_of_the_service_may_wait_for_it(way: str) -> None:
+    command = [sys.executable, "-m", "tests.programs.woken", way]
+    found = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60).ok().reports
+    assert found["asked"] == 5
+    assert found["found"] == [3]
