@@ -49,9 +49,10 @@ def _without_driver(facts: Facts, error: GPUError | None) -> GPUError | None:
     if some_file or not environment.driver.is_absent or not isinstance(error, LibraryNotFoundError):
         return error
     way = surroundings.give_the_gpu(environment, "") if environment.host.container else None
+    absent = "no nvcuda.dll, no NVML" if environment.host.is_windows else "no libcuda, no NVML, no device files"
     return LibraryNotFoundError(
         f"{error.summary}, and neither is an NVIDIA driver",
-        evidence=["no libcuda, no NVML, no device files: no GPU is to be seen, with or without them", *error.evidence],
+        evidence=[f"{absent}: no GPU is to be seen, with or without them", *error.evidence],
         fixes=[way or remedies.update_driver(environment), *error.fixes],
         severity=error.severity,
         missing=error.missing,
