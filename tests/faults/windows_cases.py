@@ -534,7 +534,7 @@ PACKAGES = [
         cuda=False,
         pip=False,
         silent_about=("restart",),
-        needs=("root",),
+        needs=("driver", "root"),
         shown=True,
         plain="printed logged",
     ),
@@ -546,7 +546,7 @@ PACKAGES = [
         cuda=False,
         pip=False,
         plain="printed logged",
-        needs=("root",),
+        needs=("driver", "root"),
     ),
     WindowsCase(
         "python-embeded-of-comfyui",
