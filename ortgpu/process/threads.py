@@ -211,7 +211,9 @@ class Executor:
         self._name = name
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self.threads: list[Thread] = []
+        self._most = most
         self._unstarted = list(range(most - 1, -1, -1))  # of which a caller takes one in a step of C: no lock is needed
+        self._refused: list[int] = []  # those that the system did not give
         self._first = first
         self._closed = False
         self._pid = os.getpid()
@@ -222,17 +224,29 @@ class Executor:
         call = _Call(outcome, function, arguments)
         if self._closed:
             raise RuntimeError("these threads have ended")
-        if self._unstarted:
-            with contextlib.suppress(IndexError, RuntimeError):
-                name = f"{self._name}_{self._unstarted.pop()}"
-                # Daemons: a forgotten thread must not keep the program from ending.
-                Thread(functools.partial(_work, self._calls, self._first), name).start(self.threads.append)
-        if not self.threads:
+        with contextlib.suppress(IndexError):
+            self._start(self._unstarted.pop())
+        if self._has_no_thread():
             call()
-            return
-        self._calls.put(call)
-        if self._closed:  # meanwhile, and the threads may have ended
+        else:
+            self._calls.put(call)
+        if self._has_no_thread() or self._closed:  # meanwhile, and the threads may have ended
             self._make_left_calls()
+
+    def _start(self, number: int) -> None:
+        # Daemons: a forgotten thread must not keep the program from ending.
+        thread = Thread(functools.partial(_work, self._calls, self._first), f"{self._name}_{number}")
+        try:
+            thread.start(self.threads.append)
+        except BaseException as error:
+            if thread not in self.threads:
+                self._refused.append(number)
+            if not isinstance(error, RuntimeError):
+                raise
+
+    def _has_no_thread(self) -> bool:
+        """Return True if there is no thread, and no other caller is about to start one."""
+        return len(self._unstarted) + len(self._refused) == self._most
 
     def stop(self) -> None:
         self._calls.put(None)
