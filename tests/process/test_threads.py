@@ -8,10 +8,11 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from ortgpu.process.background import Thread
 from ortgpu.process.threads import Executor, Notice, Outcome
 from tests.support.children import run_python
 
@@ -105,3 +106,26 @@ def test_signals_do_not_keep_a_thread_waiting_for_a_notice() -> None:
         """
     )
     assert found.ok().reports["goes on"]
+
+
+def test_a_caller_waits_for_the_thread_that_another_one_is_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would make its call itself, beside that thread, which alone may run a captured session."""
+    starting, may_start = threading.Event(), threading.Event()
+    start = Thread.start
+
+    def slow_start(self: Thread, started: Callable[[Thread], object]) -> None:
+        starting.set()
+        assert may_start.wait(20)
+        start(self, started)
+
+    monkeypatch.setattr(Thread, "start", slow_start)
+    executor = Executor(1, "one")
+    outcomes: list[Outcome[str]] = [Outcome(), Outcome()]
+    first = threading.Thread(target=executor.submit, args=(outcomes[0], lambda: threading.current_thread().name))
+    first.start()
+    assert starting.wait(20)
+    executor.submit(outcomes[1], lambda: threading.current_thread().name)
+    may_start.set()
+    first.join()
+    assert [each.result() for each in outcomes] == ["one_0", "one_0"]
+    executor.close()
