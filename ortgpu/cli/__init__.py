@@ -22,8 +22,20 @@ from ortgpu.errors import GPUError
 if TYPE_CHECKING:  # for PyInstaller too, which does not find modules that are imported by a computed name
     from ortgpu.cli import bench, check, demo, doctor, exec, explain, fix, hold, preflight, tune  # noqa: A004, F401 - named as commands are
 
-# Each is a module of this package that holds a click command of the same name; in the order of use
-COMMANDS = ("demo", "check", "doctor", "fix", "hold", "explain", "tune", "bench", "exec", "preflight")
+# Modules of this package, in the order of use. Each holds a click command of its own name, whose help begins with the
+# sentence here: `ortgpu --help` shows all of them and imports none.
+COMMANDS = {
+    "demo": "Show what plain ONNX Runtime does on this machine, and what a GPUSession does.",
+    "check": "Open MODEL on the GPU and prove that it runs there.",
+    "doctor": "Say what is wrong, why, and what to do; then what was found.",
+    "fix": "Run the commands that `ortgpu doctor` prints, and look again after each.",
+    "hold": "Keep later installations from replacing ONNX Runtime's GPU build by the CPU build.",
+    "explain": "Say what an error means, how it comes about, how to tell, and how to mend it.",
+    "tune": "Measure which settings suit MODEL on this GPU, and keep them for the sessions to come.",
+    "bench": "Measure MODEL on this machine: plain ONNX Runtime and the ways of ortgpu, in turns, in one process.",
+    "exec": "Run a command in which every InferenceSession keeps the promise of a GPUSession.",
+    "preflight": "Find out whether the ranks of a job can work together, each on a GPU of its own.",
+}
 
 
 class _Commands(click.Group):
@@ -47,9 +59,8 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        helps = {name: getattr(self.get_command(ctx, name), "help", "") for name in COMMANDS}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text.partition("\n\n")[0]) for name, text in helps.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.command(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

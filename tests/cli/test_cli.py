@@ -21,6 +21,16 @@ def test_help(command: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.startswith("Usage: ortgpu")
     if command is None:
         assert all(re.search(rf"^  {name} +\w", shown, re.MULTILINE) for name in COMMANDS)
+    else:  # `ortgpu --help` says it without importing the command
+        assert " ".join(shown.split("\n\n")[1].split()) == COMMANDS[command]
+
+
+def test_help_imports_no_command() -> None:
+    child = ortgpu("--help", env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"})
+    imported = set(re.findall(r"\| +ortgpu\.cli\.(\w+)$", child.stderr, re.MULTILINE))
+    assert child.returncode == 0
+    assert "output" in imported
+    assert not imported & {*COMMANDS}
 
 
 @pytest.mark.parametrize(
