@@ -1,15 +1,18 @@
 """Measure the promises about GPU memory: budgets, what they cost, trimming, many models, and what ``fit`` says.
 
-    python -m benchmarks.memory [--out FILE] [--only PART ...] [--runs N] [--seconds S]
+    python -m benchmarks.memory [--out FILE] [--parts PART ...] [--runs N] [--seconds S] [--kinds N]
 
-Each part runs in a process of its own. Memory is that of the whole GPU, so nothing else may use it. What a process
-takes before its first session of a part, CUDA's context and common kernels, is not counted.
+Each part runs in a process of its own. Memory is that of the whole GPU, so nothing else may use it. On a host with two
+GPUs, run half of the parts on each: CUDA_VISIBLE_DEVICES names one. Without ``fit``, the memory that a process takes
+before its first session of a part, CUDA's context and common kernels, is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
+import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import zoo_models
 from benchmarks.shapes import KINDS, timed
 
 _MIB = 1 << 20
@@ -191,6 +195,64 @@ def measure_trim() -> dict[str, Any]:
     return figures
 
 
+BATCHES = (1, 8, 32)
+FIT_KINDS = (
+    "resnet", "vision-transformer", "unet", "recurrent", "dense", "grouped", "squeeze-excite", "windowed-transformer",
+    "perceptron", "enlarging",
+)  # fmt: skip
+
+
+def use_model(path: str, batch: int) -> tuple[float, float]:
+    """Return the MiB of this process, which has no other session, after the first run and after later runs."""
+    from ortgpu import GPUSession
+    from ortgpu.environment.gpu.cuda import initialise
+    from ortgpu.environment.gpu.driver import read_gpu_memory
+    from ortgpu.provider.devices import choose_visible
+    from ortgpu.session.tuning.feeds import make_inputs
+
+    uuid = choose_visible(None, initialise()).uuid
+    assert uuid is not None
+
+    def used() -> int:
+        known = read_gpu_memory(uuid)
+        assert known is not None
+        return known[1] - known[0]
+
+    before = used()
+    session = GPUSession(path, cpu_nodes="allow")
+    feed = make_inputs(session.get_inputs(), batch)
+    session.run(None, feed)
+    first = used() - before
+    session.trim()
+    for _ in range(5):
+        session.run(None, feed)
+    return first / _MIB, (used() - before) / _MIB
+
+
+def measure_fit(kinds: Sequence[str]) -> dict[str, Any]:
+    """What ``ortgpu.fit`` says of a batch, with CUDA's context, beside NVML's figure of a process that runs it."""
+    import ortgpu
+
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in kinds:
+            path = str(zoo_models.made(kind, Path(folder)))
+            began = time.perf_counter()
+            found = ortgpu.fit(path, BATCHES)
+            seconds = time.perf_counter() - began
+            rows: dict[str, Any] = {}
+            for row in found.models[0].rows:
+                context = multiprocessing.get_context("spawn")
+                with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
+                    nvml = pool.submit(use_model, path, row.batch or 1).result()
+                told = [((size or 0) + (found.context or 0)) / _MIB for size in (row.peak, row.steady)]
+                within = [abs(a - b) <= max(32, 0.05 * b) for a, b in zip(told, nvml, strict=True)]
+                rows[str(row.batch)] = {"fit MiB": told, "NVML MiB": nvml, "within": within}
+            figures[kind] = {"seconds of fit": seconds, **rows}
+    cells = [ok for each in figures.values() for row in each.values() if isinstance(row, dict) for ok in row["within"]]
+    return {"within": f"{sum(cells)} of {len(cells)}", **figures}
+
+
 def measure_models(seconds: float) -> dict[str, Any]:
     """Twelve models in a third of what they take together, in eight threads."""
     from ortgpu import GPUModels, GPUSession
@@ -266,6 +328,7 @@ def measure_models(seconds: float) -> dict[str, Any]:
 
 PARTS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     **{f"budget-{kind}": lambda options, kind=kind: measure_budgets(kind, options.runs) for kind in _KINDS},
+    "fit": lambda options: measure_fit(FIT_KINDS[: options.kinds]),
     "cost": lambda options: measure_cost(),
     "trim": lambda options: measure_trim(),
     "models": lambda options: measure_models(options.seconds),
@@ -275,20 +338,21 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description="Measure GPU memory.")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--only", nargs="+", choices=sorted(PARTS), default=list(PARTS), metavar="PART")
+    parser.add_argument("--parts", nargs="+", choices=sorted(PARTS), default=list(PARTS), metavar="PART")
     parser.add_argument("--runs", type=int, default=300, help="runs of random shapes for each budget")
     parser.add_argument("--seconds", type=float, default=300.0, help="of many models in threads")
+    parser.add_argument("--kinds", type=int, default=len(FIT_KINDS), help="networks of the part fit")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child is not None:
-        Path(options.child).write_text(json.dumps(PARTS[options.only[0]](options)))
+        Path(options.child).write_text(json.dumps(PARTS[options.parts[0]](options)))
         return 0
     results: dict[str, Any] = {}
-    for part in options.only:
+    for part in options.parts:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.json")
-            command = [sys.executable, "-m", "benchmarks.memory", "--only", part, "--child", str(report)]
-            command += ["--runs", str(options.runs), "--seconds", str(options.seconds)]
+            command = [sys.executable, "-m", "benchmarks.memory", "--parts", part, "--child", str(report)]
+            command += ["--runs", str(options.runs), "--seconds", str(options.seconds), "--kinds", str(options.kinds)]
             child = subprocess.run(command, timeout=900, check=False)
             results[part] = json.loads(report.read_text()) if report.is_file() else {"failed": child.returncode}
         print(part, json.dumps(results[part], indent=1), flush=True)
