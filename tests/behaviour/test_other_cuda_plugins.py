@@ -5,7 +5,6 @@ The sessions are over the lab's CUDA libraries, which compute nothing. nxrt-ep-c
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -13,11 +12,9 @@ import pytest
 from tests.behaviour.test_plugins import REGISTER, seen
 from tests.lab import Cuda, Machine
 from tests.lab.fixtures import Lab, provider_library
+from tests.support.other_cuda_plugins import NAME, renamed
 
 pytestmark = pytest.mark.lab
-
-NAME = "NxrtExecutionProvider"  # as long as CUDA's
-IN_FILE = rb"(?<=\0)CUDA(?=ExecutionProvider\0)|CUDA(?=Exec(?!utionProvider))"  # the name, and its pieces in code
 
 FILE = "plugin/libonnx_runtime_ep_cuda_plugin.so"
 BY_DEVICE = """
@@ -31,8 +28,8 @@ options.add_provider_for_devices([listed[{number}]], {{}})
 def machine(module_lab: Lab) -> Machine:
     """The CPU package, two GPUs, and the plugin as a file that the program registers."""
     machine = module_lab.machine_with_plugin(packaged=False, gpus=2)
-    content, count = re.subn(IN_FILE, NAME[:4].encode(), provider_library().read_bytes())
-    if count != 3:
+    content = renamed(provider_library())
+    if content is None:
         pytest.skip("the installed provider has its name in other places of its file")
     machine.overlay.remove("plugin").replace(FILE, content)
     return machine

@@ -36,8 +36,8 @@ LANES = (
     ("test_lifetime.py", "test_pipeline.py", "test_shapes.py"),
     ("test_staging.py", "test_layout.py", "test_streams.py"),
     (
-        "test_placement.py", "test_requests.py", "test_cudnn.py", "test_tensorrt.py", "test_models.py",
-        "test_healthy_variations.py", "test_pytest_plugin.py",
+        "test_placement.py", "test_requests.py", "test_other_cuda_plugins.py", "test_cudnn.py", "test_tensorrt.py",
+        "test_models.py", "test_healthy_variations.py", "test_pytest_plugin.py",
     ),
 )  # fmt: skip
 RANKS = "test_distributed.py"

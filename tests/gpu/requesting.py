@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -223,6 +224,70 @@ def tensorrt_loads() -> bool:
     return True
 
 
+def open_in_a_rank(model: str, current: int | None) -> None:
+    """Open sessions in a rank of a job; ``current``: the device that PyTorch has, None without PyTorch."""
+    from ortgpu import GPUSession
+
+    if current is not None:
+        import torch
+
+        torch.cuda.set_device(current)
+        torch.zeros(1, device="cuda")
+    found = {}
+    requests: dict[str, dict[str, Any]] = {"nothing": {}, "device": {"device": 0}}
+    for name, arguments in requests.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with GPUSession(model, **arguments) as session:
+                session.run(None, random_feed(session, 1))
+                ordinal = device_facts(session)["ordinal"]
+        found[name] = [ordinal, sum("for_rank" in str(warning.message) for warning in caught)]
+    report("found", found)
+
+
+def open_on(model: str, ordinal: int, is_plain: bool) -> None:
+    """Open one session, whose lines in ONNX Runtime's log the test compares."""
+    import onnxruntime
+
+    import ortgpu
+
+    ortgpu.preload()
+    if is_plain:
+        session = onnxruntime.InferenceSession(model, providers=[(CUDA, {"device_id": str(ordinal)})])
+    else:
+        session = ortgpu.GPUSession(model, device=ordinal)
+    session.run(None, random_feed(session, 1))
+    report("providers", session.get_providers())
+
+
+def by_a_plugin_of_another_name(model: str, library: str) -> None:
+    """Register a plugin, and open a session whose options carry its first device, and one by the guard."""
+    import onnxruntime
+
+    import ortgpu
+
+    ortgpu.preload()
+    known = {device.ep_name for device in onnxruntime.get_ep_devices()}
+    onnxruntime.register_execution_provider_library("another_cuda", library)
+    device = next(device for device in onnxruntime.get_ep_devices() if device.ep_name not in known)
+    options = onnxruntime.SessionOptions()
+    options.add_provider_for_devices([device], {})
+    report("name", device.ep_name)
+
+    def opened(make: Callable[[], Any]) -> dict[str, Any]:
+        session = make()
+        feed = random_feed(session, 2)
+        return {
+            "providers": session.get_providers(),
+            "error": relative_error(session.run(None, feed), cpu_reference(model).run(None, feed)),
+            "records": [[record.kind, str(record.device)[:6]] for record in ortgpu.sessions()],
+        }
+
+    attempt("verified", lambda: opened(lambda: ortgpu.GPUSession(model, options, cpu_nodes="allow")))
+    ortgpu.install()
+    attempt("guarded", lambda: opened(lambda: onnxruntime.InferenceSession(model, options)))
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     "choose_devices": choose_devices,
     "two_devices": two_devices,
@@ -230,4 +295,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "set_providers": set_providers,
     "set_providers_again_and_again": set_providers_again_and_again,
     "tensorrt_before_cuda": tensorrt_before_cuda,
+    "open_in_a_rank": open_in_a_rank,
+    "open_on": open_on,
+    "by_a_plugin_of_another_name": by_a_plugin_of_another_name,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +150,25 @@ def test_two_gpus_in_one_process(mlp: Path, gpus: GPUs, second: str) -> None:
     assert report["first"]["uuid"] == gpus.visible[0].uuid
     assert report["second"]["uuid"] == second
     assert report["difference"] <= 1e-5
+
+
+@pytest.mark.usefixtures("second")
+@pytest.mark.parametrize(("current", "expected"), [(None, [0, 1]), (0, [0, 1]), (1, [1, 0])])
+def test_a_rank_that_names_no_device(mlp: Path, current: int | None, expected: list[int]) -> None:
+    """The ordinal, and how many warnings there were: one if the ranks of this host share the first GPU."""
+    if current is not None and importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed here")
+    env = child_environment({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+    report = run_program("open_in_a_rank", {"model": mlp, "current": current}, env=env)
+    assert report["found"] == {"nothing": expected, "device": [0, 0]}
+
+
+@pytest.mark.usefixtures("second")
+def test_the_second_gpu_logs_what_plain_onnxruntime_logs(mlp: Path) -> None:
+    logged = []
+    for is_plain in (True, False):
+        report = run_program("open_on", {"model": mlp, "ordinal": 1, "is_plain": is_plain})
+        assert report["providers"][0] == CUDA
+        lines = re.findall(r"\[[WEF]:onnxruntime.*", report.child.stdout + report.child.stderr)
+        logged.append(sorted(re.sub(r"\d+", "", line) for line in lines))
+    assert logged[1] == logged[0]
