@@ -1,4 +1,4 @@
-"""Find the best number of runs at a time: ``THREADS`` of ortgpu/running/pipeline.py and ortgpu/session/pool/pool.py.
+"""Find the best number of runs at a time: of ortgpu/running/pipeline.py and ortgpu/session/pool/sessions.py.
 
     python -m benchmarks.concurrency [--quick] [--cpu] [--budget MINUTES] [--json FILE]
 

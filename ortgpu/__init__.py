@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from .session.fitting import Fit as Fit
     from .session.fitting import fit as fit
     from .session.gpu_session import GPUSession as GPUSession
+    from .session.gpu_session_pool import GPUSessionPool as GPUSessionPool
+    from .session.gpu_session_pool import LostDevice as LostDevice
+    from .session.gpu_session_pool import WorkerHealth as WorkerHealth
     from .session.guard.guard import enforce as enforce
     from .session.guard.guard import install as install
     from .session.guard.guard import uninstall as uninstall
     from .session.models import GPUModels as GPUModels
-    from .session.pool.pool import GPUSessionPool as GPUSessionPool
-    from .session.pool.pool import LostDevice as LostDevice
-    from .session.pool.pool import WorkerHealth as WorkerHealth
     from .session.tune import tune as tune
     from .session.tuning.children import Tuning as Tuning
 
@@ -61,9 +61,9 @@ _HOMES = {
     "inspect_environment": "environment.inspection",
     "PlacedNode": "provider.placement",
     "Placement": "provider.placement",
-    "GPUSessionPool": "session.pool.pool",
-    "LostDevice": "session.pool.pool",
-    "WorkerHealth": "session.pool.pool",
+    "GPUSessionPool": "session.gpu_session_pool",
+    "LostDevice": "session.gpu_session_pool",
+    "WorkerHealth": "session.gpu_session_pool",
     "PreloadReport": "provider.preloading",
     "preload": "provider.preloading",
     "CPUNodesWarning": "provider.placement",

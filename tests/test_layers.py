@@ -93,6 +93,19 @@ def test_a_room_has_few_floors(room: str) -> None:
     assert floors <= MOST_FLOORS
 
 
+def test_no_folder_of_sessions_imports_one_that_imports_it() -> None:
+    """The folders below session/, and session/ itself for the modules that lie in it."""
+    folders: dict[str, set[str]] = {}
+    for path in modules("session"):
+        below = folders.setdefault(path.parent.as_posix(), set())
+        below |= {MODULES[each].parent.as_posix() for each in own_imports(path) if room_of(each) == "session"}
+    left = {folder: others - {folder} for folder, others in folders.items()}
+    while left:
+        higher = {folder: others for folder, others in left.items() if others & left.keys()}
+        assert len(higher) < len(left), f"a circle: {sorted(left)}"
+        left = higher
+
+
 def test_whoever_opens_the_package_sees_a_few_rooms() -> None:
     # A build leaves folders without modules behind where a room has moved.
     entries = [each.name for each in PACKAGE.iterdir() if each.is_file() or any(each.rglob("*.py"))]

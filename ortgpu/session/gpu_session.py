@@ -634,7 +634,7 @@ class GPUSession(LastOfOurs):
             ProviderRequestError: the providers are malformed or do not include CUDA.
             GPUError, Exception: as the constructor raises.
         """
-        from .guard.policy import judge
+        from .guard_policy import judge
         from .reopening import unchanged_on_error
 
         lifetime.refuse_if_unusable(self)

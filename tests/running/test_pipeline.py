@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ortgpu.process import threads
 from ortgpu.running import copying, cuda_graph, graph_buffers, pinned, staged_runs, staging
 from ortgpu.running.pipeline import Pace, in_order
-from ortgpu.session.pool import joined, pool, serving
+from ortgpu.session import gpu_session_pool
+from ortgpu.session.pool import joined, serving
 from tests.support.cpu_session import child
 
 
@@ -294,7 +295,7 @@ def test_collected_with_a_lock_held_that_its_threads_need() -> None:
 
 def test_modules_in_which_it_does_not_wait_say_so() -> None:
     of_runs = (copying, cuda_graph, graph_buffers, pinned, staged_runs, staging)
-    assert all(module._WORKS_AT_FEEDS for module in (*of_runs, joined, pool, serving, threads))
+    assert all(module._WORKS_AT_FEEDS for module in (*of_runs, joined, gpu_session_pool, serving, threads))
 
 
 def test_a_feed_is_let_go_before_the_next_is_taken() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from ortgpu.session.guard import policy as guard_policy
+from ortgpu.session import guard_policy
 from tests.lab.installed import older_than
 from tests.support.cpu_session import child
 from tests.support.guarded_programs import CPU, CUDA, OPENVINO, TENSORRT

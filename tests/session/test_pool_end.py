@@ -106,7 +106,7 @@ def test_an_interrupt_at_any_line_leaves_no_thread_and_no_session() -> None:
         def no_gpu(*_):  # known beforehand: what takes long is finding out
             raise ortgpu.DriverNotFoundError("no driver")
 
-        MODULES = "session/pool/pool.py", "session/pool/workers.py", "session/pool/sessions.py"
+        MODULES = "session/gpu_session_pool.py", "session/pool/workers.py", "session/pool/sessions.py"
         opening.open_on_gpu, workers.initialise = no_gpu, lambda: CudaState(None, None, None)
 
         def is_with(frame):

@@ -18,7 +18,8 @@ from ortgpu.errors import DeviceBusyError
 from ortgpu.provider import lifetime
 from ortgpu.provider import living as registry
 from ortgpu.provider.devices import Device
-from ortgpu.session.pool import pool, workers
+from ortgpu.session import gpu_session_pool
+from ortgpu.session.pool import workers
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, NVML, Cuda
 from tests.support.children import child_environment, run_child
@@ -225,7 +226,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> type[Double]:
     Double.opened, Double.busy, Double.late, Double.together = [], None, None, threading.Barrier(2)
     shown = tuple(CudaDevice(n, f"GPU-{n}", "NVIDIA H200", (9, 0), 1 << 37, 0) for n in range(3))
     monkeypatch.setattr(workers, "initialise", lambda: CudaState(0, shown, 0))
-    monkeypatch.setattr(pool, "gpu_session_class", lambda: Double)
+    monkeypatch.setattr(gpu_session_pool, "gpu_session_class", lambda: Double)
     return Double
 
 
@@ -307,7 +308,7 @@ def test_a_pool_divides_the_memory_of_a_gpu_among_its_sessions() -> None:
             def __init__(self, *arguments, **named):
                 seen.append(named.get("memory"))
                 super().__init__(*arguments, **named)
-        import ortgpu.session.pool.pool as pools
+        import ortgpu.session.gpu_session_pool as pools
         pools.gpu_session_class = lambda: Session
         def opened(memory):
             options = {"allow_cpu": True, "sessions_per_device": 2, "pinned_memory_limit": "1MiB"}

@@ -19,7 +19,7 @@ from typing import Any
 from ...errors import GPUError
 from ...process.timing import in_turns, quartiles
 from ...provider.devices import Device
-from ...session.pool.pool import GPUSessionPool
+from ...session.gpu_session_pool import GPUSessionPool
 from ...session.tuning.children import Place, first_line
 
 Feed = Mapping[str, Any]

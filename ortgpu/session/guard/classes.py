@@ -11,10 +11,10 @@ from ...provider.living import register
 from ...provider.requests import CPU
 from ...running.onnxruntimes import InferenceSession
 from ..gpu_session import GPUSession
+from ..guard_policy import attainable, judge
 from ..reopening import has_own_state, reduced, set_class, unchanged_on_error
 from ..request import OWN, cpu_is_allowed_by_variable, misspelt
 from .exemptions import is_exempt
-from .policy import attainable, judge
 
 _lock = fork_safe_lock()
 

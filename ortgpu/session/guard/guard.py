@@ -5,7 +5,7 @@
 
 The guard changes the methods of the class InferenceSession itself, so it does not matter how or when the class was
 imported or subclassed. It is in force for the whole process, because a library may load its model in a worker thread.
-:func:`~ortgpu.session.guard.policy.judge` says which sessions are verified. Importing this module imports nothing heavy
+:func:`~ortgpu.session.guard_policy.judge` says which sessions are verified. Importing this module imports nothing heavy
 and not ONNX Runtime, whose class it changes once that is imported.
 """
 
@@ -287,7 +287,7 @@ def _guarded_init(original: Any) -> Any:
         from ...errors import GPUError
         from ...provider.living import register
         from ..failures import without_our_frames
-        from .policy import is_of_backend_on_cpu, judge
+        from ..guard_policy import is_of_backend_on_cpu, judge
 
         verdict = judge(providers, provider_options, sess_options)
         if verdict == "guarded" and is_of_backend_on_cpu(sys._getframe(1)):
@@ -321,7 +321,7 @@ def _guarded_init(original: Any) -> Any:
 def _guarded_set_providers(original: Any) -> Any:
     @functools.wraps(original)
     def set_providers(self: Any, providers: Any = None, provider_options: Any = None) -> None:
-        from .policy import judge
+        from ..guard_policy import judge
 
         if not is_enforced() or _is_gpu_session(self) or exemptions.is_exempt(self, self._model_path):
             original(self, providers, provider_options)
@@ -360,7 +360,7 @@ def _note(session: Opened, *request: Any) -> None:
     if not _noting or _is_gpu_session(session):  # uninstalled, but other code still calls our method
         return
     from ...provider.living import register
-    from .policy import judge
+    from ..guard_policy import judge
 
     verdict = judge(*request)
     if verdict == "guarded" or (verdict == "plugin" and not _is_on_plugin(session)):

@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from queue import Empty, LifoQueue
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .host_feeds import ProcessFeeds
+    from .sessions import OpenSession
 
 # Seconds. A model of many gigabytes on a disk of the network takes minutes to open; more is a hang.
 _OPENING = 600.0
@@ -444,6 +445,7 @@ def open_processes(
     devices: str | Iterable[Device | DeviceRequest],
     sessions_per_device: int,
     options: Mapping[str, Any],
+    session_class: Callable[[], Callable[..., OpenSession]],
     deadline: tuple[float | None, float | None],
     feeds: ProcessFeeds,
 ) -> None:
@@ -456,7 +458,7 @@ def open_processes(
     options = portable(options)
     usual, first_run = deadline
     first_run = first_run or max(usual or 0, _FIRST_RUN)
-    launch = Launch(model, -(-_THREADS_PER_DEVICE // sessions_per_device))
+    launch = Launch(model, session_class, -(-_THREADS_PER_DEVICE // sessions_per_device))
 
     def add(place: int, devices: list[DeviceRequest] | None) -> ProcessWorker:
         worker = ProcessWorker(

@@ -6,7 +6,7 @@ import mmap
 import os
 import pickle
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -29,8 +29,9 @@ class Launch:
     of the path. Raises ExecutionError if there is no room for a model as bytes, or no more files can be open.
     """
 
-    def __init__(self, model: ModelSource, channels: int) -> None:
+    def __init__(self, model: ModelSource, session_class: Callable[[], Any], channels: int) -> None:
         self.channels = channels
+        self._session_class = session_class
         self.path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
         self.files: list[KeptFile] = []
         self.descriptors: list[int] = []
@@ -73,7 +74,7 @@ class Launch:
         return ChildProcess(environ=self._environ, descriptors=[page, *ends, *self.descriptors])
 
     def opening(self, devices: list[DeviceRequest] | None, place: int, options: Mapping[str, Any]) -> Opening:
-        return Opening(self.path, self.files, self.channels, devices, place, pickle.dumps(options))
+        return Opening(self.path, self.files, self.channels, devices, place, self._session_class, pickle.dumps(options))
 
     def close(self) -> None:
         while self.descriptors:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...provider.devices import Device, DeviceRequest
 from ...provider.interfaces import Value
@@ -27,7 +28,7 @@ class Opening:
 
     ``files``: the model, and the files with its weights. ``path`` None: the first of them is a model as bytes. No
     files: the path could not be opened, and the session says why. ``devices`` None: all that CUDA shows there;
-    ``place`` is an index of them. ``options``: the pickled arguments of GPUSession.
+    ``place`` is an index of them. ``session_class`` returns GPUSession, and ``options`` are its pickled arguments.
     """
 
     path: str | None
@@ -35,6 +36,7 @@ class Opening:
     channels: int
     devices: list[DeviceRequest] | None
     place: int
+    session_class: Callable[[], Any]
     options: bytes
 
 

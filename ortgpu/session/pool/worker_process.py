@@ -26,7 +26,6 @@ from ...process.background import Thread
 from ...process.channel import Channel, PickledError
 from ...provider import lifetime
 from ...running.cudart import CudaCallError, CudaRuntime, runtime_of
-from ..lazily import gpu_session_class
 from .messages import Declared, Opened, Opening, Warming
 from .shared_memory import Exchange
 from .workers import choose_devices, is_lost
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..gpu_session import GPUSession
+    from .sessions import OpenSession
 
 logger = logging.getLogger("ortgpu.pool")
 
@@ -58,13 +57,12 @@ def is_alive() -> bool:
     return True
 
 
-def _open(opening: Opening, descriptors: list[int]) -> tuple[GPUSession, Opened]:
+def _open(opening: Opening, descriptors: list[int]) -> tuple[OpenSession, Opened]:
     chosen = choose_devices(opening.devices)
     options = pickle.loads(opening.options)  # noqa: S301 - the parent's
     if callable(options.get("sess_options")):
         options["sess_options"] = options["sess_options"]()
-    make_session: Any = gpu_session_class()
-    open_session = functools.partial(make_session, device=chosen[opening.place])
+    open_session = functools.partial(opening.session_class(), device=chosen[opening.place])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
@@ -91,7 +89,7 @@ def _is_as_it_was(opening: Opening) -> bool:
     return all(stamp_of(os.path.join(folder, file.location)) == file.stamp for file in opening.files)
 
 
-def _open_kept(opening: Opening, descriptors: list[int], open_session: Any, options: dict[str, Any]) -> GPUSession:
+def _open_kept(opening: Opening, descriptors: list[int], open_session: Any, options: dict[str, Any]) -> OpenSession:
     """Open the session on the files that the parent holds open, since their paths lead elsewhere or there are none.
 
     Raises ExecutionError if a file was written to meanwhile: its old content is gone.
@@ -116,7 +114,7 @@ def _open_kept(opening: Opening, descriptors: list[int], open_session: Any, opti
             locations = [file.location for file in weights]
             made.add_external_initializers_from_files_in_memory(locations, contents, list(map(len, contents)))
             options = {**options, "sess_options": made}
-        session: GPUSession = open_session(model, **options)
+        session: OpenSession = open_session(model, **options)
         return session
 
 
@@ -126,7 +124,7 @@ def _mapped(descriptor: int) -> Any:
 
 
 class _Serving:
-    def __init__(self, session: GPUSession, begun: mmap.mmap) -> None:
+    def __init__(self, session: OpenSession, begun: mmap.mmap) -> None:
         self._begun = begun
         self._session = session
         self._of_thread = threading.local()

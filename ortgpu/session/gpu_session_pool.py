@@ -16,25 +16,25 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ...errors import GPUError, ProviderRequestError, manual
-from ...process.background import Task
-from ...process.threads import FutureOutcome, Outcome
-from ...provider import lifetime
-from ...provider.devices import Device, DeviceRequest
-from ...provider.sizes import divided, parse_gpu_size, parse_size
-from ..lazily import gpu_session_class
-from ..request import NAMES, PINNED_MEMORY_LIMIT, BatchedOptions, PoolArguments, Unpack, refuse_misspelt
-from .requests import Request
-from .serving import CLOSING, LostDevice, Service
-from .sessions import SessionFeeds, SessionWorker, open_sessions
-from .workers import Feeds, Worker, wait_for_all
+from ..errors import GPUError, ProviderRequestError, manual
+from ..process.background import Task
+from ..process.threads import FutureOutcome, Outcome
+from ..provider import lifetime
+from ..provider.devices import Device, DeviceRequest
+from ..provider.sizes import divided, parse_gpu_size, parse_size
+from .lazily import gpu_session_class
+from .pool.requests import Request
+from .pool.serving import CLOSING, LostDevice, Service
+from .pool.sessions import SessionFeeds, SessionWorker, open_sessions
+from .pool.workers import Feeds, Worker, wait_for_all
+from .request import NAMES, PINNED_MEMORY_LIMIT, BatchedOptions, PoolArguments, Unpack, refuse_misspelt
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
 
-    from ...running.onnxruntimes import Results
-    from ..gpu_session import GPUSession
-    from .batching import Batched
+    from ..running.onnxruntimes import Results
+    from .gpu_session import GPUSession
+    from .pool.batching import Batched
 
 __all__ = ["GPUSessionPool", "LostDevice", "WorkerHealth"]
 
@@ -157,7 +157,9 @@ class GPUSessionPool:
         if options.get("memory") is not None:
             arguments["memory"] = divided(parse_gpu_size("memory", options["memory"]), max(number, 1))
         if isolate:
-            from .host_feeds import ProcessFeeds  # not above: it imports numpy, and a session diagnoses its absence
+            from .pool.host_feeds import (
+                ProcessFeeds,  # not above: it imports numpy, and a session diagnoses its absence
+            )
 
             feeds = copies = ProcessFeeds(
                 parse_size("pinned_memory_limit", options.get("pinned_memory_limit", PINNED_MEMORY_LIMIT))
@@ -170,9 +172,11 @@ class GPUSessionPool:
         service.model = model
         try:
             if isolate:
-                from .isolated import open_processes
+                from .pool.isolated import open_processes
 
-                open_processes(service, model, devices, number, arguments, (deadline, first_deadline), copies)
+                open_processes(
+                    service, model, devices, number, arguments, gpu_session_class, (deadline, first_deadline), copies
+                )
             else:
                 open_sessions(service.add, model, devices, number, arguments, gpu_session_class())
             self._limit = sum(worker.most for worker in service.workers)
@@ -239,7 +243,7 @@ class GPUSessionPool:
         Raises:
             GPUError, Exception: as GPUSession.warm raises.
         """
-        from ...running.warming import arrays_of, listed
+        from ..running.warming import arrays_of, listed
 
         self._refuse_after_fork()
         if self._service.is_over:
@@ -270,7 +274,7 @@ class GPUSessionPool:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Results:
         """Run the model on the least busy session, as InferenceSession.run does; the class says what is raised."""
-        from ...running.pipeline import for_many_runs
+        from ..running.pipeline import for_many_runs
 
         self._refuse_after_fork()
         service, outcome = self._service, Outcome[Any]()
@@ -305,7 +309,7 @@ class GPUSessionPool:
             ForkedSessionError: the pool was opened in a parent process.
             ProviderRequestError: an array of ``input_feed`` is on a GPU.
         """
-        from ...running.pipeline import for_many_runs
+        from ..running.pipeline import for_many_runs
 
         self._refuse_after_fork()
         service, outcome = self._service, FutureOutcome[Any]()
@@ -341,7 +345,7 @@ class GPUSessionPool:
             TypeError, ValueError: ``feeds`` is not iterable or is a single feed; ``in_flight`` is not a positive int.
             GPUError: as :meth:`submit` raises.
         """
-        from ...running.pipeline import check_arguments, for_many_runs, may_be_written_to, results_of
+        from ..running.pipeline import check_arguments, for_many_runs, may_be_written_to, results_of
 
         self._refuse_after_fork()
         service = self._service
@@ -360,8 +364,8 @@ class GPUSessionPool:
 
     def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Unpack[BatchedOptions]) -> Batched:
         """Return a service that joins concurrent requests of few items into runs, as GPUSession.batched does."""
-        from ...running.kept_shapes import MOST
-        from .batching import Batched
+        from ..running.kept_shapes import MOST
+        from .pool.batching import Batched
 
         self._refuse_after_fork()
         if self._service.is_over:
