@@ -13,7 +13,7 @@ from ..environment.gpu.cuda import initialise
 from ..errors import ExecutionError, GPUError, manual
 from ..model.files import ModelSource
 from ..provider.devices import DeviceRequest, as_request, check_form, choose_visible, is_cpu
-from .request import NAMES, refuse_misspelt
+from .request import NAMES, PoolArguments, Unpack, refuse_misspelt
 
 _MIB = 1 << 20
 _CHILD = "ortgpu.session.fit_child"
@@ -119,7 +119,7 @@ def fit(
     device: DeviceRequest = None,
     *,
     timeout: float = _LONGEST,
-    **arguments: Any,
+    **arguments: Unpack[PoolArguments],
 ) -> Fit:
     """Measure how much GPU memory a model takes at each batch, in a child process that has nothing else there.
 

@@ -20,7 +20,7 @@ from ..provider.devices import as_request, choose_visible, is_cpu
 from ..provider.sizes import GPUSize, bytes_of_gpu, parse_gpu_size
 from ..running import arena
 from .budget import with_room_outside
-from .request import NAMES, SessionRequest, checked, refuse_misspelt, seconds
+from .request import NAMES, ModelsArguments, SessionRequest, Unpack, checked, refuse_misspelt, seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
@@ -149,7 +149,9 @@ class GPUModels(Mapping[str, GPUModel]):
         TypeError, ValueError: an argument is invalid, or its name looks misspelt. Nothing was opened.
     """
 
-    def __init__(self, budget: GPUSize | None = None, idle: float | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, budget: GPUSize | None = None, idle: float | None = None, **arguments: Unpack[ModelsArguments]
+    ) -> None:
         if "memory" in arguments:
             raise TypeError("GPUModels has budget= in the place of memory=")
         refuse_misspelt("GPUModels", arguments.keys() - set(NAMES), (*NAMES, "budget", "idle"))

@@ -41,24 +41,35 @@ class InferenceSessionArguments(TypedDict, total=False):
     read_config_from_model: bool
 
 
-class SessionArguments(InferenceSessionArguments, total=False):
-    """The arguments of a GPUSession by name, for functions that pass them on; without ``device``."""
-
+class _CommonArguments(InferenceSessionArguments, total=False):
     cpu_nodes: CPUNodes
     allow_cpu: bool | None
     cuda_graph: bool
     pinned_memory_limit: Size
     tuned: Tuned
-    memory: GPUSize | None
     trim_idle: float | None
 
 
-class PoolArguments(SessionArguments, total=False):
-    """The arguments of a GPUSession that a pool hands to each of its sessions, all by name."""
+class SessionArguments(_CommonArguments, total=False):
+    """The arguments of a GPUSession by name, for functions that pass them on; without ``device``."""
 
+    memory: GPUSize | None
+
+
+class _ArgumentsByPosition(TypedDict, total=False):
     sess_options: Any
     providers: Sequence[Any] | None
     provider_options: Sequence[dict[Any, Any]] | None
+
+
+class PoolArguments(SessionArguments, _ArgumentsByPosition, total=False):
+    """The arguments of a GPUSession that a pool hands to each of its sessions, all by name."""
+
+
+class ModelsArguments(_CommonArguments, _ArgumentsByPosition, total=False):
+    """The arguments of a GPUSession that GPUModels hands to each of its sessions, all by name; without ``memory``."""
+
+    device: Device | DeviceRequest
 
 
 class BatchedOptions(TypedDict, total=False):

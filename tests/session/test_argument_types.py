@@ -12,10 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu import DeviceNotFoundError, GPUSession, GPUSessionPool
+from ortgpu import DeviceNotFoundError, GPUModels, GPUSession, GPUSessionPool, fit
 from ortgpu.provider.devices import check_form
 from ortgpu.session.pool.batching import Batched
-from ortgpu.session.request import OWN, BatchedOptions, InferenceSessionArguments, SessionArguments
+from ortgpu.session.request import (
+    OWN,
+    BatchedOptions,
+    InferenceSessionArguments,
+    ModelsArguments,
+    PoolArguments,
+    SessionArguments,
+)
 from tests.support.cpu_session import child
 
 
@@ -35,6 +42,14 @@ def open_misspelt_pool() -> None:
     GPUSessionPool(b"", isolated=True)  # type: ignore[call-arg]  # the mistake
 
 
+def open_misspelt_models() -> None:
+    GPUModels(devce=0)  # type: ignore[call-arg]  # the mistake
+
+
+def fit_misspelt() -> None:
+    fit(b"", alow_cpu=True)  # type: ignore[call-arg]  # the mistake
+
+
 def join_misspelt(session: GPUSession, pool: GPUSessionPool) -> None:
     session.batched(max_wiat=1)  # type: ignore[call-arg]  # the mistake
     pool.batched(when_full="block")  # type: ignore[arg-type]  # the mistake
@@ -43,6 +58,8 @@ def join_misspelt(session: GPUSession, pool: GPUSessionPool) -> None:
 def open_rightly() -> None:
     GPUSessionPool(b"", isolate=True, sess_options=None, pinned_memory_limit="2GB", allow_cpu=True)
     GPUSession(b"", disabled_optimizers=["ConstantFolding"], enable_fallback=0, read_config_from_model=True)
+    GPUModels("12GiB", device="cuda:1", providers=["CUDAExecutionProvider"], trim_idle=60)
+    fit(b"", [1], device=0, providers=["CUDAExecutionProvider"], memory="1GiB")
     GPUSession.for_rank(b"", cpu_nodes="forbid", tuned=Path("record"), disabled_optimizers=set())
 
 
@@ -52,6 +69,8 @@ def open_rightly() -> None:
         (open_misspelt, "GPUSession has no argument 'devce'; did you mean 'device'"),
         (open_misspelt_for_rank, "GPUSession has no argument 'alow_cpu'; did you mean 'allow_cpu'"),
         (open_misspelt_pool, "GPUSessionPool has no argument 'isolated'; did you mean 'isolate'"),
+        (open_misspelt_models, "GPUModels has no argument 'devce'; did you mean 'device'"),
+        (fit_misspelt, "fit\\(\\) has no argument 'alow_cpu'; did you mean 'allow_cpu'"),
         (open_with_wrong_type, "allow_cpu must be True or False, not 'false'"),
     ],
 )
@@ -69,6 +88,12 @@ def test_functions_that_pass_arguments_on_know_them_all() -> None:
     assert SessionArguments.__annotations__.keys() == own.keys() | InferenceSessionArguments.__annotations__.keys()
     written = {name: typing.cast("typing.ForwardRef", SessionArguments.__annotations__[name]) for name in own}
     assert {name: each.__forward_arg__ for name, each in written.items()} == own
+
+
+def test_models_take_the_arguments_of_a_session_but_memory() -> None:
+    names = {*OWN, "sess_options", "providers", "provider_options", *InferenceSessionArguments.__annotations__}
+    assert ModelsArguments.__annotations__.keys() == names - {"memory"}
+    assert PoolArguments.__annotations__.keys() == names - {"device"}
 
 
 def test_the_options_of_a_service_are_those_of_its_class() -> None:
