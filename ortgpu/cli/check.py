@@ -9,6 +9,7 @@ import click
 
 from ortgpu.cli import output, signals
 from ortgpu.cli.batches import parse_batches
+from ortgpu.cli.bench import check_plot
 from ortgpu.diagnosis.probe.probing import RELU
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ CpuNodes = Literal["allow", "warn", "forbid"]
 
 
 @click.command()
-@click.argument("model", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("models", metavar="[MODEL]...", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--device", metavar="D", help='Which GPU: an index, "cuda:1", a UUID, or "auto" (most free memory).')
 @click.option(
     "--cpu-nodes",
@@ -43,14 +44,19 @@ CpuNodes = Literal["allow", "warn", "forbid"]
 )
 @click.option(
     "--fit",
-    metavar="N,N,...",
+    metavar="[N,N,...]",
+    is_flag=False,
+    flag_value="1,8,32",
     callback=parse_batches,
-    help="Batch sizes: only measure the GPU memory that each takes, and which fit.",
+    help="Only measure the GPU memory that batches take (1,8,32), and which fit; also whether several models do.",
+)
+@click.option(
+    "--plot", metavar="FILE", type=output.FileToWrite(), callback=check_plot, help="With --fit: draw it into a file."
 )
 @click.option("--verbose", is_flag=True, help="Also show the options bound to the CUDA provider.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
 def check(
-    model: Path | None,
+    models: tuple[Path, ...],
     device: str | None,
     cpu_nodes: CpuNodes,
     allow_cpu: bool,
@@ -60,6 +66,7 @@ def check(
     compare: str | None,
     shapes: tuple[int, ...] | None,
     fit: tuple[int, ...] | None,
+    plot: Path | None,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -70,8 +77,8 @@ def check(
     --inputs. The last line is the verdict.
 
     Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu or ORTGPU_ALLOW_CPU=1. 1: it is not, or
-    it does not run on the inputs of --inputs, or --compare finds wrong results or none, and the reason is printed. 2:
-    wrong usage, for instance no such file.
+    it does not run on the inputs of --inputs, or --compare finds wrong results or none, and the reason is printed. With
+    --fit, 1: no batch of a model fits, or the models do not fit together. 2: wrong usage, for instance no such file.
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
@@ -79,14 +86,17 @@ def check(
       "gpu_memory" (bytes), "latency_ms", "latency_error", "tuned", "warnings",
       "on_cpu_because" and, with --placement, "placement_details",
       with --compare "compared" and "compared_with"; with --shapes "shapes";
-      with --fit "fit" alone
+      with --fit "fit" alone, and "model" is a list for several models
     null is unknown.
     """
     from ortgpu.cli import report
 
-    name = str(model) if model else None
     if fit is not None:
-        return _show_fit(model, fit, device, inputs, allow_cpu=allow_cpu, as_json=as_json)
+        return _show_fit(models, fit, device, inputs, plot, allow_cpu=allow_cpu, as_json=as_json)
+    if plot is not None or len(models) > 1:
+        raise click.UsageError(f"{'--plot' if plot is not None else 'more than one MODEL'} needs --fit")
+    model = models[0] if models else None
+    name = str(model) if model else None
     try:
         with report.quiet() as caught:
             found, compared, compared_with, times = _open_and_run(
@@ -149,32 +159,41 @@ def check(
 
 
 def _show_fit(
-    model: Path | None,
+    models: tuple[Path, ...],
     batches: tuple[int, ...],
     device: str | None,
     file: Path | None,
+    plot: Path | None,
     *,
     allow_cpu: bool,
     as_json: bool,
 ) -> int:
-    """Show what ``ortgpu.fit`` measures. Exit code 1: nothing fits, or it could not be measured."""
+    """Show what ``ortgpu.fit`` measures, and return the exit code."""
     import ortgpu
     from ortgpu.cli import inputs
 
-    if model is None:
+    if not models:
         raise click.UsageError("--fit needs a MODEL")
     feeds = [inputs.read_inputs(file)] if file is not None else None
+    names = [str(model) for model in models]
     try:
-        found = ortgpu.fit(str(model), batches, feeds, device, allow_cpu=allow_cpu or None)
+        fit = ortgpu.fit(names, batches, feeds, device, allow_cpu=allow_cpu or None)
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
-        return output.show_problem(error, as_json, model=model)
-    fits = [row for each in found.models for row in each.rows if row.error is None]
+        return output.show_problem(error, as_json, model=models[0] if len(models) == 1 else None)
+    has_run = all(any(row.error is None for row in model.rows) for model in fit.models)
+    ok = has_run and fit.fit_together is not False
     if as_json:
-        output.write_json(output.document(ok=bool(fits), model=str(model), fit=found.as_dict()))
+        output.write_json(output.document(ok=ok, model=names[0] if len(names) == 1 else names, fit=fit.as_dict()))
     else:
-        for text in str(found).splitlines():
+        for text in str(fit).splitlines():
             output.line(output.stdout(), text)
-    return int(not fits)
+    if plot is not None:
+        from ortgpu.cli.bench.plot import draw_fit
+
+        draw_fit(fit, plot)
+        if not as_json:
+            output.line(output.stdout(), f"Written: {plot}")
+    return int(not ok)
 
 
 def _open_and_run(

@@ -258,7 +258,9 @@ def _together(models: Sequence[ModelFit], start: Any) -> int | None:
 
 def _lines(model: ModelFit) -> list[str]:
     head = f"{'batch':<12}{'first run':>14}{'later runs':>14}{'seconds':>10}{'later':>10}  fits"
-    lines = [f"{model.model}: {_mib(model.opened)} MiB when it is open", head]
+    seconds = next((row.opening_seconds for row in model.rows if row.opening_seconds is not None), None)
+    after = f", after {seconds:.2f} seconds" if seconds is not None else ""
+    lines = [f"{model.model}: {_mib(model.opened)} MiB when it is open{after}", head]
     for number, row in enumerate(model.rows):
         label = f"feed {number}" if row.batch is None else str(row.batch)
         if row.error is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import onnx.parser
 import pytest
@@ -13,7 +13,6 @@ import pytest
 from ortgpu.errors import catalogue
 from ortgpu.session.tuning import feeds
 from tests.lab.fixtures import Lab
-from tests.support.children import child_environment, run_child
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.support.known_placements import MODELS
 from tests.support.this_machine import GPUs
@@ -251,20 +250,50 @@ def test_shapes_of_check(tmp_path: Path) -> None:
     assert (fixed.returncode, "no free batch dimension" in fixed.stderr) == (2, True)
 
 
-def test_fit_tells_the_memory_of_each_batch(tmp_path: Path) -> None:
-    """On the CPU it is that of the host, and the first line says so."""
-    model = tmp_path / "model.onnx"
+@pytest.fixture(scope="module")
+def relu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fit") / "model.onnx"
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) { y = Relu(x) }'
-    model.write_bytes(onnx.parser.parse_model(text).SerializeToString())
-    environ = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"})
-    shown = [
-        run_child(
-            [sys.executable, "-m", "ortgpu", "check", str(model), "--fit", "1", *further], deadline=90, env=environ
-        )
-        for further in ((), ("--json",))
-    ]
-    assert [each.returncode for each in shown] == [0, 0], shown[0].output
+    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    return path
+
+
+FIT = {**NO_GPU, "ORTGPU_ALLOW_CPU": "1"}
+
+
+def test_fit_tells_the_memory_of_each_batch(relu: Path) -> None:
+    """On the CPU it is that of the host, and the first line says so."""
+    shown = [ortgpu("check", str(relu), "--fit", *further, env=FIT) for further in ((), ("1", "--json"))]
+    assert [each.returncode for each in shown] == [0, 0], shown[0]
     assert "of host memory (no GPU is used) free" in shown[0].stdout
-    (row,) = json.loads(shown[1].stdout)["fit"]["models"][0]["rows"]
-    assert row["batch"] == 1
+    assert re.search(r"MiB when it is open, after \d+\.\d\d seconds", shown[0].stdout)
+    assert re.findall(r"^(\d+) .* MiB", shown[0].stdout, re.MULTILINE) == ["1", "8", "32"]
+    document = json.loads(shown[1].stdout)
+    (row,) = document["fit"]["models"][0]["rows"]
+    assert (document["model"], row["batch"], document["fit"]["fit_together"]) == (str(relu), 1, None)
     assert row["first_run_seconds"] > 0
+
+
+def test_fit_of_several_models_tells_whether_they_fit_together(relu: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extras bench and test bring it")
+    plot = tmp_path / "fit.svg"
+    result = ortgpu("check", str(relu), str(relu), "--fit", "1,4", "--json", "--plot", str(plot), env=FIT)
+    document = json.loads(result.stdout)
+    assert (result.returncode, document["ok"], document["fit"]["fit_together"]) == (0, True, True)
+    assert document["model"] == [each["model"] for each in document["fit"]["models"]] == [str(relu)] * 2
+    words = {(each.text or "").strip() for each in ElementTree.parse(plot).iter()}
+    assert {"1. model.onnx", "2. model.onnx", "batch 1", "batch 4"} <= words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("{}", "{}"), "more than one MODEL needs --fit"),
+        (("{}", "--plot", "{}.svg"), "--plot needs --fit"),
+        (("--fit", "1"), "--fit needs a MODEL"),
+    ],
+)
+def test_wrong_usage_of_fit(relu: Path, arguments: tuple[str, ...], words: str) -> None:
+    pytest.importorskip("matplotlib", reason="the extras bench and test bring it")
+    result = ortgpu("check", *(each.format(relu) for each in arguments), env=FIT)
+    assert (result.returncode, words in result.stderr) == (2, True), result

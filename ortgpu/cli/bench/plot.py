@@ -1,9 +1,10 @@
-"""Times plain as a picture: how many times as fast as plain ONNX Runtime. Needs matplotlib, of the extra ``bench``."""
+"""Pictures of speed-ups over plain ONNX Runtime, and of GPU memory. They need matplotlib, of the extra ``bench``."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure as Canvas
 
 from ortgpu.cli.bench.measuring import Figure, Spread
 from ortgpu.provider.settings import described
+from ortgpu.session.fitting import Fit, FitRow
 from ortgpu.session.tuning.children import Trial
 
 # They can be read on a white and on a dark page; the background is transparent.
@@ -36,6 +38,43 @@ def draw_trials(trials: Sequence[Trial], title: str, path: Path) -> None:
 
 def draw_panels(panels: Mapping[str, Mapping[str, Spread]], title: str, path: Path) -> None:
     """Write times plain by panel and name, the worst on top: as .png or as .svg."""
+    with _axes_of(panels, title, path) as all_axes:
+        for axes, rows in zip(all_axes, panels.values(), strict=True):
+            for place, (label, times) in enumerate(sorted(rows.items(), key=lambda row: row[1].median)):
+                ends = [[times.median - times.low], [times.high - times.median]]
+                colour = FASTER if times.median >= 1 else SLOWER
+                axes.barh(label, times.median, xerr=ends, color=colour, ecolor=INK)
+                axes.annotate(f" {times.median:.2f}", (max(times.high, times.median), place), va="center")
+            axes.axvline(1, color=INK, linewidth=1, linestyle="--")
+        if all_axes:
+            all_axes[-1].set_xlabel("times plain ONNX Runtime; more is better, 1 is as fast")
+
+
+def draw_fit(fit: Fit, path: Path) -> None:
+    """Write the memory that ``ortgpu.fit`` measured, a panel for each model: the first run, and later ones in it."""
+    panels: dict[str, dict[str, FitRow]] = {}
+    for number, model in enumerate(fit.models, 1):
+        rows = {
+            f"feed {place}" if row.batch is None else f"batch {row.batch}": row for place, row in enumerate(model.rows)
+        }
+        name = Path(model.model).name
+        panels[f"{number}. {name}" if len(fit.models) > 1 else name] = rows
+    with _axes_of(panels, str(fit.device), path) as all_axes:
+        for axes, rows in zip(all_axes, panels.values(), strict=True):
+            for place, (label, row) in enumerate(rows.items()):
+                peak, steady = ((size or 0) / (1 << 20) for size in (row.peak, row.steady))
+                axes.barh(label, peak, color=SLOWER)
+                axes.barh(label, steady, color=FASTER)
+                text = f" {peak:,.0f}, later {steady:,.0f}" if row.peak is not None else " does not fit, or unknown"
+                axes.annotate(text, (max(peak, steady), place), va="center")
+        if all_axes:
+            what = "host memory" if fit.on_cpu else "GPU memory beside CUDA's context"
+            all_axes[-1].set_xlabel(f"MiB of {what}: the first run, and later runs")
+
+
+@contextlib.contextmanager
+def _axes_of(panels: Mapping[str, Mapping[str, object]], title: str, path: Path) -> Iterator[Sequence[Any]]:
+    """Give axes for each panel, and write the picture at the end: as .png or as .svg."""
     # Not pyplot, which would look for a window system. Text stays text, so it can be found and copied. Formulas are
     # disabled, since a name may contain two dollar signs. With the salt, the same figures make the same file.
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ortgpu", "text.parse_math": False}
@@ -46,19 +85,14 @@ def draw_panels(panels: Mapping[str, Mapping[str, Spread]], title: str, path: Pa
         sizes = [len(rows) + 1 for rows in panels.values()]
         canvas = Canvas(figsize=(8, 1 + 0.32 * sum(sizes)), layout="constrained")
         canvas.suptitle(title)
+        all_axes: list[Any] = []
         if panels:
-            all_axes = canvas.subplots(len(panels), sharex=True, squeeze=False, height_ratios=sizes)[:, 0]
-            for axes, (name, rows) in zip(all_axes, panels.items(), strict=True):
-                for place, (label, times) in enumerate(sorted(rows.items(), key=lambda row: row[1].median)):
-                    ends = [[times.median - times.low], [times.high - times.median]]
-                    colour = FASTER if times.median >= 1 else SLOWER
-                    axes.barh(label, times.median, xerr=ends, color=colour, ecolor=INK)
-                    axes.annotate(f" {times.median:.2f}", (max(times.high, times.median), place), va="center")
-                axes.invert_yaxis()
-                axes.axvline(1, color=INK, linewidth=1, linestyle="--")
-                axes.set_title(name, loc="left", fontsize="medium")
-                axes.spines[["top", "right"]].set_visible(False)
-                axes.margins(x=0.1)
-            all_axes[-1].set_xlabel("times plain ONNX Runtime; more is better, 1 is as fast")
+            all_axes += list(canvas.subplots(len(panels), sharex=True, squeeze=False, height_ratios=sizes)[:, 0])
+        yield all_axes
+        for axes, name in zip(all_axes, panels, strict=True):
+            axes.invert_yaxis()
+            axes.set_title(name, loc="left", fontsize="medium")
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.margins(x=0.1)
         form = "png" if path.suffix.lower() == ".png" else "svg"
         canvas.savefig(path, format=form, transparent=True, metadata={"Date": None} if form == "svg" else None)
