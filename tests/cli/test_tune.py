@@ -59,8 +59,7 @@ def test_a_terminal_gets_a_bar(model: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for terminal in (Terminal(), StringIO()):
         monkeypatch.setattr("sys.stderr", terminal)
         assert tune.main([str(model), "--budget", "2"], standalone_mode=False) == 0
-        shown = terminal.getvalue()
-        assert ("Opening the model" in shown) is ("graph captured: " in shown) is isinstance(terminal, Terminal)
+        assert ("Opening the model" in terminal.getvalue()) is isinstance(terminal, Terminal)
 
 
 @pytest.mark.usefixtures("on_cpu")
