@@ -1,8 +1,8 @@
-"""A session with several copies of a model's nodes, each of which keeps the plans of one shape.
+"""Sessions with several copies of a model's nodes, each of which keeps the plans of one shape.
 
 The copies are branches of one graph that share their weights, see :mod:`ortgpu.model.branches`. Which branch runs is
 chosen by Boolean inputs. A shape that has no branch gets the one that was used least recently: its run plans as any run
-of another shape does.
+of another shape does. There is one such session until threads wait for each other, and then up to four: the lanes.
 
 Measured on an H200 with eight batches of ResNet-50 in turn: 2.3 ms a run where one session takes 98.
 """
@@ -22,9 +22,10 @@ from ..provider import lifetime
 from ..provider.devices import Device
 from .onnxruntimes import InferenceSession, LastOfOurs
 from .plain_runs import PlainRunner
+from .results import agree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,24 +43,24 @@ class OneAtATime:
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self.turn = threading.RLock()  # reentrant: a signal handler may run the session
-        self.is_busy = False  # a run is at work, as far as another thread can tell
+        self._turn = threading.RLock()  # reentrant: a signal handler may run the session
+        self.queue: list[None] = []  # an item for each run at work or waiting, as far as another thread can tell
 
-    def run(self, output_names: Any, feed: Any, run_options: Any) -> Any:
-        with self.turn:
-            self.is_busy = True
-            try:
-                return self._inner.run(output_names, feed, run_options)
-            finally:
-                self.is_busy = False
+    def run(self, *arguments: Any) -> Any:
+        return self.in_turn(self._inner.run, *arguments)
 
     def run_with_ortvaluevector(self, *arguments: Any) -> Any:
-        with self.turn:
-            self.is_busy = True
-            try:
-                return self._inner.run_with_ortvaluevector(*arguments)
-            finally:
-                self.is_busy = False
+        return self.in_turn(self._inner.run_with_ortvaluevector, *arguments)
+
+    def in_turn(self, run: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that runs the session, once the runs before it have ended."""
+        try:
+            self.queue.append(None)
+            with self._turn:
+                return run(*arguments)
+        finally:
+            if self.queue:  # an interrupt may have come before the item
+                self.queue.pop()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -104,8 +105,7 @@ class FurtherSession(LastOfOurs):
     def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
         """Run with an IOBinding, as InferenceSession does."""
         lifetime.refuse_if_closed(self)
-        with self._sess.turn:
-            InferenceSession.run_with_iobinding(_WithNativeSession(self), iobinding, run_options)
+        self._sess.in_turn(InferenceSession.run_with_iobinding, _WithNativeSession(self), iobinding, run_options)
 
     def _gpu_explained(self, error: Exception) -> Exception:
         return error
@@ -117,75 +117,174 @@ class Branch:
 
     selectors: Mapping[str, NDArray[np.bool_]]
     shape: Shape | None = None
-    inputs: Mapping[str, tuple[int, ...]] | None = None  # the shape of each input
-    used: int = 0  # grows with the time of the last use
-    waits: int = 0  # runs that had to wait for another one
+    claimed: int = 0  # grows with the time at which a run was last sent there to make plans
 
 
-class ShapePlans:
-    """The branches, and the shapes that they keep the plans of. Threads may share it.
+class Lane:
+    """A session with branches, whose runs follow each other. Further lanes make as many runs at a time.
 
     Args:
         session: of a model with branches.
         runner: makes the runs of that session.
         selectors: the names of the Boolean inputs.
         branches: their number.
-        open_further: opens a session without branches, for one shape, and returns it with its runner.
     """
 
-    def __init__(
-        self,
-        session: Any,
-        runner: PlainRunner,
-        selectors: Sequence[str],
-        branches: int,
-        open_further: Callable[[], tuple[Any, PlainRunner]],
-    ) -> None:
-        self.session = session
+    def __init__(self, session: FurtherSession, runner: PlainRunner, selectors: Sequence[str], branches: int) -> None:
+        self.session: Any = session  # None once it is closed
         self.runner = runner
-        self.open_further = open_further
-        self._branches = [
+        self.branches = [
             Branch({name: np.array(bit) for name, bit in zip(selectors, bits_of(number, len(selectors)), strict=True)})
             for number in range(branches)
         ]
-        self._kept: dict[Shape, Branch] = {}
+
+    @property
+    def queue(self) -> int:
+        """The number of runs at work or waiting."""
+        session = self.session
+        return len(session._sess.queue) if session is not None else 0
+
+    def take_after(self, other: Lane) -> None:
+        """Put arrays where another lane puts them."""
+        self.session._pinned = other.session._pinned
+        if hasattr(self.runner, "place"):
+            self.runner.place = getattr(other.runner, "place", None)
+
+    def close(self) -> None:
+        """Free the memory once no run uses it."""
+        session, self.session = self.session, None
+        self.runner = PlainRunner()
+        if session is not None:
+            lifetime.abandon_if_context_is_gone(session)
+
+
+@dataclass(slots=True, eq=False)
+class KeptShape:
+    """A shape that has plans.
+
+    Attributes:
+        inputs: the shape of each input.
+        places: the branches that keep the plans, each in another lane.
+        used: grows with the time of the last use.
+        waits: the runs that had to wait for others since ``since``, in seconds of time.monotonic().
+    """
+
+    inputs: Mapping[str, tuple[int, ...]]
+    places: tuple[tuple[Lane, Branch], ...] = ()
+    used: int = 0
+    waits: int = 0
+    since: float = 0.0
+
+
+class ShapePlans:
+    """The lanes, and the shapes that their branches keep the plans of. Threads may share it.
+
+    Args:
+        lanes: at least one. Each has as many branches as shapes are kept.
+        open_lanes: opens so many further lanes, or fewer, and raises what keeps it from opening one.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], open_lanes: Callable[[int], Sequence[Lane]]) -> None:
+        self.lanes = tuple(lanes)
+        self._open_lanes = open_lanes
+        self._most = len(lanes[0].branches)
+        self._kept: dict[Shape, KeptShape] = {}
         self._clock = itertools.count(1)
+        self._is_closed = False
         self._lock = threading.RLock()  # a signal handler may close the session
 
-    def find(self, shape: Shape) -> Branch | None:
-        """Return the branch that keeps the plans of a shape, if there is one."""
+    def find(self, shape: Shape) -> KeptShape | None:
+        """Return what is kept of a shape."""
         return self._kept.get(shape)
-
-    def branch_of(self, shape: Shape) -> Branch:
-        """Return the branch that keeps the plans of a shape, or the one whose next run may make them."""
-        branch = self._kept.get(shape)
-        if branch is None:
-            with self._lock:
-                branch = self._kept.get(shape) or min(self._branches, key=lambda each: each.used)
-                branch.used = next(self._clock)  # another thread takes another one
-        branch.used = next(self._clock)
-        return branch
-
-    def keep(self, shape: Shape, branch: Branch, inputs: Mapping[str, tuple[int, ...]]) -> None:
-        """Note that a branch has made the plans of a shape. A run that failed leaves the shapes as they were."""
-        with self._lock:
-            if shape in self._kept:  # by another thread, meanwhile
-                branch.used = 0
-                return
-            if branch.shape is not None:
-                del self._kept[branch.shape]
-            branch.shape, branch.inputs, branch.waits = shape, inputs, 0
-            self._kept[shape] = branch
 
     def tick(self) -> int:
         """Return the number of uses so far, which this one adds to."""
         return next(self._clock)
 
-    def rest(self, shape: Shape) -> None:
-        """Count the waits of a shape anew."""
-        branch = self._kept.get(shape)
-        if branch is not None:
-            branch.waits = 0
+    def choose(self, shape: Shape) -> tuple[Lane, Branch]:
+        """Return the lane for a run, and the branch that keeps the plans of its shape or may make them.
+
+        It is the lane with the fewest runs.
+        """
+        kept = self._kept.get(shape)
+        if kept is not None:
+            kept.used = self.tick()
+            if kept.places:
+                return min(kept.places, key=lambda place: place[0].queue)
+        lane = min(self.lanes, key=lambda each: each.queue)
+        return lane, self.spare_branch(lane)
+
+    def spare_branch(self, lane: Lane) -> Branch:
+        """Return a branch of a lane that keeps no plans, or else that of the shape that was used least recently."""
+        with self._lock:
+            spare = [branch for branch in lane.branches if branch.shape is None] or lane.branches
+            branch = min(spare, key=self._last_use)
+            branch.claimed = self.tick()  # another thread takes another one
+        return branch
+
+    def _last_use(self, branch: Branch) -> int:
+        kept = self._kept.get(branch.shape) if branch.shape is not None else None
+        return max(branch.claimed, kept.used) if kept is not None else branch.claimed
+
+    def keep(self, shape: Shape, lane: Lane, branch: Branch, inputs: Mapping[str, tuple[int, ...]]) -> None:
+        """Note that a branch has made the plans of a shape. A run that failed leaves the shapes as they were."""
+        with self._lock:
+            if self._is_closed:
+                return
+            if branch.shape is not None:
+                self._forget(branch.shape)
+            kept = self._kept.get(shape)
+            if kept is None:
+                if len(self._kept) == self._most:
+                    self._forget(min(self._kept, key=lambda each: self._kept[each].used))
+                kept = self._kept[shape] = KeptShape(inputs, used=self.tick())
+            if all(lane is not other for other, _ in kept.places):  # else another thread made them meanwhile
+                kept.places = (*kept.places, (lane, branch))
+                branch.shape = shape
+
+    def _forget(self, shape: Shape) -> None:
+        for _, branch in self._kept.pop(shape).places:
+            branch.shape = None
+
+    def lane_for(self, kept: KeptShape, taken: Collection[Lane | None]) -> Lane | None:
+        """Return the lane in which runs of a shape would wait less than in its own lanes; none of those ``taken``."""
+        own = [lane for lane, _ in kept.places]
+        others = [lane for lane in self.lanes if lane not in own and lane not in taken]
+        lane = min(others, key=lambda each: each.queue, default=None)
+        if lane is None or min((each.queue for each in own), default=0) <= lane.queue + (lane.queue > 0):
+            return None
+        return lane
+
+    def open(self, count: int) -> Lane | None:
+        """Open so many further lanes, or fewer, and return one. None if the plans were closed meanwhile."""
+        lanes = self._open_lanes(count)
+        first = self.lanes[0]
+        with self._lock:
+            if not self._is_closed:
+                for each in lanes:
+                    each.take_after(first)
+                self.lanes = (*self.lanes, *lanes)
+                return lanes[0]
+        for each in lanes:
+            each.close()
+        return None
+
+    def plan_in(self, lane: Lane, shape: Shape, feed: Mapping[str, Any]) -> None:
+        """Make the plans of a kept shape in a further lane, too, by a run with ``feed``.
+
+        Raises:
+            ValueError: the results differ from those of the lane that keeps the shape.
+            Exception: as the run of a session raises.
+        """
+        kept = self._kept.get(shape)
+        if kept is None:
+            return
+        home, source = kept.places[0]
+        branch = self.spare_branch(lane)
+        expected = home.session.run(None, {**feed, **source.selectors})
+        if not agree(lane.session.run(None, {**feed, **branch.selectors}), expected):
+            raise ValueError("the results of two lanes differ")
+        self.keep(shape, lane, branch, kept.inputs)
 
     def kept(self) -> tuple[Shape, ...]:
         """Return the shapes with plans, the one that was used least recently first."""
@@ -195,12 +294,12 @@ class ShapePlans:
     def inputs(self) -> tuple[Mapping[str, tuple[int, ...]], ...]:
         """Return the shapes of the inputs by name, in the order of :meth:`kept`."""
         with self._lock:
-            kept = sorted(self._kept.values(), key=lambda branch: branch.used)
-            return tuple(branch.inputs for branch in kept if branch.inputs is not None)
+            return tuple(each.inputs for each in sorted(self._kept.values(), key=lambda kept: kept.used))
 
     def close(self) -> None:
-        """Free the memory of the branches once no run uses them."""
-        session, self.session = self.session, None
-        self.runner = PlainRunner()
-        if session is not None:
-            lifetime.abandon_if_context_is_gone(session)
+        """Free the memory of the lanes once no run uses it."""
+        with self._lock:
+            self._is_closed = True
+            self._kept = {}
+        for lane in self.lanes:
+            lane.close()

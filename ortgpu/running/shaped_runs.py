@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import threading
 import time
 import warnings
@@ -25,18 +24,18 @@ from onnxruntime import OrtValue
 from ..errors import GPUError, GPUOutOfMemoryError, PerformanceWarning
 from ..process.background import is_of_a_handler
 from ..process.threads import Executor, Outcome
-from ..provider import lifetime
 from ..provider.living import stacklevel
 from . import arena
 from .kept_shapes import MOST, SessionShapes
 from .pinned import memory_of
 from .plain_runs import PlainRunner
+from .results import agree
+from .warming import arrays_of, types_of
 
 if TYPE_CHECKING:
     from .onnxruntimes import Results
-    from .pinned import PinnedMemory
     from .plain_runs import RunningSession
-    from .shape_plans import ShapePlans
+    from .shape_plans import KeptShape, Lane, ShapePlans
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
@@ -57,9 +56,8 @@ class Policy:
         worth: the part of the time of a slow run that a planned one may take.
         judged: the planned runs that are compared with slow ones.
         window: the last changes of shape by which it is judged whether plans are built again and again.
-        waits: the runs of a shape that have to wait for others, after which it gets a session of its own.
-        own: the number of such sessions, that of the caller included.
-        idle: the planned runs after which a shape without a run loses its own session to another one.
+        waits: the runs of a shape that wait for others within ``waited`` seconds, after which further lanes serve it.
+        lanes: their greatest number.
     """
 
     most: int = MOST
@@ -69,23 +67,8 @@ class Policy:
     judged: int = 8
     window: int = 60
     waits: int = 8
-    own: int = 8
-    idle: int = 1000
-
-
-@dataclass(slots=True)
-class OwnSession:
-    """A session that runs one shape alone: that of the caller in several threads at a time, others one after another.
-
-    Attributes:
-        target, runner: None for the session of the caller.
-        used: the number of the planned run that was the last.
-    """
-
-    target: Any
-    runner: PlainRunner | None
-    used: int
-    is_verified: bool
+    waited: float = 2.0
+    lanes: int = 6
 
 
 class Returns:
@@ -191,8 +174,9 @@ class ShapedRunner(PlainRunner):
         self._is_closed = False
         self._patience = 1
         self._is_verified = False
-        self._own: dict[Shape, OwnSession] = {}
-        self._may_open = True  # a further session
+        self._may_spread = True  # until it fails
+        self._spreads: dict[Shape, Lane | None] = {}  # shapes that threads plan in a further lane; None: one to open
+        self._spreader: Executor | None = None
         self._gains: list[float] | None = []  # time of planned runs over that of slow ones, until they are judged
         self.why_none: str | None = None  # why the session has no plans, once that is decided
 
@@ -209,23 +193,24 @@ class ShapedRunner(PlainRunner):
             else:
                 if shape == self._current:
                     return session._sess.run(output_names or self._output_names, feed, None)
-                if self._gains is None and shape not in self._own:
+                if self._gains is None:
                     return self._run_kept(session, shape, output_names, feed)
         return self._run_indirectly(session, output_names, feed, run_options)
 
     def _run_kept(self, session: RunningSession, shape: Shape, output_names: Any, feed: Any) -> Results:
         """Run a shape that has plans: what :meth:`through` does, with less to ask. Other shapes go there."""
         plans = self._plans
-        branch = plans.find(shape) if plans is not None else None
-        if plans is not None and branch is not None:
+        kept = plans.find(shape) if plans is not None else None
+        if plans is not None and kept is not None:
             try:
-                inner = plans.session._sess
-                if not inner.is_busy:
-                    branch.used = plans.tick()
-                    self._replanning.quick += 1
-                    feed_with_choice = {**feed, **branch.selectors}
-                    results: Results = inner.run(output_names or self._output_names, feed_with_choice, None)
-                    return results
+                for lane, branch in kept.places:
+                    inner = lane.session._sess
+                    if not inner.queue:
+                        kept.used = plans.tick()
+                        self._replanning.quick += 1
+                        feed_with_choice = {**feed, **branch.selectors}
+                        results: Results = inner.run(output_names or self._output_names, feed_with_choice, None)
+                        return results
             except Exception as error:
                 if is_of_a_handler(error):
                     raise
@@ -275,9 +260,9 @@ class ShapedRunner(PlainRunner):
         """Free the plans. A thread that makes them is waited for."""
         self._is_closed = True
         self._first.close(error)
-        builder = self._builder
-        if builder is not None:
-            builder.close()
+        for each in (self._builder, self._spreader):
+            if each is not None:
+                each.close()
         self._give_up("the session is closed")
 
     def kept(self) -> tuple[Shape, ...]:
@@ -289,12 +274,9 @@ class ShapedRunner(PlainRunner):
         plans = self._plans
         if plans is None:
             return 0
-        sizes = [arena.reserved_bytes(each) for each in (plans.session, *self._further()) if each is not None]
+        sizes = [arena.reserved_bytes(lane.session) for lane in plans.lanes if lane.session is not None]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
-
-    def _further(self) -> list[Any]:
-        return [own.target for own in list(self._own.values()) if own.target is not None]
 
     def give_back(self) -> None:
         """Free the plans. They are made again once many more shapes have come back."""
@@ -307,10 +289,10 @@ class ShapedRunner(PlainRunner):
                 )
                 self._built = None
                 self._is_verified = False
+                self._may_spread = True
                 self._gains = []
         if plans is not None:
             plans.close()
-            self._close_own()
 
     @property
     def own(self) -> PlainRunner:
@@ -379,100 +361,66 @@ class ShapedRunner(PlainRunner):
             self.why_none = self.why_none or why
         if plans is not None:
             plans.close()
-            self._close_own()
             logger.debug("a session has no plans for its shapes any more: %s", why)
 
-    def _close_own(self) -> None:
-        further = self._further()
-        self._own = {}
-        for each in further:
-            lifetime.abandon_if_context_is_gone(each)
-
     def _run_planned(self, session: RunningSession, plans: ShapePlans, shape: Shape, feed: Any, run: Run) -> Any:
-        own = self._own.get(shape)
-        if own is not None:
-            return self._run_own(session, plans, own, shape, feed, run)
-        return self._run_in_branch(session, plans, shape, feed, run)
-
-    def _run_in_branch(self, session: RunningSession, plans: ShapePlans, shape: Shape, feed: Any, run: Run) -> Any:
-        target, runner = plans.session, plans.runner
+        kept = plans.find(shape)
+        lane, branch = plans.choose(shape)
+        target, runner = lane.session, lane.runner
         if target is None:  # another thread gave them up
             return run(session, self._first, feed)
         if not self._is_verified:
             target._pinned = memory_of(session)
             if hasattr(runner, "place"):  # where a worker process wants its results
                 runner.place = getattr(self._first, "place", None)
-        branch = plans.branch_of(shape)
-        is_new = branch.shape != shape
-        if not is_new and getattr(target._sess, "is_busy", False):
-            branch.waits += 1
-            if branch.waits >= self._policy.waits and self._gains is None:
-                self._give_own(session, plans, shape)
+        if kept is not None and lane.queue and self._gains is None:
+            self._note_wait(session, plans, shape, kept)
         began = time.perf_counter()
         try:
             results = run(target, runner, {**feed, **branch.selectors})
         except Exception as error:
             if is_of_a_handler(error):
                 raise
-            del target, runner  # their memory is free once the plans are given up
+            del target, runner, lane  # their memory is free once the plans are given up
             return self._run_after(error, session, feed, run)
         seconds = time.perf_counter() - began
-        if is_new:
-            plans.keep(shape, branch, {name: _shape(value) for name, value in feed.items()})
+        if kept is None:
+            plans.keep(shape, lane, branch, {name: _shape(value) for name, value in feed.items()})
         if not self._is_verified:
             return self._verified(session, feed, run, results)
         if self._gains is not None:
-            self._judge(shape, seconds, is_new=is_new)
-        self._note_change(session, seconds, planned=is_new)
+            self._judge(shape, seconds, is_new=kept is None)
+        self._note_change(session, seconds, planned=kept is None)
         return results
 
-    def _run_own(
-        self, session: RunningSession, plans: ShapePlans, own: OwnSession, shape: Shape, feed: Any, run: Run
-    ) -> Any:
-        """Run a shape in its own session."""
-        own.used = plans.tick()
-        if own.target is None or own.runner is None:
-            return run(session, self._first, feed)
-        try:
-            results = run(own.target, own.runner, feed)
-            if own.is_verified:
-                return results
-        except Exception as error:
-            if is_of_a_handler(error):
-                raise
-            results = None
-        # The first results are compared, as those of the plans are. After a failure the plans say whose fault it is.
-        expected = self._run_in_branch(session, plans, shape, feed, run)
-        if results is not None and agree(results, expected):
-            own.is_verified = True
-        else:
-            self._own.pop(shape, None)
-            self._may_open = False
-        return expected
-
-    def _give_own(self, session: RunningSession, plans: ShapePlans, shape: Shape) -> None:
-        """Give a shape that several threads run at a time a session of its own: that of the caller first."""
-        plans.rest(shape)
+    def _note_wait(self, session: RunningSession, plans: ShapePlans, shape: Shape, kept: KeptShape) -> None:
+        """Note that a run waits for others. Have a thread plan its shape in a further lane if many do."""
+        now = time.monotonic()
+        if now - kept.since > self._policy.waited:
+            kept.since, kept.waits = now, 0
+        kept.waits += 1
+        if kept.waits < self._policy.waits:
+            return
+        # As many lanes as there are runs, with this one
+        wanted = min(self._policy.lanes, 1 + sum(each.queue for each in plans.lanes))
         with self._lock:
-            if shape in self._own:
+            at_work = self._spreads.values()
+            if self._is_closed or not self._may_spread or shape in self._spreads or None in at_work:
                 return
-            idle = [key for key, own in self._own.items() if plans.tick() - own.used > self._policy.idle]
-            if idle:
-                self._own[shape] = self._own.pop(idle[0])
-            elif all(own.target is not None for own in self._own.values()):
-                self._own[shape] = OwnSession(None, None, plans.tick(), is_verified=True)
-            elif len(self._own) < self._policy.own and self._may_open and self._builder is None and not self._is_closed:
-                self._builder = Executor(1, "ortgpu-shapes")
-                pinned = memory_of(session)
-                self._builder.submit(Outcome(), _open_own, weakref.ref(self), plans, shape, pinned)
+            lane, further = plans.lane_for(kept, at_work), wanted - len(plans.lanes)
+            if lane is None and further <= 0:
+                return
+            self._spreads[shape] = lane
+            spreader = self._spreader = self._spreader or Executor(self._policy.lanes, "ortgpu-shapes")
+        into = further if lane is None else lane
+        spreader.submit(Outcome(), _spread, weakref.ref(self), plans, shape, types_of(session), into)
 
-    def _take_own(self, plans: ShapePlans, shape: Shape, opened: tuple[Any, PlainRunner] | None) -> None:
+    def _end_spread(self, shape: Shape, *, has_failed: bool) -> None:
         with self._lock:
-            self._builder = None  # its thread ends
-            if opened is None:
-                self._may_open = False
-            elif self._plans is plans and not self._is_closed and shape not in self._own:
-                self._own[shape] = OwnSession(*opened, plans.tick(), is_verified=False)
+            self._may_spread = self._may_spread and not has_failed
+            del self._spreads[shape]
+            if not self._spreads:
+                self._spreader = None  # its threads end
 
     def _run_after(self, error: Exception, session: RunningSession, feed: Any, run: Run) -> Any:
         """Run the session itself after its plans failed. Give the plans up unless the feed is to blame."""
@@ -537,16 +485,22 @@ def _build(runner: weakref.ref[ShapedRunner], make: Callable[[int], ShapePlans],
         plans.close()
 
 
-def _open_own(runner: weakref.ref[ShapedRunner], plans: ShapePlans, shape: Shape, pinned: PinnedMemory) -> None:
-    opened = None
+def _spread(
+    runner: weakref.ref[ShapedRunner], plans: ShapePlans, shape: Shape, types: Mapping[str, str], into: Lane | int
+) -> None:
+    """Plan a shape in a further lane: in that one, or in one of so many that are opened."""
+    has_failed = False
     try:
-        opened = plans.open_further()
-        opened[0]._pinned = pinned
-    except Exception as error:  # noqa: BLE001 - the shape keeps its plans, and its runs wait for each other
-        logger.debug("a shape gets no session of its own: %s: %s", type(error).__name__, str(error))
+        lane = into if not isinstance(into, int) else plans.open(into)
+        kept = plans.find(shape)
+        if lane is not None and kept is not None:
+            plans.plan_in(lane, shape, arrays_of(kept.inputs, types))
+    except Exception as error:  # noqa: BLE001 - runs go on in the lanes that there are
+        logger.debug("a shape gets no further lane: %s: %s", type(error).__name__, str(error))
+        has_failed = True
     taker = runner()
     if taker is not None:
-        taker._take_own(plans, shape, opened)
+        taker._end_spread(shape, has_failed=has_failed)
 
 
 def _median(values: list[float]) -> float:
@@ -560,36 +514,3 @@ def _shape(value: Any) -> Shape:
     if isinstance(value, OrtValue) and getattr(value, "_session", None) is None:  # else it is of one session alone
         return tuple(value.shape())
     raise TypeError("no tensor of ONNX Runtime's")
-
-
-_TOLERANCE = 1e-2  # of the largest value: algorithms of cuDNN differ by rounding, where a search by time chose others
-
-
-def agree(found: Any, expected: Any) -> bool:
-    """Return True if results are equal, or floats that differ by rounding. NaN equals NaN."""
-    return len(found) == len(expected) and all(map(_agree, found, expected))
-
-
-def _agree(found: Any, expected: Any) -> bool:
-    import numpy as np
-
-    if isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(_agree(found[key], expected[key]) for key in expected)
-    if isinstance(expected, list):
-        return agree(found, expected)
-    if hasattr(expected, "numpy"):  # an OrtValue
-        found, expected = found.numpy(), expected.numpy()
-    if not isinstance(expected, ndarray):
-        return bool(found == expected)
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return False
-    if expected.dtype.kind != "f":
-        return bool((found == expected).all())
-    if not np.array_equal(np.isfinite(found), np.isfinite(expected)):
-        return False
-    is_finite = np.isfinite(expected)
-    if not np.array_equal(found[~is_finite], expected[~is_finite], equal_nan=True):
-        return False
-    wide, exact = found[is_finite].astype(np.float64), expected[is_finite].astype(np.float64)
-    largest = float(np.abs(exact).max(initial=0.0))
-    return bool(np.abs(wide - exact).max(initial=0.0) <= _TOLERANCE * largest or math.isclose(largest, 0.0))

@@ -23,7 +23,7 @@ Progress = Callable[[int, int], object]
 def warm(session: RunningSession, feeds: Iterable[Mapping[str, Any]], progress: Progress | None) -> SessionShapes:
     """Run the feeds until each shape has its plans; see GPUSession.warm."""
     lifetime.refuse_if_unusable(session)
-    types = {each.name: each.type for each in (*session._inputs_meta, *session._overridable_initializers)}
+    types = types_of(session)
     made = [arrays_of(feed, types) for feed in listed(feeds)]
     runner = session._gpu_runner
     total = len(made)
@@ -36,7 +36,10 @@ def warm(session: RunningSession, feeds: Iterable[Mapping[str, Any]], progress: 
         session.run(None, feed)  # the arena gets the memory that a run without planning takes
         if progress is not None:
             progress(number, total)
-    return runner.shapes()
+    shapes = runner.shapes()
+    for feed in made[: len(shapes.kept)]:  # in turn, as requests will come: the arena places other shapes beside each
+        session.run(None, feed)
+    return shapes
 
 
 def warm_sizes(session: RunningSession, feeds: Sequence[Mapping[str, Any]]) -> None:
@@ -51,6 +54,11 @@ def listed(feeds: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     if isinstance(feeds, Mapping):
         raise TypeError("feeds is a single feed: pass a list of feeds, [feed]")
     return list(feeds)
+
+
+def types_of(session: RunningSession) -> dict[str, str]:
+    """Return the types of the inputs, by name, as the model declares them."""
+    return {each.name: each.type for each in (*session._inputs_meta, *session._overridable_initializers)}
 
 
 def arrays_of(feed: Any, types: Mapping[str, str]) -> dict[str, Any]:

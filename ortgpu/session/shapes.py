@@ -1,8 +1,8 @@
-"""Make the session that keeps the plans of several shapes, see :mod:`ortgpu.running.shape_plans`.
+"""Make the sessions that keep the plans of several shapes, see :mod:`ortgpu.running.shape_plans`.
 
-It is made from the model as ONNX Runtime has optimised it for the GPU, so that fused nodes and folded weights are those
-of the first session, and opened without further optimisations. A third session, which is closed at once, writes that
-model into a temporary folder. The weights stay in a file of their own, so the size of the model does not matter.
+They are made from the model as ONNX Runtime has optimised it for the GPU, so that fused nodes and folded weights are
+those of the first session, and opened without further optimisations. Another session, which is closed at once, writes
+that model into a temporary folder. The weights stay in a file of their own, so the size of the model does not matter.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..model.files import ModelSource, is_ort_format, stamp_of
 from ..process.temporary import private_folder
+from ..process.threads import Executor, Outcome
 from ..provider.devices import Device, free_memory
 from ..provider.options import Carried, carries_providers, copied, recording_options
 from ..provider.placement import Placement, has_convolutions, read_placement
@@ -34,7 +35,7 @@ from .request import SessionRequest, Verified
 
 if TYPE_CHECKING:
     from ..running.plain_runs import RunningSession
-    from ..running.shape_plans import FurtherSession, ShapePlans
+    from ..running.shape_plans import Lane, ShapePlans
 
 # The part of the GPU's free memory that the plans of a session may take, when they are made
 PART_OF_FREE_MEMORY = 0.5
@@ -77,11 +78,12 @@ class PlanSource:
             NoPlansError: the model does not allow it, or the GPU has no room.
             Exception: ONNX Runtime's own.
         """
-        with private_folder("ortgpu-shapes-") as folder, self._device_guard():
-            return self._make(folder, branches)
+        from ..running.shape_plans import ShapePlans
+
+        return ShapePlans(self._open(branches, 1), functools.partial(self._open, branches))
 
     def _device_guard(self) -> contextlib.AbstractContextManager[None]:
-        """Return a guard: another session may capture a graph, which memory for this one must not spoil."""
+        """Return a guard for this thread: memory for a session must not spoil a graph that another one captures."""
         runtime = runtime_of(self.device) if self.device.is_gpu else None
         return runtime.device_guard() if runtime is not None else contextlib.nullcontext()
 
@@ -89,54 +91,43 @@ class PlanSource:
         if not isinstance(self.model, bytes) and stamp_of(self.model) != self.stamp:
             raise NoPlansError("the model's file has changed since the session was opened")
 
-    def _make(self, folder: str, branches: int) -> ShapePlans:
-        from ..running.shape_plans import FurtherSession, ShapePlans
+    def _open(self, branches: int, count: int) -> list[Lane]:
+        """Return so many sessions with branches, or as many as the GPU has room for. Raises as :meth:`make` does."""
+        from ..running.shape_plans import FurtherSession, Lane
 
-        path, size = self._optimised(folder)
-        room = room_for(self.device, size)
-        selectors = _rewritten(path, branches, self.overridable)
-        options = self._new_options()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.enable_mem_pattern = False  # a pattern for each shape takes more memory than it saves
-        if not self.placement.cpu_compute_nodes:
-            options.intra_op_num_threads = 1  # no node needs more
-        session = FurtherSession(
-            self.device,
-            self.pinned_memory_limit,
-            path,
-            options,
-            providers=self._providers(room),
-            enable_fallback=0,
-        )
-        self._check_placement(session, branches)
-        runner = StagedRunner(session) if self.staged else PlainRunner(session)
-        return ShapePlans(session, runner, selectors, branches, functools.partial(self.open_further, size))
+        with private_folder("ortgpu-shapes-") as folder, self._device_guard():
+            path, size = self._optimised(folder)
+            room = room_for(self.device, size)
+            if room is not None:
+                count = max(1, min(count, room // max(1, 2 * size)))
+                room //= count
+            selectors = _rewritten(path, branches, self.overridable)
+            options = self._new_options()
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.enable_mem_pattern = False  # a pattern for each shape takes more memory than it saves
+            if not self.placement.cpu_compute_nodes:
+                options.intra_op_num_threads = 1  # no node needs more
 
-    def open_further(self, weights: int) -> tuple[FurtherSession, PlainRunner]:
-        """Open a further session of the model itself, and return it with its runner.
+            def opened() -> Lane:
+                with self._device_guard():
+                    session = FurtherSession(
+                        self.device,
+                        self.pinned_memory_limit,
+                        path,
+                        options,
+                        providers=self._providers(room),
+                        enable_fallback=0,
+                    )
+                self._check_placement(session, branches)
+                runner = StagedRunner(session) if self.staged else PlainRunner(session)
+                return Lane(session, runner, selectors, branches)
 
-        Raises:
-            NoPlansError: the model's file has changed, or the GPU has no room.
-            Exception: ONNX Runtime's own.
-        """
-        from ..running.shape_plans import FurtherSession
-
-        options = self._new_options()
-        for name, size in self.sizes.items():
-            options.add_free_dimension_override_by_name(name, size)
-        with self._device_guard():
-            self._check_file()
-            session = FurtherSession(
-                self.device,
-                self.pinned_memory_limit,
-                self.model,
-                options,
-                providers=self._providers(room_for(self.device, weights)),
-                enable_fallback=0,
-                **self.others,
-            )
-            self._check_file()
-        return session, StagedRunner(session) if self.staged else PlainRunner(session)
+            outcomes = [Outcome[Lane]() for _ in range(count)]
+            executor = Executor(count, "ortgpu-shapes")
+            for outcome in outcomes:
+                executor.submit(outcome, opened)
+            executor.close()
+            return [outcome.result() for outcome in outcomes]
 
     def _optimised(self, folder: str) -> tuple[str, int]:
         """Write the optimised model. Return its path and the bytes of its weights."""

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -339,10 +340,10 @@ def failures() -> None:
 
     def broken(plans: Any, branches: int) -> Any:
         class Broken:
-            _sess = None
+            _sess = types.SimpleNamespace(queue=[])
             device = None
 
-        plans.session = Broken()
+        plans.lanes[0].session = Broken()
         return plans
 
     children.report("not made", outcome(refuse))
@@ -401,18 +402,25 @@ def ways() -> None:
 
 
 def busy() -> None:
-    """Report the shapes that got sessions of their own, as several threads ran them at a time, and the results."""
+    """Report the lanes that serve shapes which several threads run at a time, and the results."""
     model = parsed(NETWORK)
     plain = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     large = [feed(8, 1, 200 + size, 100) for size in range(4)]  # runs of milliseconds, so that others wait
     expected = [plain.run(None, each) for each in large]
-    session, runner = shaped(model, dataclasses.replace(EAGER, waits=1, own=3, judged=1))
+    session, runner = shaped(model, dataclasses.replace(EAGER, waits=1, waited=60, lanes=3, judged=1))
     settle(session, runner, large)
+    plans = runner._plans
+    assert plans is not None
     outcomes: list[bool] = []
     end = time.monotonic() + 60
 
+    def places() -> list[int]:
+        return [len(kept.places) for kept in map(plans.find, plans.kept()) if kept is not None]
+
+    children.report("one thread", [len(plans.lanes), places()])
+
     def in_thread(number: int) -> None:
-        while len([own for own in runner._own.values() if own.is_verified]) < 3 and time.monotonic() < end:
+        while (len(plans.lanes) < 3 or sum(places()) < 7) and time.monotonic() < end:
             outcomes.append(equal(session.run(None, large[number % 4]), expected[number % 4]))
 
     workers = [threading.Thread(target=in_thread, args=(number,)) for number in range(8)]
@@ -421,14 +429,16 @@ def busy() -> None:
     for each in workers:
         each.join()
     same = all(equal(session.run(None, each), wanted) for each, wanted in zip(large, expected, strict=True))
-    of_the_caller = [own.target is None for own in runner._own.values()]
-    children.report("own", [all(outcomes), same, len(of_the_caller), sum(of_the_caller), *state(runner)[:2]])
+    children.report("threads", [all(outcomes), same, len(plans.lanes), sum(places()) >= 7, *state(runner)])
     try:
         session.run(None, {"x": large[0]["x"].astype(np.int64)})
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's own
-        children.report("wrong feed", [type(error).__name__, len(runner._own)])
+        children.report("wrong feed", [type(error).__name__, len(runner.kept())])
+    others = [feed(1, 1, 30 + size, 20) for size in range(6)]
+    same = all(equal(session.run(None, each), plain.run(None, each)) for each in others * 2)
+    children.report("other shapes", [same, [list(shape[2:]) for shape in runner.kept()], places()])
     session.close()
-    children.report("closed", [len(runner._own), threads()])
+    children.report("closed", [[lane.session is None for lane in plans.lanes], threads()])
 
 
 def from_the_start_in_threads() -> None:

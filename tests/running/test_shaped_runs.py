@@ -111,11 +111,13 @@ def test_every_way_to_run_uses_the_plans() -> None:
     assert found["threads"] == [400, True, True, None, 4]
 
 
-def test_shapes_that_several_threads_run_get_sessions_of_their_own() -> None:
+def test_lanes_serve_shapes_that_several_threads_run() -> None:
     found = program("busy")
-    assert found["own"] == [True, True, 3, 1, True, None]
-    assert found["wrong feed"] == ["InvalidArgument", 3]
-    assert found["closed"] == [0, []]
+    assert found["one thread"] == [1, [1, 1, 1, 1]]
+    assert found["threads"] == [True, True, 3, True, True, None, 4]
+    assert found["wrong feed"] == ["InvalidArgument", 4]
+    assert found["other shapes"] == [True, [[32 + size, 20] for size in range(4)], [1, 1, 1, 1]]
+    assert found["closed"] == [[True] * 3, []]
 
 
 def test_threads_run_while_plans_are_made() -> None:
