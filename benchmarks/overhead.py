@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import models
 from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, spread, take_figures
-from ortgpu.process.timing import in_turns
+from ortgpu.process.timing import alternate
 from tests.support.children import Child, child_environment, run_child
 from tests.support.this_machine import GPUs, overlay, without_cuda_variables
 
@@ -319,7 +319,7 @@ class Benchmark:
             self._compiled = True
         for action in actions.values():
             action()  # the first of each reads the files into the page cache
-        return in_turns(actions, rounds)
+        return alternate(actions, rounds)
 
 
 FIGURES: Figures[Benchmark] = {

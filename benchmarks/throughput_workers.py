@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import models
 from benchmarks.workers import feed_of, report_turns
-from ortgpu.process.timing import in_turns
+from ortgpu.process.timing import alternate
 from tests.support.children import report
 from tests.support.plain_session import plain_session
 
@@ -282,7 +282,7 @@ def new_shape(model: str, batch: int, rounds: int, device: str) -> None:
         return seconds
 
     actions = {name: action(name) for name in sessions}
-    in_turns(actions, 2)
+    alternate(actions, 2)
     report_turns(actions, rounds)
 
 
@@ -304,7 +304,7 @@ def first_run(model: str, batch: int, rounds: int, device: str) -> None:
         return seconds
 
     actions = {name: action(name) for name in makers}
-    in_turns(actions, 1)
+    alternate(actions, 1)
     report_turns(actions, rounds)
 
 
@@ -332,12 +332,12 @@ def options(model: str, options: dict[str, str], first: int, batches: list[int],
         return seconds
 
     constructors = {name: made(name) for name in chosen}
-    in_turns(constructors, 1)
+    alternate(constructors, 1)
     report_turns(constructors, rounds, name="seconds, constructor")
     firsts: dict[str, list[float]] = {name: [] for name in chosen}
     for _ in range(3):
-        in_turns(constructors, 1)
-        for name, taken in in_turns({name: run(name, first) for name in chosen}, 1).items():
+        alternate(constructors, 1)
+        for name, taken in alternate({name: run(name, first) for name in chosen}, 1).items():
             firsts[name] += taken
     report("seconds, first run", firsts)
     sizes = {name: itertools.count(first + 1) for name in chosen}
@@ -348,7 +348,7 @@ def options(model: str, options: dict[str, str], first: int, batches: list[int],
     report_turns({name: functools.partial(run_new_shape, name) for name in chosen}, rounds)
     for batch in batches:
         actions = {name: run(name, batch, 5) for name in chosen}
-        in_turns(actions, 2)
+        alternate(actions, 2)
         report_turns(actions, rounds, name=f"seconds, batches of {batch}")
 
 
@@ -367,7 +367,7 @@ def resident(session: Any, feed: dict[str, Any], device: str) -> Any:
 def take_turns(actions: Mapping[str, Callable[[], object]], count: int, rounds: int, name: str = "seconds") -> None:
     """Report the seconds of each action divided by ``count``, after a round that is not counted."""
     timers = {action: functools.partial(timed, actions[action]) for action in actions}
-    in_turns(timers, 1)
+    alternate(timers, 1)
     gc.collect()
     report_turns(timers, rounds, count=count, name=name)
 

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ortgpu.process.timing import in_turns
+from ortgpu.process.timing import alternate
 from tests.support.children import report
 from tests.support.plain_session import PLAIN_PROVIDERS, plain_session
 from tests.support.this_machine import mapped_files
@@ -39,7 +39,7 @@ def report_turns(
     def told(seconds: Mapping[str, Sequence[float]]) -> None:
         report(name, {action: [each / count for each in taken] for action, taken in seconds.items()})
 
-    in_turns(actions, rounds, told)
+    alternate(actions, rounds, told)
 
 
 def construct(model: str, rounds: int, *, with_options: bool = False) -> None:
@@ -104,7 +104,7 @@ def _construct_in_turns(
         return action
 
     actions = {name: seconds(make) for name, make in makers.items()}
-    in_turns(actions, 2)
+    alternate(actions, 2)
     report_turns(actions, rounds)
 
 
@@ -138,7 +138,7 @@ def run(model: str, rounds: int, calls: int) -> None:
         return action
 
     actions = {name: seconds(each) for name, each in runs.items()}
-    in_turns(actions, 3)
+    alternate(actions, 3)
     gc.collect()
     gc.disable()
     report_turns(actions, rounds)

@@ -88,7 +88,7 @@ class Turns:
 
 
 def _in_turns(actions: Mapping[str, Callable[[], object]], deadline: float) -> dict[str, list[float]]:
-    from ortgpu.process.timing import in_turns
+    from ortgpu.process.timing import alternate
 
     def timed(action: Callable[[], object]) -> Callable[[], float]:
         def seconds() -> float:
@@ -104,7 +104,7 @@ def _in_turns(actions: Mapping[str, Callable[[], object]], deadline: float) -> d
         if number >= FEWEST_ROUNDS and time.monotonic() > deadline:
             break
         names = list(actions)[:: -1 if number % 2 else 1]
-        for name, taken in in_turns({name: timers[name] for name in names}, 1).items():
+        for name, taken in alternate({name: timers[name] for name in names}, 1).items():
             found[name] += taken
     return found
 

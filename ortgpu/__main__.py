@@ -19,14 +19,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        in_the_way = _in_the_way()
+        in_the_way = _find_shadowing_file()
         if in_the_way is None and not isinstance(error, ImportError):
             raise
-        return _without_command_line(error, in_the_way)
+        return _explain_import_failure(error, in_the_way)
     return run(sys.argv[1:] if argv is None else list(argv))
 
 
-def _in_the_way() -> str | None:
+def _find_shadowing_file() -> str | None:
     """Return a file that hides a package which the command line needs, or None."""
     import importlib.metadata
     from importlib.machinery import PathFinder
@@ -43,7 +43,7 @@ def _in_the_way() -> str | None:
     return None
 
 
-def _without_command_line(error: Exception, in_the_way: str | None) -> int:
+def _explain_import_failure(error: Exception, in_the_way: str | None) -> int:
     """Say why the command line cannot be imported, without rich and click, which show other errors."""
     from ortgpu.environment.packages.installer import read_installer
 

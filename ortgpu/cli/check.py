@@ -242,5 +242,5 @@ def _look_closer(model: Path | None, device: str | None) -> PlacementDetails:
     from ortgpu.session.placement_details import explain_placement
 
     doing = "Opening the model once more, to see why its nodes are where they are"
-    with output.progress(doing), signals.as_exceptions():
+    with output.progress(doing), signals.raise_on_signals():
         return explain_placement(str(model) if model else RELU, device=device)

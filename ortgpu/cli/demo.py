@@ -62,7 +62,7 @@ def demo(timeout: float, save: Path | None) -> int:
         save.write_bytes(example_model())
     output.heading(console, "1. Plain ONNX Runtime")
     output.line(console, f"  onnxruntime.InferenceSession(model, providers={[CUDA, CPU]})")
-    with signals.as_exceptions():
+    with signals.raise_on_signals():
         alone = observe(timeout=timeout)
     output.facts(console, {"version": "unknown", "raised": "nothing", "run()": "was not reached", **alone.observed})
     for text in alone.written[:_SHOWN]:

@@ -113,7 +113,7 @@ def doctor(
     if profile == "training" and model is not None:
         raise click.UsageError("--model is for --profile inference")
     try:
-        with output.progress("Looking at this machine"), signals.as_exceptions():
+        with output.progress("Looking at this machine"), signals.raise_on_signals():
             judge = diagnose if python is None else functools.partial(diagnose_in, python)
             diagnosis = judge(
                 model, probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder

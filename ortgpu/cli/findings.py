@@ -166,11 +166,11 @@ def _onnxruntime(environment: Environment, probe: ProbeResult | None) -> Iterato
             yield f"CUDA comes from a {installed.arrival}, in {installed.provider_library}"
     if len(installed.owners) > 1 or installed.folder is None:
         for owner in installed.owners:
-            yield f"on record: {_with_version(owner)}"
+            yield f"on record: {_name_and_version(owner)}"
     for held in environment.packages.held:
         yield f"held: libraries that require onnxruntime find {held.version}, and install no other (ortgpu hold)"
     for other in installed.elsewhere:
-        yield f"another one, not used: {_with_version(other)} in {other.location}"
+        yield f"another one, not used: {_name_and_version(other)} in {other.location}"
 
 
 def _providers(probe: ProbeResult | None) -> list[str]:
@@ -179,16 +179,16 @@ def _providers(probe: ProbeResult | None) -> list[str]:
     return list(step.data.get("providers", ())) if step is not None else []
 
 
-def _with_version(package: Distribution) -> str:
+def _name_and_version(package: Distribution) -> str:
     return f"{package.name} {package.version or ''}".rstrip()
 
 
 def _packages(environment: Environment, verbose: bool) -> Iterator[str]:
     packages = environment.packages
     torch = [f"torch {packages.torch.version or 'of unknown version'}"] if packages.torch else []
-    others = [_with_version(one) for one in packages.others if verbose or one.name not in _HARDLY_TELLING]
+    others = [_name_and_version(one) for one in packages.others if verbose or one.name not in _HARDLY_TELLING]
     if verbose:
-        yield from (*others, *torch, *map(_with_version, packages.nvidia))
+        yield from (*others, *torch, *map(_name_and_version, packages.nvidia))
     else:
         yield ", ".join((*others, *torch, f"{len(packages.nvidia)} NVIDIA wheels"))
 
@@ -220,7 +220,7 @@ def _gpus(environment: Environment, probe: ProbeResult | None, verbose: bool) ->
     elif not gpus:
         yield "none"
     elif verbose:
-        yield from map(_in_full, gpus)
+        yield from map(_full_name, gpus)
     elif len(gpus) == 1:
         yield f"{_kind(gpus[0])}, {gpus[0].uuid or 'UUID not known'}"
     else:
@@ -237,7 +237,7 @@ def _kind(gpu: GPU | CudaDevice) -> str:
     return ", ".join([*parts, *(["MIG"] if isinstance(gpu, GPU) and gpu.mig_enabled else [])])
 
 
-def _in_full(gpu: GPU | CudaDevice) -> str:
+def _full_name(gpu: GPU | CudaDevice) -> str:
     if not isinstance(gpu, GPU):
         return f"{gpu.ordinal}: {_kind(gpu)}, {gpu.uuid or 'UUID not known'}"
     free = f"{gpu.memory_free / (1 << 30):.1f} GiB free" if gpu.memory_free is not None else "free memory not known"

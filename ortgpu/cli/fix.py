@@ -70,7 +70,7 @@ def fix(
     console = output.stderr() if as_json else output.stdout()
 
     def judge(environ: Variables) -> ortgpu.Diagnosis:
-        with output.progress("Looking at this machine"), signals.as_exceptions():
+        with output.progress("Looking at this machine"), signals.raise_on_signals():
             return diagnose_in(
                 python, model, timeout=timeout, ssh=(), environ=environ, probe=True, profile="inference"
             )  # fmt: skip

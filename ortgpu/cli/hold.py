@@ -56,7 +56,7 @@ def hold(release: bool, python: str | None) -> int:
     usage.
     """
     console = output.stdout()
-    with output.progress("Looking at this environment"), signals.as_exceptions():
+    with output.progress("Looking at this environment"), signals.raise_on_signals():
         diagnosis = diagnose_in(python or interpreter(), None, timeout=30, probe=False, profile="inference")
     environment = diagnosis.environment
     try:

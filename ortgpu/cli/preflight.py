@@ -57,7 +57,7 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
     rank: Rank | None = None
     try:
         rank = current_rank()
-        with signals.as_exceptions():
+        with signals.raise_on_signals():
             report = run(timeout, rank=rank, address=address)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--address") from None

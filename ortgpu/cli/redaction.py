@@ -52,7 +52,7 @@ class Redactor:
         for names, replacement in ((users, USER), (hosts, HOST)):
             for name in sorted(set(names), key=len, reverse=True):
                 if name and name.lower() not in _NO_NAMES:
-                    self._rules.append((re.compile(_as_name(name), re.IGNORECASE), replacement))
+                    self._rules.append((re.compile(_pattern_of_name(name), re.IGNORECASE), replacement))
 
     def __call__(self, text: str) -> str:
         for pattern, replacement in self._rules:
@@ -61,7 +61,7 @@ class Redactor:
         return _CREDENTIALS.sub(f"{CREDENTIALS}@", text)
 
 
-def _as_name(name: str) -> str:
+def _pattern_of_name(name: str) -> str:
     if len(name) < 3:  # "a" or "me" would match in every sentence
         return rf"(?<=[/\\]){re.escape(name)}(?=[/\\]|$)"
     return rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"

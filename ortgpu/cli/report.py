@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ortgpu.cli import output
-from ortgpu.environment.inspection import as_plain
+from ortgpu.environment.inspection import plain_data
 from ortgpu.errors import CPUExecutionWarning, GPUError
 from ortgpu.provider.requests import CPU, CUDA
 
@@ -102,7 +102,7 @@ class SessionReport:
 
 
 def device_document(device: Device) -> dict[str, object]:
-    facts = as_plain(device)
+    facts = plain_data(device)
     del facts["kind"]
     return {"is_gpu": device.is_gpu, **facts}
 

@@ -61,7 +61,7 @@ def measure(session: GPUSession, sizes: Sequence[int]) -> list[ShapeTimes]:
     for size, feed in feeds.items():
         seconds(feed)
         repeated[size] = statistics.median(seconds(feed) for _ in range(_REPEATS))
-    changed = _in_turn(feeds, seconds)
+    changed = _measure_in_turn(feeds, seconds)
     has_plans = bool(session.warm(list(feeds.values())).kept)
 
     def planned_seconds(feed: Mapping[str, Any]) -> float:
@@ -69,7 +69,7 @@ def measure(session: GPUSession, sizes: Sequence[int]) -> list[ShapeTimes]:
         session.run(None, dict(feed))
         return time.perf_counter() - start
 
-    planned = _in_turn(feeds, planned_seconds) if has_plans else {}
+    planned = _measure_in_turn(feeds, planned_seconds) if has_plans else {}
     return [
         ShapeTimes(
             size,
@@ -95,7 +95,7 @@ def show(console: Console, times: Sequence[ShapeTimes]) -> None:
     output.table(console, ("batch", "repeated", "after another", "the same, with plans"), rows)
 
 
-def _in_turn(feeds: Mapping[int, Any], seconds: Any) -> dict[int, float]:
+def _measure_in_turn(feeds: Mapping[int, Any], seconds: Any) -> dict[int, float]:
     found: dict[int, list[float]] = {size: [] for size in feeds}
     for _ in range(_REPEATS):
         for size, feed in feeds.items():

@@ -15,7 +15,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def as_exceptions() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into SystemExit while this process waits for a child, so that the child is ended too.
 
     Use it only while waiting. Python cannot raise in a process that hangs in a library, and only the default effect of

@@ -92,7 +92,7 @@ def tune(
         bar.update(task, completed=time.monotonic() - started, description=text)
 
     try:
-        with report.quiet(), signals.as_exceptions(), bar:
+        with report.quiet(), signals.raise_on_signals(), bar:
             found = search(
                 model,
                 device=device,

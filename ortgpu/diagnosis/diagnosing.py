@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..environment.inspection import Environment, as_plain, inspect_environment
+from ..environment.inspection import Environment, inspect_environment, plain_data
 from ..environment.libraries.catalogue import spec_for
 from ..environment.packages.plugins import PREFIX, list_other_cuda_plugins
 from ..errors import (
@@ -184,7 +184,7 @@ class Diagnosis:
             "problems": [problem.as_dict() for problem in self.problems],
             "environment": self.environment.as_dict(),
             "probe": self.probe.as_dict() if self.probe is not None else None,
-            **({"training": as_plain(self.training)} if self.training is not None else {}),
+            **({"training": plain_data(self.training)} if self.training is not None else {}),
         }
 
 

@@ -70,7 +70,7 @@ class Hub:
             times.append(self._settled_at)
         return min(times)
 
-    def on_time(self) -> None:
+    def check_deadline(self) -> None:
         now = time.monotonic()
         for guest in [connection for connection, (until, _) in self._guests.items() if now >= until]:
             self._refuse(guest, "it did not say who it is")
@@ -83,7 +83,7 @@ class Hub:
         elif self._settled_at is not None and (now >= self._settled_at or everyone_failed):
             self._decide(verdicts.cause(self.known))
         elif now >= self._verdict:
-            self._decide(verdicts.out_of_time(self.known))
+            self._decide(verdicts.timeout_error(self.known))
 
     @property
     def is_done(self) -> bool:

@@ -68,8 +68,8 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
     if address is not None:
         host, port = parse_address(address)
         # The key leaves the host out, for which each rank may have another name
-        return _Named(host, [port], _key(rank, str(port)), is_local=rank.on_one_host and is_loopback(host))
-    if rank.on_one_host and (rank.launcher is not None or rank.world_size == 1):
+        return _Named(host, [port], _key(rank, str(port)), is_local=rank.share_one_host and is_loopback(host))
+    if rank.share_one_host and (rank.launcher is not None or rank.world_size == 1):
         own = identity_of(rank) if rank.launcher is not None else f"process {os.getpid()}"
         try:
             ways = (_NAME_THE_JOB,) if is_told_apart_by_starter(rank) else ()

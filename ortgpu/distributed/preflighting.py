@@ -320,7 +320,7 @@ class Participant:
         calls = [[call.operation, call.dtype, call.count] for call in self._calls]
         self._tell({"post": FACTS, "value": {**own, "calls": calls}})
         self._at("waiting for the facts of the others")
-        roster = [Described.parse(message, rank) for rank, message in enumerate(self._from_all())]
+        roster = [Described.parse(message, rank) for rank, message in enumerate(self._collect_from_all())]
         if [each.facts.rank for each in roster] != list(range(self._rank.world_size)):
             raise wire.GarbledError("ranks with the numbers of others")
         self._has_exchanged = True
@@ -335,14 +335,14 @@ class Participant:
             self._number += 1  # further than rank 0 while that makes the id
             self._at("waiting for NCCL's unique id")
         self._tell({"post": ID, "value": value})
-        return str(self._from_all()[0])
+        return str(self._collect_from_all()[0])
 
     def _run_collectives(self, unique_id: str) -> list[list[float]]:
         self._number = _RUN - 1
         seconds = self._verdict - 2 * self._settling - time.monotonic()
         self._ask_child({"id": unique_id, "seconds": seconds})
         self._tell({"post": LAST, "value": self._next(self._from_child, "results")["results"]})
-        results = self._from_all()
+        results = self._collect_from_all()
         for found in results:
             if not isinstance(found, list) or [type(each) for each in found] != [float] * len(self._calls):
                 raise wire.GarbledError("results that are none")
@@ -351,7 +351,7 @@ class Participant:
         self._pump(lambda: not channel.is_open, min(self._alone, time.monotonic() + _GIVING_BACK))
         return results
 
-    def _from_all(self) -> list[Any]:
+    def _collect_from_all(self) -> list[Any]:
         """Return the next value that all ranks have posted, in the order of the ranks."""
         values = self._next(self._from_hub, "all")["all"]
         if not isinstance(values, list) or len(values) != self._rank.world_size:
@@ -371,7 +371,7 @@ class Participant:
         if (verdict := _first(self._from_hub, "verdict")) is not None:
             raise wire.error_from_message(verdict["verdict"], wire.RANK_0)
         if self._failure is not None and not verdicts.is_consequence(self._failure):
-            raise verdicts.of_rank(self._failure, self._rank.rank, None)
+            raise verdicts.add_rank(self._failure, self._rank.rank, None)
         said = "went silent" if link.is_open else "ended, or the connection to it broke,"
         raise self._unfinished((0,), f"rank 0 {said} during: {self._step}", [])
 
@@ -384,7 +384,7 @@ class Participant:
             for key, events in self._selector.select(max(0.0, soonest - now)):
                 key.data(events)
             if self._hub is not None:
-                self._hub.on_time()
+                self._hub.check_deadline()
 
     def _hear_hub(self, link: wire.Connection) -> None:
         try:
@@ -435,7 +435,7 @@ class Participant:
     def _unfinished(self, ranks: tuple[int, ...], summary: str, evidence: Sequence[str]) -> DistributedError:
         cls = CollectiveTimeoutError if self._has_exchanged else RendezvousError
         fixes = [manual(f"look at the output of {named(ranks)}")]
-        if not self._rank.on_one_host:
+        if not self._rank.share_one_host:
             fixes.append(verdicts.BETWEEN_HOSTS)
         return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=self._step)
 

@@ -85,7 +85,7 @@ def _reported(roster: Sequence[Described], problems: Iterable[GPUError | None]) 
     errors = {each.facts.rank: error for each, error in zip(roster, problems, strict=True) if error is not None}
     found = []
     for ranks in grouped(((error.code, error.summary), rank) for rank, error in errors.items()).values():
-        error = of_rank(errors[ranks[0]], ranks[0], hosts[ranks[0]])
+        error = add_rank(errors[ranks[0]], ranks[0], hosts[ranks[0]])
         if len(ranks) > 1:
             places = sorted({hosts[rank] for rank in ranks})
             error.evidence = (f"on {named(ranks)}, on {', '.join(places)}", *error.evidence[1:])
@@ -151,7 +151,7 @@ def notes(rank: Rank, roster: Sequence[Described]) -> tuple[str, ...]:
     found = []
     if rank.world_size == 1:
         found.append("one rank: each operation ran, and nothing passed between GPUs")
-    elif rank.on_one_host:  # two hosts may have one name
+    elif rank.share_one_host:  # two hosts may have one name
         found.append("one host: no network between hosts was used")
     if any(each.facts.uuid is None for each in roster):
         found.append("the driver tells no UUIDs: whether ranks share a GPU is not known")
@@ -255,7 +255,7 @@ def gone(known: Known, rank: int) -> DistributedError:
     )
 
 
-def out_of_time(known: Known) -> DistributedError:
+def timeout_error(known: Known) -> DistributedError:
     """Return the error at the deadline. It names the ranks that are behind, else those that report no timeout."""
     positions = {rank: known.position_of(rank) for rank in known.hosts}
     least = min(position.number for position in positions.values())
@@ -299,11 +299,11 @@ def cause(known: Known) -> GPUError:
     roots = {rank: error for rank, error in failures.items() if not is_consequence(error)}
     if not roots:
         if all(isinstance(error, CollectiveTimeoutError) for error in failures.values()):
-            return out_of_time(known)
+            return timeout_error(known)
         roots = {rank: error for rank, error in failures.items() if isinstance(error, NCCLError)}
     rank, error = next(iter(roots.items()))
     others = [other for number, other in failures.items() if number != rank and not is_consequence(other)]
-    return of_rank(error, rank, known.hosts.get(rank)).with_others(others)
+    return add_rank(error, rank, known.hosts.get(rank)).with_others(others)
 
 
 def is_consequence(error: GPUError) -> bool:
@@ -313,7 +313,7 @@ def is_consequence(error: GPUError) -> bool:
     )
 
 
-def of_rank(error: GPUError, rank: int, host: str | None) -> GPUError:
+def add_rank(error: GPUError, rank: int, host: str | None) -> GPUError:
     """Add the rank and its host to the error, and return it."""
     place = f"on rank {rank}" + (f", host {host}" if host else "")
     error.evidence = (place, *error.evidence)

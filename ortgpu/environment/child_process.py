@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from ..errors import ExecutionError, Fix, manual
 from ..process import parent
-from ..process.channel import Channel, PickledError, above_standard, log_record
+from ..process.channel import Channel, PickledError, avoid_standard_streams, log_record
 from .child import cause_of_death, kill_group, output_file, python_command
 from .packages.plugins import environ_of_child
 
@@ -66,7 +66,7 @@ class ChildProcess:
         try:
             with ExitStack() as failed, ExitStack() as theirs:
                 ours, other = socket.socketpair()
-                their = socket.socket(fileno=above_standard(other.detach()))
+                their = socket.socket(fileno=avoid_standard_streams(other.detach()))
                 failed.callback(ours.close)
                 theirs.callback(their.close)
                 if keeps_output:

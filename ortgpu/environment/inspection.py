@@ -54,7 +54,7 @@ class Environment:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the facts as plain data, for JSON."""
-        return dict(as_plain(self))
+        return dict(plain_data(self))
 
 
 @untranslated()
@@ -122,13 +122,13 @@ def _missing_from_the_system(
     return tuple(dict.fromkeys(absent))
 
 
-def as_plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """Return a record and all that is in it as plain data, for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: plain_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (tuple, list, set, frozenset)):
-        items = [as_plain(item) for item in value]
+        items = [plain_data(item) for item in value]
         return sorted(items, key=str) if isinstance(value, (set, frozenset)) else items
     if hasattr(value, "items"):
-        return {str(key): as_plain(item) for key, item in value.items()}
+        return {str(key): plain_data(item) for key, item in value.items()}
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

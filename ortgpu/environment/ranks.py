@@ -50,7 +50,7 @@ class Rank:
             )
 
     @property
-    def on_one_host(self) -> bool:
+    def share_one_host(self) -> bool:
         return self.local_world_size == self.world_size
 
 

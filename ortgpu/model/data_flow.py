@@ -137,7 +137,7 @@ class _Flow:
             return _SHAPE
         if node.operator == b"Constant" and standard:
             return next(map(_source_of, node.attribute(b"value").tensors), 0)
-        name = _as_placed(node.name)
+        name = _placed_name(node.name)
         key = node.operator, prefix + name if name else b""
         if key not in self._placed:
             key = node.operator, name
@@ -185,7 +185,7 @@ def _given(value: Value) -> int:
     return _SMALL if sizes is not None and math.prod(sizes) <= _FEW else _GIVEN
 
 
-def _as_placed(name: bytes) -> bytes:
+def _placed_name(name: bytes) -> bytes:
     """Return the name as a placement has it: empty if it is not UTF-8."""
     try:
         name.decode()

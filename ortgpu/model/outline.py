@@ -248,7 +248,7 @@ def _read_content(data: Bytes, most: int, most_of_graph: int) -> Content:
             has_graph = True
             for inner, _, part in reader.fields(content):
                 if inner == 5 and part[1] - part[0] > _LARGE:
-                    parts[5].append(keep(_without_values(reader, part)))
+                    parts[5].append(keep(_skip_values(reader, part)))
                 elif inner in _ASKED_FOR:
                     parts[inner].append(keep(data[part[0] : part[1]]))
                 if inner in _COUNTED and len(parts[1]) + len(parts[5]) > most_of_graph:
@@ -267,7 +267,7 @@ def _read_content(data: Bytes, most: int, most_of_graph: int) -> Content:
     return Content(Graph(inside, parts), own, opsets, ir_version, copies)
 
 
-def _without_values(reader: Reader, tensor: Extent) -> bytes:
+def _skip_values(reader: Reader, tensor: Extent) -> bytes:
     found = []
     at = tensor[0]
     for number, _, content in reader.fields(tensor):

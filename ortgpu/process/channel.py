@@ -167,7 +167,7 @@ class Channel:
         self._end.close()
 
 
-def above_standard(descriptor: int) -> int:
+def avoid_standard_streams(descriptor: int) -> int:
     """Return a descriptor beyond those of the standard streams, in whose place a child gets its own. Closes the given.
 
     A program that was started without standard input gets their numbers for its files.

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 
-def in_turns(
+def alternate(
     actions: Mapping[str, Callable[[], float]],
     rounds: int,
     after_round: Callable[[Mapping[str, Sequence[float]]], object] = lambda _: None,

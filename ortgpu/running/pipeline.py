@@ -51,7 +51,7 @@ def map_session(
     output_names = for_many_runs(output_names)
 
     def convert(feed: Any) -> Any:
-        return with_values(session, feed) or as_it_is_now(feed)
+        return with_values(session, feed) or copy_feed(feed)
 
     def in_line(feed: Any) -> Any:
         return session.run(output_names, mapping(feed))
@@ -77,7 +77,7 @@ def may_be_written_to(feeds: Any, in_flight: int) -> bool:
     return type(feeds) not in (list, tuple) and in_flight > 1
 
 
-def as_it_is_now(feed: Any) -> Any:
+def copy_feed(feed: Any) -> Any:
     """Return a new dict with the same arrays, since the caller may reuse the dict before this feed runs."""
     return dict(feed) if isinstance(feed, Mapping) else feed
 

@@ -178,7 +178,7 @@ class Rank0:
     def serve(self) -> None:
         for key, events in self.selector.select(0.05):
             key.data(events)
-        self.hub.on_time()
+        self.hub.check_deadline()
 
     def verdict(self, connected: socket.socket) -> dict[str, Any]:
         """What the hub decided, whatever else it said before."""
@@ -303,7 +303,7 @@ def test_no_descriptor_is_left_for_a_connection(rank_0: Rank0) -> None:
             for key, events in rank_0.selector.select(0.05):
                 key.data(events)
                 looks += 1
-            rank_0.hub.on_time()
+            rank_0.hub.check_deadline()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert 0 < looks < 20, "it waits for descriptors, and does not ask for them all the time"

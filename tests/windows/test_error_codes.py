@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ortgpu.environment.libraries.loader_windows import (
-    as_python_spells,
     lacking_functions,
     missing_dependency,
     spelt_for_windows,
+    strip_long_path_mark,
     words_of,
 )
 from tests.support.made_dlls import dll, put
@@ -96,4 +96,4 @@ SHARED = FAR.replace("C:", "\\\\server\\share")
 def test_paths_for_the_loader(path: str, given: str, reported: str) -> None:
     """Wine takes slashes and long paths as they are."""
     assert spelt_for_windows(path) == given
-    assert as_python_spells(given) == reported
+    assert strip_long_path_mark(given) == reported

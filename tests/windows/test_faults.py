@@ -16,7 +16,7 @@ import pytest
 from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.facts import Facts
 from ortgpu.environment.gpu.driver import Driver
-from ortgpu.environment.packages.installer import as_command, quoted
+from ortgpu.environment.packages.installer import quote_program, quoted
 from ortgpu.errors import DeviceError, DriverError, GPUError
 from tests.faults import CASES as ON_LINUX
 from tests.faults.on_windows import Wheels, WindowsCase, play
@@ -204,5 +204,5 @@ def test_quotes(word: str, expected: str) -> None:
 
 def test_quotes_of_a_program() -> None:
     r"""learn.microsoft.com/cpp, "Parsing C command-line arguments": no backslash escapes a quote in the first one."""
-    assert as_command("C:\\Python\\python.exe", windows=True) == "C:\\Python\\python.exe"
-    assert as_command("C:\\My Python\\python.exe", windows=True) == 'C:\\"My Python"\\python.exe'
+    assert quote_program("C:\\Python\\python.exe", windows=True) == "C:\\Python\\python.exe"
+    assert quote_program("C:\\My Python\\python.exe", windows=True) == 'C:\\"My Python"\\python.exe'

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import GPUError
-from ...process.timing import in_turns, quartiles
+from ...process.timing import alternate, quartiles
 from ...provider.devices import Device
 from ...session.gpu_session_pool import GPUSessionPool
 from ...session.tuning.children import Place, first_line
@@ -187,7 +187,7 @@ class Bench:
             return seconds / number
 
         try:
-            seconds = in_turns(
+            seconds = alternate(
                 {way.name: partial(block, way, number) for way, number in calls.items()}, rounds if calls else 0
             )
         except Exception as error:  # noqa: BLE001 - as above

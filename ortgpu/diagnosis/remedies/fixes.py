@@ -12,7 +12,7 @@ from ...environment.inspection import Environment
 from ...environment.libraries import catalogue, loader_words, places
 from ...environment.libraries.catalogue import is_dll, spec_for, wheel_name
 from ...environment.packages.installed import Distribution, Packages
-from ...environment.packages.installer import as_command, quoted
+from ...environment.packages.installer import quote_program, quoted
 from ...environment.packages.metadata import numbers_of
 from ...environment.variables import entries_of
 from ...errors import Fix, manual, shell
@@ -149,7 +149,7 @@ def _delete(environment: Environment, paths: Iterable[str]) -> str:
     """Return a command; on Windows one of Python, because cmd.exe and PowerShell have no other in common."""
     if not environment.host.is_windows:
         return f"rm -rf {words_of(environment, paths)}"
-    python, words = as_command(environment.host.executable, windows=True), words_of(environment, paths)
+    python, words = quote_program(environment.host.executable, windows=True), words_of(environment, paths)
     return f'{python} -c "import shutil, sys; [shutil.rmtree(path, True) for path in sys.argv[1:]]" {words}'
 
 

@@ -114,7 +114,7 @@ class WindowsLoader:
 
     def _path(self, module: int | None) -> str:
         text = ctypes.create_unicode_buffer(_LONGEST_PATH)
-        return as_python_spells(text.value) if self._kernel.GetModuleFileNameW(module, text, _LONGEST_PATH) else ""
+        return strip_long_path_mark(text.value) if self._kernel.GetModuleFileNameW(module, text, _LONGEST_PATH) else ""
 
     def ask(self, path: str, function: str) -> int | None:
         try:
@@ -152,7 +152,7 @@ def spelt_for_windows(path: str) -> str:
     return _SHARE + full[2:] if full.startswith("\\\\") else _ANY_LENGTH + full
 
 
-def as_python_spells(path: str) -> str:
+def strip_long_path_mark(path: str) -> str:
     """Return the path of a module without the mark of a long one."""
     return "\\\\" + path.removeprefix(_SHARE) if path.startswith(_SHARE) else path.removeprefix(_ANY_LENGTH)
 

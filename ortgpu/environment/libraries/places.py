@@ -156,7 +156,7 @@ def _conda(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
         yield from places.system.inside(places, "conda", prefix, cuda_major)
 
 
-def _of_variables(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+def _variable_roots(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     names = ["CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH"]
     if places.system is WINDOWS:
         of_toolkits = [name for name in places.variables if re.fullmatch(rf"CUDA_PATH_V{cuda_major}_[0-9]+", name)]
@@ -165,7 +165,7 @@ def _of_variables(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
         yield from places.system.inside(places, "environment variable", prefix, cuda_major)
 
 
-def _beside_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
+def _loaded_roots(places: SearchPlaces, _: int) -> Iterator[Root]:
     for folder in _distinct(map(os.path.dirname, _cuda(places))):
         yield _root(places, "beside a loaded one", folder)
 
@@ -279,10 +279,10 @@ LINUX = System(
         _nvidia_wheels,
         _torch,
         _conda,
-        _of_variables,
+        _variable_roots,
         _toolkits_on_linux,
         _loader_of_linux,
-        _beside_loaded,
+        _loaded_roots,
     ),
 )
 
@@ -337,9 +337,9 @@ WINDOWS = System(
         _torch,
         _nvidia_wheels,
         _conda,
-        _of_variables,
+        _variable_roots,
         _toolkits_on_windows,
         _loader_of_windows,
-        _beside_loaded,
+        _loaded_roots,
     ),
 )

@@ -167,12 +167,12 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_contents:
         onnxruntime=_read_onnxruntime(package, places, found, compare_contents, in_process=search_path is None),
         torch=_read_torch(places, found),
         nvidia=tuple(
-            _with_libraries(one, compare_contents)
+            _describe_library_wheel(one, compare_contents)
             for one in found
             if one.name.startswith("nvidia-") and one.name not in _OTHER_NAMES
         ),
         others=tuple(
-            _with_libraries(one, True)
+            _describe_library_wheel(one, True)
             if compare_contents and one.name == "numpy"
             else Distribution(one.name, one.read_version(), one.location)
             for one in found
@@ -247,7 +247,7 @@ def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
     return places, package
 
 
-def _with_libraries(one: MetadataFolder, compare_contents: bool) -> Distribution:
+def _describe_library_wheel(one: MetadataFolder, compare_contents: bool) -> Distribution:
     """Describe a wheel of libraries. It lists no missing files: images are trimmed, and the search finds the rest."""
     record = one.read("RECORD") or b""
     lines = [line for line in record.splitlines(keepends=True) if any(end in line for end in (b".so", b".dll"))]

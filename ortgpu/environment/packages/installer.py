@@ -72,7 +72,7 @@ def quoted(word: str, *, windows: bool) -> str:
     return word if re.fullmatch(r"[\w.:\\/=~+-]+", word) else f'"{word}"'
 
 
-def as_command(path: str, *, windows: bool) -> str:
+def quote_program(path: str, *, windows: bool) -> str:
     r"""Quote a program to start.
 
     PowerShell takes a line that begins with a quote for a text. It starts C:\"My Python"\python.exe, as cmd.exe does.
@@ -108,8 +108,8 @@ def read_installer() -> Installer:
 def _words_to_hold(python: str) -> str:
     windows, lender = os.name == "nt", interpreter.lender
     if lender is None:
-        return f"{as_command(python, windows=windows)} -m ortgpu hold"
-    return f"{as_command(lender, windows=windows)} -m ortgpu hold --python {quoted(python, windows=windows)}"
+        return f"{quote_program(python, windows=windows)} -m ortgpu hold"
+    return f"{quote_program(lender, windows=windows)} -m ortgpu hold --python {quoted(python, windows=windows)}"
 
 
 def _is_for_one_run() -> bool:
@@ -147,7 +147,7 @@ def _what_brings_pip(folder: str) -> str:
 
 
 def _pip(interpreter: str, is_there: bool) -> Installer:
-    python = as_command(interpreter, windows=os.name == "nt")
+    python = quote_program(interpreter, windows=os.name == "nt")
     managed, packages = _all_the_same(), _package_folders()
     if sys.flags.no_user_site and (sys.flags.ignore_environment or "PYTHONNOUSERSITE" not in os.environ):
         python += " -s"  # as ComfyUI starts its own: else pip would count the packages of the user's folder

@@ -16,7 +16,7 @@ from ...errors import ExecutionError, ProviderRequestError, manual
 from ...model.contents import data_files
 from ...model.files import ModelSource, stamp_of_descriptor
 from ...process.background import is_of_a_handler
-from ...process.channel import above_standard
+from ...process.channel import avoid_standard_streams
 from ...provider.devices import DeviceRequest
 from .messages import KeptFile, Opening
 from .shared_memory import memory_file
@@ -54,14 +54,14 @@ class Launch:
     def _keep_files(self) -> None:
         assert self.path is not None
         try:
-            model = above_standard(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+            model = avoid_standard_streams(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         except (FileNotFoundError, PermissionError, ValueError):
             return  # the session says why
         self._keep(self.path, model)
         for location in data_files(self.path):
             try:
                 path = os.path.join(os.path.dirname(self.path), location)
-                self._keep(location, above_standard(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)))
+                self._keep(location, avoid_standard_streams(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)))
             except (FileNotFoundError, PermissionError, ValueError):
                 pass  # so it does
 
@@ -92,7 +92,7 @@ class Sockets:
                 ours, their = socket.socketpair()
                 failed.callback(ours.close)
                 self.ours.append(ours)
-                end = above_standard(their.detach())
+                end = avoid_standard_streams(their.detach())
                 self.theirs.callback(os.close, end)
                 self.ends.append(end)
             self.page = memory_file("ortgpu-begun")

@@ -96,10 +96,10 @@ class SessionFeeds(Feeds):
 
     def as_it_is(self, feed: Any) -> Any:
         from ...running.device_arrays import refuse_on_gpu
-        from ...running.pipeline import as_it_is_now
+        from ...running.pipeline import copy_feed
 
         refuse_on_gpu(feed)
-        return as_it_is_now(feed)
+        return copy_feed(feed)
 
     def copied(self, feed: Any, waits: Iterable[Callable[[], object]] = ()) -> tuple[Any, bool]:
         from ...running.device_arrays import refuse_on_gpu, with_values

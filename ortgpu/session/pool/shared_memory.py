@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ExecutionError, manual
-from ...process.channel import Channel, above_standard
+from ...process.channel import Channel, avoid_standard_streams
 
 # Bytes that one end keeps for its next arrays. More, of a request that was larger than most, is freed after it.
 KEPT = 256 << 20
@@ -196,14 +196,14 @@ def memory_file(name: str) -> int:
         OSError: the process has too many open files, or the system has no such files.
     """
     if hasattr(os, "memfd_create"):
-        return above_standard(os.memfd_create(name))
+        return avoid_standard_streams(os.memfd_create(name))
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "memfd_create"):
         raise OSError(errno.ENOSYS, "the C library has no memfd_create")
     descriptor: int = libc.memfd_create(name.encode(), _MFD_CLOEXEC)
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return above_standard(descriptor)
+    return avoid_standard_streams(descriptor)
 
 
 def _new_memory(size: int) -> int:
