@@ -204,11 +204,12 @@ FIT_KINDS = (
 
 def use_model(path: str, batch: int) -> tuple[float, float]:
     """Return the MiB of this process, which has no other session, after the first run and after later runs."""
+    from ortgpu.session.tuning.feeds import make_inputs
+
     from ortgpu import GPUSession
     from ortgpu.environment.gpu.cuda import initialise
     from ortgpu.environment.gpu.driver import read_gpu_memory
     from ortgpu.provider.devices import choose_visible
-    from ortgpu.session.tuning.feeds import make_inputs
 
     uuid = choose_visible(None, initialise()).uuid
     assert uuid is not None

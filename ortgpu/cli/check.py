@@ -212,7 +212,7 @@ def _open_and_run(
     source = str(model) if model else RELU
     with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu or None) as session:
         from ortgpu.cli import inputs  # after the session, which reports a missing NumPy better
-        from ortgpu.session.tuning.feeds import UnknownInputError, make_inputs
+        from ortgpu.running.made_inputs import UnknownInputError, make_inputs
 
         declared = session.get_inputs()
         feeds, reason = None, None
@@ -232,7 +232,7 @@ def _open_and_run(
                 raise click.UsageError(f"--shapes: {error}") from error
         if not compare or feeds is None or found.latency_error is not None:
             return found, None, None, times
-        from ortgpu.session.tuning.diverging import compare_with_cpu
+        from ortgpu.cli.divergence import compare_with_cpu
 
         return found, *compare_with_cpu(session, source, feeds), times
 

@@ -44,7 +44,7 @@ def measure(session: GPUSession, sizes: Sequence[int]) -> list[ShapeTimes]:
         UnknownInputError: no inputs can be made up, or none of several batches.
         GPUError, Exception: as ``run`` raises.
     """
-    from ortgpu.session.tuning.feeds import UnknownInputError, batch_dimension, make_inputs
+    from ortgpu.running.made_inputs import UnknownInputError, batch_dimension, make_inputs
 
     declared = session.get_inputs()
     if batch_dimension(declared) is None:

@@ -13,8 +13,8 @@ from ..environment.gpu.driver import processes_on, read_gpu_memory
 from ..model.files import ModelSource
 from ..process.parent import tell
 from ..provider.devices import Device
+from ..running.made_inputs import UnknownInputError, batch_dimension, make_inputs, shape_of
 from .gpu_session import GPUSession
-from .tuning.feeds import UnknownInputError, batch_dimension, make_inputs, shape_of
 
 _STEADY_RUNS = 2
 

@@ -20,7 +20,7 @@ from ortgpu.cli.bench import _show, measuring
 from ortgpu.cli.bench.measuring import WAYS, Figure, Spread, percentiles, recommend
 from ortgpu.environment.packages.installer import install_extra
 from ortgpu.errors import catalogue
-from ortgpu.session.tuning import feeds
+from ortgpu.running import made_inputs
 from tests.support.children import child_environment, run_child, run_python
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.support.this_machine import GPUs
@@ -191,7 +191,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from tests.support.children import child_environment, run_child
 from tests.support.this_machine import GPUs
 from ortgpu.cli.bench import measuring
-from ortgpu.session.tuning.feeds import make_inputs
+from ortgpu.running.made_inputs import make_inputs
 from ortgpu.provider.devices import Device
 from ortgpu.errors import DeviceBusyError
 
@@ -449,8 +449,8 @@ def test_of_ways_that_do_not_differ_the_plainest_is_recommended() -> None:
 )
 def test_the_batch_dimension(shapes: list[list[int | str | None]], name: str | None, expected: list[Any]) -> None:
     declared = [Described(f"x{number}", "tensor(float)", shape) for number, shape in enumerate(shapes)]
-    assert feeds.batch_dimension(declared) == name
-    assert [array.shape for array in feeds.make_inputs(declared, 5).values()] == expected
+    assert made_inputs.batch_dimension(declared) == name
+    assert [array.shape for array in made_inputs.make_inputs(declared, 5).values()] == expected
 
 
 # How it looks

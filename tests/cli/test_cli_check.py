@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 from ortgpu.errors import catalogue
-from ortgpu.session.tuning import feeds
+from ortgpu.running import made_inputs
 from tests.lab.fixtures import Lab
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.support.known_placements import MODELS
@@ -22,13 +22,13 @@ from tests.support.this_machine import GPUs
 
 @pytest.mark.parametrize("kind", ["float16", "float", "double", "int8", "int32", "int64", "uint8", "bool", "string"])
 def test_input_of_each_type(kind: str) -> None:
-    array = feeds.make_inputs([Described("x", f"tensor({kind})", ["batch", 3, None])])["x"]
+    array = made_inputs.make_inputs([Described("x", f"tensor({kind})", ["batch", 3, None])])["x"]
     assert array.shape == (1, 3, 1)
     assert array.dtype == {"float": "float32", "double": "float64", "string": "O"}.get(kind, kind)
 
 
 def test_input_values() -> None:
-    made = feeds.make_inputs(
+    made = made_inputs.make_inputs(
         [
             Described("input_ids", "tensor(int64)", ["batch", 4]),
             Described("attention_mask", "tensor(int64)", ["batch", 4]),
@@ -50,8 +50,8 @@ def test_input_values() -> None:
 
 @pytest.mark.parametrize("kind", ["tensor(bfloat16)", "seq(tensor(float))", "map(int64,tensor(float))"])
 def test_input_that_cannot_be_made_up(kind: str) -> None:
-    with pytest.raises(feeds.UnknownInputError, match=re.escape(kind)):
-        feeds.make_inputs([Described("x", kind, [])])
+    with pytest.raises(made_inputs.UnknownInputError, match=re.escape(kind)):
+        made_inputs.make_inputs([Described("x", kind, [])])
 
 
 # Without a GPU

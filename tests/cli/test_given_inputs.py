@@ -13,7 +13,7 @@ import pytest
 from onnx import parser
 
 from ortgpu.cli import inputs
-from ortgpu.session.tuning import feeds
+from ortgpu.running import made_inputs
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 
 pytestmark = pytest.mark.lab
@@ -152,8 +152,8 @@ def test_a_file_without_the_inputs_is_wrong_usage(model: Path, tmp_path: Path, c
 
 def test_inputs_larger_than_memory_are_not_made_up() -> None:
     wide = Described("x", "tensor(float)", ["n", 1 << 20, 1 << 20])
-    with pytest.raises(feeds.UnknownInputError, match=r"'x' of 2 x 1048576 x 1048576 would take 8192.0 GiB"):
-        feeds.make_inputs([Described("id", "tensor(int64)", ["n"]), wide], 2)
+    with pytest.raises(made_inputs.UnknownInputError, match=r"'x' of 2 x 1048576 x 1048576 would take 8192.0 GiB"):
+        made_inputs.make_inputs([Described("id", "tensor(int64)", ["n"]), wide], 2)
 
 
 def test_a_file_that_is_no_model_is_called_by_its_name(tmp_path: Path) -> None:

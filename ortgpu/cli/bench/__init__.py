@@ -165,7 +165,7 @@ def _measure(
 
 def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) -> dict[int | None, Feed]:
     from ortgpu.cli.inputs import read_inputs
-    from ortgpu.session.tuning.feeds import UnknownInputError, batch_dimension, make_inputs
+    from ortgpu.running.made_inputs import UnknownInputError, batch_dimension, make_inputs
 
     declared: list[Any] = opened.session.get_inputs()
     if inputs is not None:

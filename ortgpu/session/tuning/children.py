@@ -101,7 +101,6 @@ class Trial:
         error: largest distance of a result from the right one, relative to the largest value of the output. None: there
             was no result to compare, or it has no distance, since it is of another shape or not finite.
         verdict: "kept", "not the fastest", or why it was rejected.
-        divergence: always None. ``ortgpu check --compare`` looks for the tensor where results of a session go wrong.
     """
 
     settings: Settings
@@ -109,7 +108,6 @@ class Trial:
     seconds: tuple[float, ...] = ()
     error: float | None = None
     verdict: str = "not the fastest"
-    divergence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +20,6 @@ _TIMES_PLAIN = 2
 _AT_ONCE = 2  # runs at a time: one known fault is a race between streams
 _SECONDS_AT_ONCE, _MOST_AT_ONCE = 0.2, 20  # of each thread; and its runs
 _MOST_BYTES = 256 << 20  # of the results of each thread, unless one run has more
-
-
-class Running(Protocol):
-    """A session, of whatever class."""
-
-    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any: ...
 
 
 class Comparison:
@@ -53,25 +47,22 @@ class Comparison:
         self.error: float | None = 0.0
         self.wrong: str | None = None
 
-    def add(self, found: Sequence[Any]) -> None:
-        """Compare the results of a run. They are not compared again if they are bit by bit those accepted before."""
-        bits = [each.tobytes() if isinstance(each, np.ndarray) and each.dtype != object else None for each in found]
-        if bits == self._accepted and None not in bits:
-            return
-        for name, right, plain, other in zip(self._names, self._right, self._plain, found, strict=True):
-            distance, wrong = compare(right, plain, other, self._tolerance)
-            self.error = None if self.error is None or distance is None else max(self.error, distance)
-            if wrong is not None:
-                self.wrong = self.wrong or f"output {name!r} {wrong}"
-                return
-        self._accepted = bits
-
     def add_all(self, several: Sequence[Sequence[Any]]) -> None:
+        """Compare the results of runs until one is wrong. Those that equal accepted ones bit by bit are not."""
         for found in several:
-            self.add(found)
+            bits = [each.tobytes() if isinstance(each, np.ndarray) and each.dtype != object else None for each in found]
+            if bits == self._accepted and None not in bits:
+                continue
+            for name, right, plain, other in zip(self._names, self._right, self._plain, found, strict=True):
+                distance, wrong = compare(right, plain, other, self._tolerance)
+                self.error = None if self.error is None or distance is None else max(self.error, distance)
+                if wrong is not None:
+                    self.wrong = self.wrong or f"output {name!r} {wrong}"
+                    return
+            self._accepted = bits
 
 
-def several_runs(session: Running, feed: Mapping[str, Any]) -> list[list[Any]]:
+def several_runs(session: Any, feed: Mapping[str, Any]) -> list[list[Any]]:
     """Return the results of a run, and of others of which two are at work at the same time."""
     found: list[list[Any]] = [session.run(None, dict(feed))]
     size = sum(getattr(each, "nbytes", 0) for each in found[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from ...model.files import ModelSource
 from .children import LONGEST_START, Child
@@ -34,14 +33,10 @@ def halve(model: bytes | str) -> bytes:
         Exception: whatever onnxruntime.transformers raises for a model that it cannot convert.
     """
     import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    converted = halved(onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model))
+    loaded = onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model)
+    converted = convert_float_to_float16(loaded, keep_io_types=True)
     if converted.ByteSize() > LARGE:
         raise ValueError(f"the model has {converted.ByteSize()} bytes in float16, and at most {LARGE} are converted")
     return bytes(converted.SerializeToString())
-
-
-def halved(model: Any) -> Any:
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    return convert_float_to_float16(model, keep_io_types=True)

@@ -41,14 +41,14 @@ from ...provider.settings import (
 )
 from ...running.cudart import runtime_on
 from ...running.graph_requests import obstacle
+from ...running.made_inputs import batch_dimension, make_inputs, shape_of
 from ...running.onnxruntimes import InferenceSession
 from ...running.pinned import PinnedMemory
 from .children import GIVEN, Beginning, Place, Trial, Work
 from .comparing import TOLERANCE, Comparison, several_runs
-from .feeds import batch_dimension, make_inputs, shape_of
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 200, 5
-WARMING = 3  # runs
+_WARMING = 3  # runs
 _HOPELESS = 3  # times plain ONNX Runtime's time: it is known without more rounds
 _BLOCK = 0.05  # seconds of several threads
 
@@ -149,13 +149,19 @@ def open_session(model: ModelSource, settings: Settings, place: Place, dimension
     for name, size in dimensions.items() if DIMENSIONS in asked else ():
         options.add_free_dimension_override_by_name(name, size)
     if place.ordinal is None:
-        return onnxruntime.InferenceSession(model, options, providers=[CPU])
+        return _opened(model, options, [CPU])
     of_cuda = {name: value for name, value in asked.items() if name not in OF_THE_SESSION}
     if place.ordinal:  # naming the first makes 1.31 log a warning
         of_cuda["device_id"] = str(place.ordinal)
-    session = onnxruntime.InferenceSession(model, options, providers=[(CUDA, of_cuda), CPU])
-    if session.get_providers()[0] != CUDA:
-        raise ProviderFallbackError("ONNX Runtime did not bind CUDA", bound=tuple(session.get_providers()))
+    return _opened(model, options, [(CUDA, of_cuda), CPU])
+
+
+def _opened(model: ModelSource, options: Any, providers: Sequence[Any]) -> Any:
+    """Return a session. Raises ProviderFallbackError if it does not have its first provider."""
+    session = onnxruntime.InferenceSession(model, options, providers=providers)
+    first, bound = providers[0] if isinstance(providers[0], str) else providers[0][0], tuple(session.get_providers())
+    if bound[0] != first:
+        raise ProviderFallbackError(f"ONNX Runtime did not bind {first}", bound=bound)
     session.disable_fallback()
     return session
 
@@ -189,56 +195,37 @@ _prepared: tuple[Work, Any, list[Any]] | None = None
 
 
 def measure(settings: Settings, seconds: float) -> Trial:
-    """Measure a candidate, each batch for some seconds.
+    """Compare the results of a candidate with the right ones, and its time with plain ONNX Runtime's, in turns.
+
+    Args:
+        seconds: to measure each batch.
 
     Raises:
         Exception: whatever a candidate raises.
     """
     assert _prepared is not None
     work, plain, expected = _prepared
+    asked = {} if GIVEN in settings else options_of(settings)
     if GIVEN in settings:
-        return _measured(work, settings, {}, _open_given(work), plain, expected, seconds)
-    asked = options_of(settings)
-    model = work.half if FLOAT16 in asked and work.half is not None else work.model
-    opened = open_at(work.place, model, settings, work.dimensions)
-    return _measured(work, settings, asked, opened, plain, expected, seconds)
-
-
-def _open_given(work: Work) -> Any:
-    """Return a session with the caller's providers. Raises ProviderFallbackError, or what ONNX Runtime raises."""
-    session = onnxruntime.InferenceSession(work.model, _quiet(), providers=list(work.given))
-    first, bound = work.given[0][0], tuple(session.get_providers())
-    if bound[0] != first:
-        raise ProviderFallbackError(f"ONNX Runtime did not bind {first}", bound=bound)
-    session.disable_fallback()
-    return session
-
-
-def _measured(
-    work: Work,
-    settings: Settings,
-    asked: Mapping[str, str],
-    found: Any,
-    plain: Any,
-    expected: Sequence[Sequence[Any]],
-    seconds_of_each: float,
-) -> Trial:
-    """Compare the results of a candidate with the right ones, and its time with plain ONNX Runtime's, in turns."""
+        found = _opened(work.model, _quiet(), list(work.given))
+    else:
+        model = work.half if FLOAT16 in asked and work.half is not None else work.model
+        found = open_at(work.place, model, settings, work.dimensions)
     names = [output.name for output in plain.get_outputs()]
-    ratios, seconds, worst = [], [], 0.0
+    ratios, seconds_of_each, worst = [], [], 0.0
     for number, feed in enumerate(work.feeds):
         right = work.right[number] if work.right is not None else None
         checked = Comparison(names, right, expected[number], TOLERANCE if FLOAT16 in asked else None)
         if CAPTURE not in asked:  # each run would capture
             checked.add_all(several_runs(found, feed))
         if checked.wrong is None:
-            ratio, taken = _timed(work, asked, number, (plain, found), expected[number], checked, seconds_of_each)
+            ratio, taken = _timed(work, asked, number, (plain, found), expected[number], checked, seconds)
             ratios.append(ratio)
-            seconds.append(taken)
+            seconds_of_each.append(taken)
         if checked.wrong is not None:
             return Trial(settings, error=checked.error, verdict=f"rejected: {checked.wrong}")
         worst = max(worst, checked.error or 0.0)
-    return Trial(settings, statistics.geometric_mean(ratios), tuple(seconds), worst)
+    return Trial(settings, statistics.geometric_mean(ratios), tuple(seconds_of_each), worst)
 
 
 def _timed(
@@ -266,9 +253,9 @@ def _timed(
         )
     else:
         graph = number if CAPTURE in asked else None
-        ways = (Single(plain, feed, expected, work.place, None), Single(found, feed, expected, work.place, graph))
+        ways = (_Single(plain, feed, expected, work.place, None), _Single(found, feed, expected, work.place, graph))
     for way in ways:
-        for _ in range(WARMING):
+        for _ in range(_WARMING):
             way.run()
     checked.add_all(ways[1].results)
     times: tuple[list[float], list[float]] = ([], [])
@@ -287,7 +274,7 @@ def _timed(
     return statistics.median(ours / theirs for theirs, ours in zip(*times, strict=True)), statistics.median(times[1])
 
 
-class Single:
+class _Single:
     """Single runs of a session with its arrays in fixed memory of its device, if they are tensors of numbers.
 
     Args:

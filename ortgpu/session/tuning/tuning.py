@@ -18,9 +18,9 @@ from ...environment.child_process import ChildFailedError
 from ...model.files import ModelSource
 from ...provider.records import Choice, Key, Record, VoidRecordError, default_path, make_own_folders, read_record
 from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described
+from ...running.made_inputs import shape_of
 from ...running.onnxruntimes import gpu_session_class
 from .children import GIVEN, LONGEST_START, ON_CPU, Beginning, Child, Place, Trial, Tuning, Work, first_line, only_tuner
-from .feeds import shape_of
 from .halving import halve, source_of
 from .trial import begin, measure, prepare, results
 
@@ -44,12 +44,12 @@ _STARTS = 4  # times as long as the first child took to begin, for a candidate
 
 def tune_unless_tuned(model: ModelSource, device: int | None) -> None:
     """Tune as :func:`tune` does, unless another process did so while this one waited for it, or no record can be."""
-    with contextlib.suppress(_OfNoUseError):
+    with contextlib.suppress(TuningNotNeededError):
         tune_at(Place(), Wanted(model, device, once=True))
 
 
-class _OfNoUseError(Exception):
-    """There is a record now, or there can be none."""
+class TuningNotNeededError(Exception):
+    """A record exists, or none can be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,13 @@ def tune_at(
             path, no_record = None, str(error)
             logger.warning("no record of tune can be kept: %s", no_record)
             if wanted.once:
-                raise _OfNoUseError from None
+                raise TuningNotNeededError from None
         opening = time.monotonic() - started
         with only_tuner((begun.gpu.uuid if begun.gpu is not None else None) or "cpu", _PATIENCE * wanted.budget):
-            if wanted.once and path is not None and _fits(path, begun.key):
-                raise _OfNoUseError
+            if wanted.once and path is not None:
+                with contextlib.suppress(FileNotFoundError, VoidRecordError):
+                    if read_record(path).key == begun.key:
+                        raise TuningNotNeededError
             since = time.monotonic() - opening  # waiting is not searching
             search = (kind or Search)(wanted, place, begun, child, since)
             search.run()
@@ -148,13 +150,6 @@ def _check_writable(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
-
-
-def _fits(path: Path, key: Key | str) -> bool:
-    try:
-        return read_record(path).key == key
-    except (FileNotFoundError, VoidRecordError):
-        return False
 
 
 def asked(child: Child, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...model.tensor_types import DTYPES
+from ..model.tensor_types import DTYPES
 
 if TYPE_CHECKING:
-    from ...provider.interfaces import Value
+    from ..provider.interfaces import Value
 
 _ONES = re.compile(r"mask|length|(?<![a-z])lens?(?![a-z])")  # with zeros, many models compute NaN or fail
 _MOST_BYTES = 4 << 30  # of all made-up inputs together

@@ -1,0 +1,117 @@
+"""``ortgpu check --compare``: an open session beside the CPU, and the first tensor of its model that diverges."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ortgpu.model.files import ModelSource
+from ortgpu.provider.interfaces import VerifiedSession
+from ortgpu.provider.lifetime import device_of
+from ortgpu.provider.settings import SETTINGS, Settings
+from ortgpu.session.tuning.children import LONGEST_START, ON_CPU, Child, Place, first_line
+from ortgpu.session.tuning.comparing import TOLERANCE, Comparison, compare, several_runs
+from ortgpu.session.tuning.halving import LARGE, source_of
+from ortgpu.session.tuning.trial import open_at, results
+from ortgpu.session.tuning.tuning import asked, results_of_cpu
+
+_EXPOSED = 8  # tensors at a time
+_VANISHED = "exposing tensors made it vanish: with them as outputs, operators are not fused"
+_TOO_LARGE = "the model is too large to look inside"
+
+
+def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping[str, Any]) -> tuple[Comparison, str]:
+    """Compare the results of an open session as :func:`ortgpu.tune` compares the results of candidates.
+
+    Return the comparison, whose fault names the place where results first go wrong, and what they were compared with.
+
+    Raises:
+        Exception: whatever plain ONNX Runtime or the session raises.
+    """
+    place, source = Place(device_of(session).ordinal), source_of(model)
+    with Child() as child:
+        right, compared_with = results_of_cpu(child, source, [feed], LONGEST_START)
+        (plain,) = asked(child, results, source, place, [feed])
+        names = [output.name for output in session._outputs_meta]
+        comparison = Comparison(names, right[0] if right is not None else None, plain)
+        comparison.add_all(several_runs(session, feed))
+        if comparison.wrong is not None:
+            arguments = source, place, feed, _settings_of(session), right is not None
+            try:
+                where = child.ask(locate, *arguments, timeout=LONGEST_START)
+            except Exception as error:  # noqa: BLE001 - of whatever class: the comparison stands
+                where = f"the tensor at fault was not found: {first_line(error)}"
+            comparison.wrong += f"; {where}"
+    return comparison, compared_with
+
+
+def _settings_of(session: VerifiedSession) -> Settings:
+    """Return the settings that a session has chosen."""
+    chosen = {option: value for option, (value, _) in session._verified.options_chosen.items()}
+    return {
+        name: value
+        for name, values in SETTINGS.items()
+        for value, options in values.items()
+        if options and options.items() <= chosen.items()
+    }
+
+
+def locate(model: bytes | str, place: Place, feed: Mapping[str, Any], settings: Settings, has_cpu: bool) -> str:
+    """Return between which tensors of the main graph results go wrong, for a person. A child calls this.
+
+    Few tensors at a time become outputs of the model, since each may keep operators from being fused.
+
+    Args:
+        has_cpu: True if the CPU gives results to compare with. Otherwise plain ONNX Runtime gives them.
+    """
+    import onnx
+
+    if isinstance(model, bytes):
+        loaded = onnx.load_model_from_string(model)
+    elif os.path.getsize(model) > LARGE:
+        return _TOO_LARGE
+    else:
+        loaded = onnx.load(model)
+    if loaded.ByteSize() > LARGE:  # with its external data
+        return _TOO_LARGE
+    made = {output.name for output in loaded.graph.output}
+    last = max(at for at, node in enumerate(loaded.graph.node) if made.intersection(node.output))
+    tensors = [name for node in loaded.graph.node[: last + 1] for name in node.output if name and name not in made]
+    agreeing, diverging = -1, len(tensors)
+    while diverging - agreeing > 1:
+        between = diverging - agreeing - 1
+        few = sorted({agreeing + 1 + between * (step + 1) // (_EXPOSED + 1) for step in range(_EXPOSED)})
+        exposed = onnx.ModelProto()
+        exposed.CopyFrom(loaded)
+        exposed.graph.output.extend(onnx.ValueInfoProto(name=tensors[at]) for at in few)
+        wrong = _first_wrong(exposed.SerializeToString(), place, feed, settings, has_cpu, len(few))
+        if wrong is None:
+            return _VANISHED
+        if wrong < len(few):
+            diverging = few[wrong]
+        if wrong > 0:
+            agreeing = few[wrong - 1]
+    before = f"tensor {tensors[agreeing]!r}" if agreeing >= 0 else "the inputs"
+    after = f"tensor {tensors[diverging]!r}" if diverging < len(tensors) else "the outputs"
+    return f"{before} still agreed, {after} did not"
+
+
+def _first_wrong(
+    model: bytes, place: Place, feed: Mapping[str, Any], settings: Settings, has_cpu: bool, exposed: int
+) -> int | None:
+    """Return the position of the first exposed tensor that is wrong, or their number if only the outputs are.
+
+    Args:
+        exposed: the number of exposed tensors, which are the last outputs of ``model``.
+    """
+    plain = open_at(place, model, {}, {}).run(None, dict(feed))
+    right = open_at(ON_CPU, model, {}, {}).run(None, dict(feed)) if has_cpu else plain
+    several: Sequence[Sequence[Any]] = several_runs(open_at(place, model, settings, {}), feed)
+    count = len(plain) - exposed
+    order = [*range(count, len(plain)), *range(count)]
+    for position, at in enumerate(order):
+        tolerance = None if has_cpu else TOLERANCE
+        if any(compare(right[at], plain[at], run[at], tolerance)[1] is not None for run in several):
+            return min(position, exposed)
+    return None
