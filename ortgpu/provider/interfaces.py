@@ -87,5 +87,6 @@ class VerifiedSession(Session, Protocol):
     _verified: VerifiedFacts
     _request: Any
     _pinned_memory_limit: int
+    _gpu_context: Any  # lifetime.ContextCheck; None on the CPU, or if the driver does not tell
     _holdings: Any  # running.memory.Holdings, once they are asked for
     _model_stamp: tuple[int, ...] | None  # of the model's file when the session opened

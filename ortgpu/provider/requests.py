@@ -116,12 +116,15 @@ def _pair(providers: Any, entry: Any) -> tuple[str, dict[Any, Any] | None]:
 def without_unmeant(requested: ProviderList, known: Collection[str], available: Sequence[str]) -> ProviderList:
     """Return the request without providers that a list for many machines names beside CUDA.
 
-    These are the providers of other builds, and TensorRT in a list that is the whole ``get_available_providers()``.
+    These are the providers of other builds, and TensorRT in a list that is the whole ``get_available_providers()``, if
+    TensorRT has no options but those of CUDA, such as the same ``device_id`` for every provider.
     """
     if CUDA not in requested.names:
         return requested
     unmeant = {name for name in requested.names if name in known and name not in (*available, *TENSORRT, CUDA, CPU)}
-    if set(requested.names) == set(available) and not any(requested.options_of(name) for name in TENSORRT):
+    options_of_cuda = requested.options_of(CUDA).items()
+    has_own_options = any(not requested.options_of(name).items() <= options_of_cuda for name in TENSORRT)
+    if set(requested.names) == set(available) and not has_own_options:
         unmeant.update(TENSORRT)
     return ProviderList(
         tuple(name for name in requested.names if name not in unmeant), requested.options, requested.repeated

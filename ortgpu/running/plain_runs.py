@@ -130,9 +130,13 @@ class PlainRunner:
 
 
 def _may_bind_directly(session: RunningSession) -> bool:
-    """Return True if ``InferenceSession.run_with_iobinding`` has nothing to do but to call C++."""
+    """Return True if ``InferenceSession.run_with_iobinding`` calls C++ for its own binding and does nothing else.
+
+    Before it compared ``_session`` of the binding, it had no code that is worth skipping.
+    """
     method = onnxruntimes_method(session, "run_with_iobinding")
-    if method is None or not _READ_BOUND.issuperset(method.__code__.co_names):
+    names = method.__code__.co_names if method is not None else ()
+    if "_session" not in names or not _READ_BOUND.issuperset(names):
         return False
     return {CUDA, CPU}.issuperset(InferenceSession.get_providers(session))
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from ..provider.interfaces import VerifiedSession
+    from ..provider.lifetime import ContextCheck
 
     class OrderedSession(VerifiedSession, Protocol):
         """A session whose runs are ordered."""
@@ -36,29 +37,47 @@ if TYPE_CHECKING:
 class CallerStreams:
     """The order between one session and the streams of the calling thread. Threads may share it.
 
+    Attributes:
+        is_idle: returns True if these streams have no work, and the calling thread is in the session's CUDA context.
+            False says nothing. CUDA needs two microseconds for this answer. In the global capture mode the question
+            spoils a graph that another thread captures, as does each run that waits for its results.
+
     Args:
         runtime: for the session's GPU.
         own: the stream in which the session runs; None if only ONNX Runtime knows it.
         read_on_host: the inputs that an IOBinding copies from the GPU as soon as they are bound.
+        context: None if nothing tells the thread's context.
     """
 
-    def __init__(self, runtime: CudaRuntime, own: int | None, read_on_host: Container[str]) -> None:
+    def __init__(
+        self, runtime: CudaRuntime, own: int | None, read_on_host: Container[str], context: ContextCheck | None = None
+    ) -> None:
         self._runtime = runtime
         self.own = own
         self.read_on_host = read_on_host
         self._ordinal = runtime.ordinal
-        self._query_legacy = runtime.query(LEGACY_STREAM)
         self._queries: dict[int, Callable[[], int]] = {}
+        self.is_idle = _is_never_idle if context is None or own is not None else self._idle_question(context)
 
-    def wait(self, *, is_current: bool) -> None:
+    def _idle_question(self, context: ContextCheck) -> Callable[[], bool]:
+        ask, number, expected = context
+        # The legacy stream is busy while the threads' default streams are, and all others that are not non-blocking.
+        query_legacy, ordinal, modules = self._runtime.query(LEGACY_STREAM), self._ordinal, sys.modules
+
+        def is_idle() -> bool:
+            if ask() or number.value != expected or query_legacy():
+                return False
+            if _raw_stream_of_torch is not None and "cupy" not in modules:
+                stream = _raw_stream_of_torch(ordinal)
+                return stream <= PER_THREAD_STREAM or not self._is_busy(stream)
+            return not any(map(self._is_busy, self._of_libraries()))
+
+        return is_idle
+
+    def wait(self) -> None:
         """Make what the session does next come after the work that these streams have now.
 
-        The session's stream waits on the GPU. Where that stream is unknown, the calling thread waits; CUDA needs two
-        microseconds to say that a stream is idle. In the global capture mode this question spoils a graph that another
-        thread captures, as does each run that waits for its results.
-
-        Args:
-            is_current: the session's GPU is known to be the current one of the calling thread.
+        The session's stream waits on the GPU. Where that stream is unknown, the calling thread waits.
 
         Raises:
             CudaCallError: the work of a stream failed, for instance.
@@ -68,15 +87,7 @@ class CallerStreams:
                 for stream in (LEGACY_STREAM, *self._of_libraries()):
                     self._runtime.order(stream, self.own)
             return
-        # The legacy stream is busy while the threads' default streams are, and all others that are not non-blocking.
-        if (is_current or self._runtime.is_current()) and not self._query_legacy():
-            if _raw_stream_of_torch is not None and "cupy" not in sys.modules:
-                stream = _raw_stream_of_torch(self._ordinal)
-                if stream <= PER_THREAD_STREAM or not self._is_busy(stream):
-                    return
-            elif not any(map(self._is_busy, self._of_libraries())):
-                return
-        self._runtime.clear_error()
+        self._runtime.clear_error()  # of the question whether they are idle
         for stream in self._runtime.pending([LEGACY_STREAM, *self._of_libraries()]):
             self._runtime.order(stream, None)
 
@@ -107,6 +118,10 @@ class CallerStreams:
         if query is None:
             query = self._queries[stream] = self._runtime.query(stream)
         return query()
+
+
+def _is_never_idle() -> bool:
+    return False
 
 
 _raw_stream_of_torch: Callable[[int], int] | None = None  # set once PyTorch has used CUDA
@@ -153,7 +168,7 @@ def _find_streams(session: OrderedSession) -> CallerStreams | None:
     own = int(options.get("user_compute_stream", "0")) if options.get("has_user_compute_stream") == "1" else None
     places = zip(session._inputs_meta, getattr(session, "_input_meminfos", ()), strict=False)  # since 1.23
     read_on_host = {value.name for value, memory in places if memory.name.lower() != "cuda"}
-    return CallerStreams(runtime, own if own is None else own or LEGACY_STREAM, read_on_host)
+    return CallerStreams(runtime, own if own is None else own or LEGACY_STREAM, read_on_host, session._gpu_context)
 
 
 def wait_for_caller(session: OrderedSession) -> None:
@@ -163,9 +178,9 @@ def wait_for_caller(session: OrderedSession) -> None:
         ExecutionError: that work failed, for instance.
     """
     streams = streams_of(session)
-    if streams is not None:
+    if streams is not None and not streams.is_idle():
         try:
-            streams.wait(is_current=False)
+            streams.wait()
         except CudaCallError as error:
             raise session._gpu_explained(error)  # noqa: B904 - which sets the cause
 
@@ -177,7 +192,7 @@ def order_results(session: OrderedSession) -> None:
         ExecutionError: the session's work failed, for instance.
     """
     streams = streams_of(session)
-    if streams is not None and streams.own is not None:
+    if streams is not None:
         try:
             streams.order_results()
         except CudaCallError as error:

@@ -511,20 +511,19 @@ class GPUSession(LastOfOurs):
 
     def run_with_iobinding(self, iobinding: onnxruntime.IOBinding, run_options: Any = None) -> None:
         """Run the model over what is bound, as InferenceSession.run_with_iobinding does; see :meth:`io_binding`."""
-        context, runner = self._gpu_context, self._gpu_runner
+        runner = self._gpu_runner
         try:
-            is_current = context is not None and not context.ask() and context.number.value == context.expected
-            if context is not None and not is_current:
-                lifetime.refuse_if_unusable(self)
             streams = runner.caller[0] if runner.caller else streams_of(self)
-            if streams is not None:
-                streams.wait(is_current=is_current)
-            is_own = getattr(iobinding, "_session", None) is self._sess
-            if is_own and runner.binds_directly:
+            is_idle = streams is not None and streams.is_idle()
+            if not is_idle:
+                lifetime.refuse_after_reset(self, self._gpu_context)
+                if streams is not None:
+                    streams.wait()
+            if runner.binds_directly and iobinding._session is self._sess:
                 self._sess.run_with_iobinding(iobinding._iobinding, run_options)
             else:
                 super().run_with_iobinding(iobinding, run_options)
-            if streams is not None and streams.own is not None:
+            if streams is not None and not is_idle:
                 streams.order_results()
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise failures.explained(self, error)  # noqa: B904 - which sets the cause

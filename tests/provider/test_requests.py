@@ -175,9 +175,12 @@ def test_a_name_of_another_build() -> None:
         check_names(ProviderList(("CoreMLExecutionProvider",)), ALL_KNOWN, AVAILABLE)
 
 
+@pytest.mark.parametrize("options", [{}, {"device_id": "1"}], ids=["no options", "the same device for all"])
 @pytest.mark.parametrize("names", list(itertools.permutations(AVAILABLE)))
-def test_the_whole_available_list_asks_for_no_tensorrt(names: tuple[str, ...]) -> None:
-    left = without_unmeant(ProviderList(names), ALL_KNOWN, AVAILABLE)
+def test_the_whole_available_list_asks_for_no_tensorrt(names: tuple[str, ...], options: dict[str, str]) -> None:
+    requested = ProviderList(names, dict.fromkeys(names, options))
+    left = without_unmeant(requested, ALL_KNOWN, AVAILABLE)
+    assert left.options_of(CUDA) == options
     assert left.names == tuple(name for name in names if name != TENSORRT)
 
 
@@ -186,6 +189,7 @@ def test_the_whole_available_list_asks_for_no_tensorrt(names: tuple[str, ...]) -
     [
         ProviderList((TENSORRT, CUDA)),
         ProviderList(tuple(AVAILABLE), {TENSORRT: {"trt_fp16_enable": "1"}}),
+        ProviderList(tuple(AVAILABLE), {TENSORRT: {"device_id": "1"}}),
         ProviderList((RTX, CUDA, CPU_PROVIDER)),
         ProviderList((CUDA, "cudda")),
         ProviderList(("CoreMLExecutionProvider", CPU_PROVIDER)),

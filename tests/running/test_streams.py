@@ -17,6 +17,7 @@ PRELUDE = """
 import ctypes, dataclasses, types
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
+from ortgpu.provider.lifetime import ContextCheck
 from ortgpu.running import cudart, streams
 os.environ["STUB_CUDART_LATE"] = "1"
 runtime, stub = stub_runtime(sys.argv[1])
@@ -79,12 +80,18 @@ def ran(stubs: Stubs, code: str) -> Any:
     return child(PRELUDE + textwrap.dedent(code), str(stubs.cudart))
 
 
+CONTEXTS = {"unknown": None, "of the session": 7, "of another GPU": 8}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("way", ["bound", "by_values", "by_vector"])
-def test_a_run_reads_what_its_caller_has_queued(stubs: Stubs, way: str) -> None:
+def test_a_run_reads_what_its_caller_has_queued(stubs: Stubs, way: str, context: str) -> None:
     found = ran(
         stubs,
         f"""
-        results = []
+        if {CONTEXTS[context]}:
+            session._gpu_context = ContextCheck(lambda: 0, ctypes.c_ulonglong({CONTEXTS[context]}), 7)
+        results = [WAYS[{way!r}]()]
         for written in (DEFAULT, PER_THREAD):
             write(written)
             results.append(WAYS[{way!r}]())
@@ -96,7 +103,7 @@ def test_a_run_reads_what_its_caller_has_queued(stubs: Stubs, way: str) -> None:
         report([results, stub.stub_late_copies(), stub.stub_events(), stub.stub_capture_mode()])
         """,
     )
-    assert found == [[-5] * 4, 0, 0, 0]
+    assert found == [[0] + [-5] * 4, 0, 0, 0]
 
 
 def test_another_stream_is_not_waited_for(stubs: Stubs) -> None:
