@@ -1,17 +1,19 @@
-"""Carry SessionOptions between processes: ONNX Runtime's own object cannot be pickled.
+"""Copy SessionOptions, and send the function that makes them to other processes.
 
-Its properties can be read back. Configuration entries cannot be listed, only asked for by name: by those that the
-installed files have. Custom operator libraries, initialisers, overrides of free dimensions and callbacks cannot be read
-back.
+ONNX Runtime's own object cannot be pickled. Its properties can be read back. Configuration entries cannot be listed,
+only asked for by name: by those that the installed files have. Custom operator libraries, initialisers, overrides of
+free dimensions and callbacks cannot be read back.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..errors import ProviderRequestError, manual
 from ..process.background import fork_safe_lock
 
 _PROPERTIES = (
@@ -39,26 +41,44 @@ _lock = fork_safe_lock()
 
 
 class Carried:
-    """A carrier of SessionOptions: a copy keeps them as they are, a pickle only the readable settings."""
+    """A carrier of SessionOptions: a copy keeps them as they are, a pickle has the function that makes them.
 
-    def __init__(self, options: Any) -> None:
-        self.options = options
+    Args:
+        options: the options; None for those of ONNX Runtime.
+        make: returns new options like them. It pickles if it is a function of a module.
+    """
+
+    def __init__(self, options: Any, make: Callable[[], Any] | None = None) -> None:
+        self.options, self.make = options, make
 
     def __deepcopy__(self, memo: object) -> Carried:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (_state_of(self.options) if self.options is not None else None,)
+        if self.options is not None and self.make is None:
+            raise not_sent()
+        return _arrived, (self.make,)
+
+    def copied(self) -> Any:
+        """Return new SessionOptions like these. Without ``make`` they have what can be read back."""
+        return self.make() if self.make is not None else _copied(_state_of(self.options))
 
 
-def copied(options: Any) -> Any:
-    """Return new SessionOptions with what can be read back of ``options``."""
-    return _arrived(_state_of(options)).options
+def _arrived(make: Callable[[], Any] | None) -> Carried:
+    return Carried(make, make)
 
 
-def _arrived(state: dict[str, dict[str, Any]] | None) -> Carried:
-    if state is None:
-        return Carried(None)
+def not_sent() -> ProviderRequestError:
+    """Return the error for SessionOptions that were to go to another process."""
+    return ProviderRequestError(
+        "SessionOptions cannot go to another process",
+        evidence=["ONNX Runtime does not tell which initialisers, overrides and libraries were added to them"],
+        fixes=[manual("pass a function of a module that makes them: sess_options=make_options")],
+        requested="sess_options",
+    )
+
+
+def _copied(state: dict[str, dict[str, Any]]) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -68,7 +88,7 @@ def _arrived(state: dict[str, dict[str, Any]] | None) -> Carried:
             setattr(options, name, value if kind in (str, bool, int) else kind(value))
     for key, value in state["entries"].items():
         options.add_session_config_entry(key, value)
-    return Carried(options)
+    return options
 
 
 def _state_of(options: Any) -> dict[str, dict[str, Any]]:

@@ -131,9 +131,9 @@ class GPUSession(LastOfOurs):
     that file is there and CUDA does not arrive in another way. A session that does not open while ``multiprocessing``
     receives it raises the error at each use instead, because ``Pool`` would wait for ever for a lost worker.
 
-    Of ``sess_options`` a pickle keeps the properties and the configuration entries that the installed release knows.
-    Registered libraries of operators, initialisers and overrides of free dimensions are lost, since they cannot be read
-    back; copying a session keeps them.
+    A session with SessionOptions does not pickle: ProviderRequestError. ONNX Runtime does not tell which initialisers,
+    overrides of free dimensions and libraries of operators were added to them. With a function of a module as
+    ``sess_options`` it does, and unpickling calls the function. Copying a session keeps its SessionOptions.
 
     Not promised: bitwise equal results, either of two runs or with plain ONNX Runtime.
     """
@@ -196,7 +196,7 @@ class GPUSession(LastOfOurs):
 
         Args:
             path_or_bytes: path of the model file, or the model itself as bytes.
-            sess_options: an onnxruntime.SessionOptions.
+            sess_options: an onnxruntime.SessionOptions, or a function that returns new ones.
             providers: names of providers, or pairs of a name and a dict of options; CUDA by default.
             provider_options: a dict of options for each of ``providers``, if those are names.
             device: index (0), "cuda:0", "gpu:0", UUID, ``session.device``, torch.device, or "auto" (most free memory).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import FrameType
 from typing import Any, Protocol
 
@@ -33,7 +33,8 @@ def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
     """Return the value of ``__reduce__``: the request for a ``cls``, with the attributes of the subclass as state.
 
     A class with its own ``__getstate__`` and ``__setstate__`` opens itself again. A CUDA plugin that this program has
-    registered is named. Raises TypeError if the SessionOptions carry execution providers.
+    registered is named. Raises TypeError if the SessionOptions carry execution providers. To pickle the value raises
+    ProviderRequestError if no function makes the SessionOptions.
     """
     arrival = load_runtime().arrival
     plugin = arrival.library if arrival is not None and arrival.way == "registered by the program" else None
@@ -44,7 +45,7 @@ def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
     state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
     request = {each.name: getattr(session._request, each.name) for each in fields(SessionRequest)}
     del request["is_guarded"]  # a GPUSession opens it
-    options = Carried(request.pop("sess_options"))
+    options = Carried(request.pop("sess_options"), request.pop("make_options"))
     return _opened_again, (cls, request, options, plugin), state or None
 
 
@@ -66,9 +67,10 @@ def _empty(cls: type[Any], plugin: str | None) -> Any:
 
 def _opened_again(cls: type[Any], request: dict[str, Any], options: Carried, plugin: str | None) -> Any:
     session = _empty(cls, plugin)
-    wanted = SessionRequest(**request, sess_options=options.options)
+    wanted = SessionRequest(**request, sess_options=options.options, make_options=options.make)
     try:
-        session._open_request(wanted)
+        made = options.make() if options.make is not None else options.options
+        session._open_request(replace(wanted, sess_options=made))
     except Exception as error:
         if not _is_received(sys._getframe(1)):
             raise

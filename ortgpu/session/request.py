@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
@@ -98,6 +98,7 @@ class SessionRequest:
     tuned: Tuned = True
     memory: GPUSize | None = None
     trim_idle: float | None = None
+    make_options: Callable[[], Any] | None = None  # made ``sess_options``
     is_guarded: bool = False  # of a library, which chose its options, and may have measured with them
     others: Mapping[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
 
@@ -128,8 +129,14 @@ def checked(request: SessionRequest) -> SessionRequest:
     if not isinstance(model, bytes):
         _refuse_undecoded(os.fsdecode(model))
         _refuse_special_file(model)
+    make = options if callable(options) else request.make_options
+    if callable(options):
+        options = options()
     if options and not isinstance(options, onnxruntime.SessionOptions):
-        raise TypeError(f"sess_options must be an onnxruntime.SessionOptions, not {type(options).__name__}")
+        raise TypeError(
+            "sess_options must be an onnxruntime.SessionOptions, or a function that returns them, "
+            f"not {type(options).__name__}"
+        )
     if not is_cpu(request.device):
         check_form(request.device)
     if request.cpu_nodes not in ("allow", "warn", "forbid"):
@@ -138,6 +145,7 @@ def checked(request: SessionRequest) -> SessionRequest:
     return replace(
         request,
         sess_options=options or None,  # ONNX Runtime takes any falsy value for none
+        make_options=make,
         allow_cpu=None if request.allow_cpu is None else _flag("allow_cpu", request.allow_cpu),
         cuda_graph=_flag("cuda_graph", request.cuda_graph),
         pinned_memory_limit=parse_size("pinned_memory_limit", request.pinned_memory_limit),

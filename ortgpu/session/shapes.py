@@ -22,7 +22,7 @@ from ..model.files import ModelSource, is_ort_format, stamp_of
 from ..process.temporary import private_folder
 from ..process.threads import Executor, Outcome
 from ..provider.devices import Device, free_memory
-from ..provider.options import Carried, carries_providers, copied, recording_options
+from ..provider.options import Carried, carries_providers, recording_options
 from ..provider.placement import Placement, has_convolutions, read_placement
 from ..provider.requests import CPU, CUDA
 from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, LIMIT, OF_THE_SESSION
@@ -155,7 +155,7 @@ class PlanSource:
         return path, os.path.getsize(weights) if os.path.exists(weights) else 0
 
     def _new_options(self) -> Any:
-        options = recording_options() if self.options.options is None else copied(self.options.options)
+        options = recording_options() if self.options.options is None else self.options.copied()
         options.enable_profiling = False
         options.log_severity_level = max(3, options.log_severity_level)  # the first session has told what is to be told
         return options
@@ -196,7 +196,7 @@ def maker_of(
     return PlanSource(
         model=request.model,
         stamp=session._model_stamp,
-        options=Carried(request.sess_options),
+        options=Carried(request.sess_options, request.make_options),
         cuda_options={
             **request.providers.options_of(CUDA),
             **of_cuda,

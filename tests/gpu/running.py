@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tests.gpu.programs import CPU, CUDA, attempt, cpu_reference, relative_error
+from tests.programs.worker_options import make_options
 from tests.support.children import report
 
 
@@ -215,14 +216,9 @@ def _new_session_in_a_child() -> None:
 
 
 def pickled() -> None:
-    import onnxruntime
-
     from ortgpu import GPUSession
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = GPUSession(elementwise(2), options, device="cuda:0", cpu_nodes="forbid")
+    session = GPUSession(elementwise(2), make_options, device="cuda:0", cpu_nodes="forbid")
     data = pickle.dumps(session)
     report("device", [session.device.uuid, session.device.ordinal])
     code = (

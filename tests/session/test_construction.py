@@ -234,7 +234,7 @@ import ortgpu
 from ortgpu import GPUSession
 path = sys.argv[1]
 GPUSession(path)
-pickle.dumps(GPUSession(path, onnxruntime.SessionOptions(), [("CUDAExecutionProvider", {"use_tf32": "0"})]))
+pickle.dumps(GPUSession(path, onnxruntime.SessionOptions, [("CUDAExecutionProvider", {"use_tf32": "0"})]))
 ortgpu.diagnose(path)
 report(mapped)
 """

@@ -215,7 +215,7 @@ options = onnxruntime.SessionOptions()
 seen["refused"] = [outcome(lambda: GPUSession(b"no model", options)), entry(options)]
 on_cpu = GPUSession(RELU, options, device="cpu", allow_cpu=True)
 seen["on the cpu"] = [entry(options), on_cpu.placement.known]
-arrived = pickle.loads(pickle.dumps(GPUSession(RELU, options)))
+arrived = pickle.loads(pickle.dumps(GPUSession(RELU, onnxruntime.SessionOptions)))
 seen["sent"] = arrived.placement.known
 
 made = []

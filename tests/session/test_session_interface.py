@@ -160,7 +160,10 @@ def test_session_options_of_the_wrong_kind() -> None:
         """
     )
     assert [each["type"] for each in found] == ["TypeError"] * 3
-    assert "sess_options must be an onnxruntime.SessionOptions, not str" in found[0]["text"]
+    assert (
+        "sess_options must be an onnxruntime.SessionOptions, or a function that returns them, not str"
+        in found[0]["text"]
+    )
 
 
 def test_false_session_options_are_none_as_for_onnx_runtime() -> None:

@@ -116,11 +116,12 @@ def test_entries_of_the_session_options_that_only_the_installed_release_has() ->
         DETECTOR
         + """
 import onnxruntime
+from ortgpu.provider.options import Carried
 options = onnxruntime.SessionOptions()
 entries = json.loads(sys.argv[1])
 for name, value in entries.items():
     options.add_session_config_entry(name, value)
-carried = arrived(GPUSession(NEG, options)).get_session_options()
+carried = Carried(options).copied()
 report({name: carried.get_session_config_entry(name) for name in entries})
 """,
         json.dumps(entries),
@@ -145,6 +146,45 @@ report([[each.run(None, feeds(1)[0])[0].tolist(), each.get_inputs()[0].shape] fo
 """
     )
     assert found == [[[10] * 4, [4]]] * 4
+
+
+def test_session_options_travel_by_the_function_that_makes_them() -> None:
+    """Without their initialiser and dimension, a session in another process gave other results, and said nothing."""
+    found = child(
+        DETECTOR
+        + """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from tests.programs.worker_options import ten_times
+from ortgpu import install, uninstall
+import onnxruntime
+
+ADD = model("add (float[n] x) => (float[n] y) <float[1] w = {1.0}> { y = Add(x, w) }")
+def state(session):
+    return [session.run(None, feeds(1)[0])[0].tolist(), session.get_inputs()[0].shape]
+
+sessions = {"function": GPUSession(ADD, ten_times), "object": GPUSession(ADD, ten_times()),
+            "untouched": GPUSession(ADD, onnxruntime.SessionOptions())}
+install()
+sessions["guarded"] = onnxruntime.InferenceSession(ADD, ten_times())
+uninstall()
+found = {name: outcome(lambda: state(arrived(arrived(each)))) for name, each in sessions.items()}
+with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    for name, each in sessions.items():
+        found[f"spawned {name}"] = outcome(lambda: pool.submit(type, each).result(timeout=50).__name__)
+found["none"] = outcome(lambda: state(arrived(GPUSession(ADD, lambda: None))))
+found["no options"] = outcome(lambda: GPUSession(ADD, lambda: 3))
+report(found)
+"""
+    )
+    assert found["function"]["returned"] == [[10] * 4, [4]]
+    assert found["spawned function"]["returned"] == "GPUSession"
+    for name in ("object", "untouched", "guarded"):
+        for way in (name, f"spawned {name}"):
+            assert found[way]["type"] == "ProviderRequestError", way
+            assert "sess_options=make_options" in found[way]["text"]
+    assert found["none"]["type"] in ("PicklingError", "AttributeError")  # of a lambda
+    assert found["no options"]["type"] == "TypeError"
 
 
 def test_a_relative_path_is_that_of_the_process_that_opened_it(tmp_path: Path) -> None:

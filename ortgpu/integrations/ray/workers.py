@@ -35,7 +35,7 @@ def open_session(
 ) -> GPUSession:
     """Open a GPUSession on the GPU that Ray assigned to this worker. Call it inside an actor or a task.
 
-    The arguments are those of GPUSession. ``sess_options`` may be a function that returns them, because SessionOptions
+    The arguments are those of GPUSession. ``sess_options`` is a function that returns them, because SessionOptions
     cannot be sent to a worker. ``device`` counts among the assigned GPUs and may be left out if there is only one. With
     ``allow_cpu`` a worker without a GPU runs on the CPU.
 
@@ -51,8 +51,7 @@ def open_session(
     """
     from .session import AssignedSession  # not above: the driver may lack ONNX Runtime
 
-    options = sess_options() if callable(sess_options) else sess_options
-    return AssignedSession(path_or_bytes, options, providers, provider_options, **settings)
+    return AssignedSession(path_or_bytes, sess_options, providers, provider_options, **settings)
 
 
 def probe(*arguments: Any, num_gpus: float = 1, timeout: float = 60.0, **settings: Any) -> Device:

@@ -12,12 +12,13 @@ from typing import Any
 
 from ...environment.child_process import ChildProcess
 from ...environment.packages.plugins import environ_of_child
-from ...errors import ExecutionError, ProviderRequestError, manual
+from ...errors import ExecutionError, manual
 from ...model.contents import data_files
 from ...model.files import ModelSource, stamp_of_descriptor
 from ...process.background import is_of_a_handler
 from ...process.channel import avoid_standard_streams
 from ...provider.devices import DeviceRequest
+from ...provider.options import not_sent
 from .messages import KeptFile, Opening
 from .shared_memory import memory_file
 
@@ -123,12 +124,7 @@ def portable(options: Mapping[str, Any]) -> dict[str, Any]:
             raise TypeError(
                 f"sess_options must be a function that returns SessionOptions, with isolate=True, not {made!r}"
             )
-        raise ProviderRequestError(
-            "SessionOptions cannot go to another process",
-            evidence=["ONNX Runtime does not tell which initialisers, overrides and libraries were added to them"],
-            fixes=[manual("pass a function of a module that makes them: sess_options=make_options")],
-            requested="sess_options",
-        )
+        raise not_sent()
     for name, value in carried.items():
         try:
             pickle.dumps(value)

@@ -173,9 +173,7 @@ def _open_all(
     options: dict[str, Any],
 ) -> None:
     def open_one(number: int) -> None:
-        made = options.get("sess_options")
-        own = {**options, "sess_options": made()} if callable(made) else options
-        opened[number] = open_session(device=devices[number], **own)
+        opened[number] = open_session(device=devices[number], **options)
 
     open_one(0)
     others = range(1, len(devices))
