@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -130,20 +132,26 @@ def test_a_driver_without_its_link(tmp_path: Path) -> None:
 NOBODY = 65534
 
 
-def test_files_that_this_process_may_not_open(tmp_path: Path) -> None:
-    (tmp_path / "dev").mkdir()
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter. Each start of pytest takes that right from the folders of its own making."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_files_that_this_process_may_not_open(open_folder: Path) -> None:
+    (open_folder / "dev").mkdir()
     for name, mode in {"nvidia0": 0o600, "nvidia1": 0o000, "nvidiactl": 0o000, "nvidia-uvm": 0o666}.items():
-        (tmp_path / "dev" / name).touch()
-        (tmp_path / "dev" / name).chmod(mode)
-    code = f"found = driver.read_driver(Path({str(tmp_path)!r}))"
+        (open_folder / "dev" / name).touch()
+        (open_folder / "dev" / name).chmod(mode)
+    code = f"found = driver.read_driver(Path({str(open_folder)!r}))"
     if os.getuid() == 0:  # whom no mode stops
-        for folder in (tmp_path, *tmp_path.parents[:-2]):
-            folder.chmod(0o755)
-        os.chown(tmp_path / "dev" / "nvidia0", NOBODY, NOBODY)
+        os.chown(open_folder / "dev" / "nvidia0", NOBODY, NOBODY)
         # Modules first: their files may be the user's alone.
         code = f"import grp, os; os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); {code}"
     refused = child(f"{code}\nshow([dataclasses.asdict(node) for node in found.refused_nodes])")
-    group = (tmp_path / "dev" / "nvidia1").group()
+    group = (open_folder / "dev" / "nvidia1").group()
     assert refused == [
         {"path": "/dev/nvidia1", "error": "EACCES", "group": group, "by_mode": True},
         {"path": "/dev/nvidiactl", "error": "EACCES", "group": group, "by_mode": True},
