@@ -7,7 +7,7 @@ here is written in C and entered by ``with``, and threads wait only for such a l
 Semaphore and Future enter their lock in Python, and an interrupt can leave it held for ever: no other thread may
 depend on them.
 
-A handler may also *use* the library, and so may a ``__del__``, which the garbage collector calls in any thread where a
+A handler may also *use* the library, and so may a ``__del__``: the garbage collector calls it in any thread where a
 container is made. Both come between two steps of the code that they interrupt. So a lock that a caller's thread takes
 is reentrant and nothing that it waits for needs it, or it is held over plain reads and writes only: no call, no loop
 and no new container. Queues are changed by single steps of C instead. ``tests/process/test_locks.py`` tries it.
@@ -40,7 +40,7 @@ logger = logging.getLogger("ortgpu")
 class logged:  # noqa: N801 - used like contextlib.suppress
     """A context that logs whatever is raised in it, and raises nothing.
 
-    For threads that others wait for: what a callback, a log filter or a warning of the program raises must not end
+    For threads that others wait for: an exception of the program's callback, log filter or warning must not end
     them, SystemExit and KeyboardInterrupt included. In the main thread an interrupt is raised.
     """
 
@@ -130,7 +130,7 @@ def uninterrupted(function: Callable[[], object]) -> None:
 
 
 def is_of_a_handler(error: BaseException) -> bool:
-    """Return True if a signal handler raised ``error``, such as that of a time limit."""
+    """Return True if a signal handler raised ``error``, such as the handler of a time limit."""
     codes = set()
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
@@ -148,7 +148,7 @@ class Thread(threading.Thread):
     """A daemon thread that is safe to start and to wait for when interrupts may come.
 
     The start of ``threading.Thread`` waits for an Event that the new thread sets before it runs anything, and until
-    Python 3.13 a thread whose ``join`` was interrupted counts as ended.
+    Python 3.13 a thread counts as ended after an interrupt of its ``join``.
     """
 
     def __init__(self, function: Callable[[], object], name: str) -> None:
@@ -223,7 +223,7 @@ class Task(Generic[Result]):
             self._error = error
 
     def result(self) -> Result:
-        """Wait for the end. Return the result, or raise what the function raised, or an interrupt of the wait."""
+        """Wait for the end. Return the result, or raise the function's exception, or an interrupt of the wait."""
         try:
             self._thread.wait()
         except BaseException:

@@ -17,8 +17,8 @@ from typing import Any
 
 _LENGTH = struct.Struct("<Q")
 _DESCRIPTOR = struct.Struct("i")
-_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # a program may leave SIGPIPE at its default, which ends the process
-_SO_NOSIGPIPE = 0x1022  # sys/socket.h of macOS, which has no MSG_NOSIGNAL
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # SIGPIPE at its default would end the process.
+_SO_NOSIGPIPE = 0x1022  # Defined in sys/socket.h of macOS, where MSG_NOSIGNAL is missing.
 _STANDARD = 2  # the last descriptor of the standard streams
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
@@ -73,7 +73,7 @@ class Channel:
                 try:
                     if descriptor is None or sys.platform == "win32":
                         rest = rest[self._end.send(rest, _NO_SIGNAL) :]
-                    else:  # not socket.send_fds, which ignores the flags
+                    else:  # socket.send_fds ignores its flags.
                         message = socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor)
                         rest = rest[self._end.sendmsg([rest], [message], _NO_SIGNAL) :]
                         descriptor = None
@@ -168,13 +168,13 @@ class Channel:
 
 
 def avoid_standard_streams(descriptor: int) -> int:
-    """Return a descriptor beyond those of the standard streams, in whose place a child gets its own. Closes the given.
+    """Return a descriptor above the standard streams, since a child replaces these. Closes the given descriptor.
 
     A program that was started without standard input gets their numbers for its files.
     """
     if descriptor > _STANDARD or sys.platform == "win32":
         return descriptor
-    import fcntl  # not on Windows
+    import fcntl  # Windows has no such module.
 
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _STANDARD + 1)
@@ -210,7 +210,7 @@ class PickledError:
 
 
 def log_record(record: logging.LogRecord) -> None:
-    """Log what a child logged, by the handlers of this process. Exceptions of filters and handlers end nothing."""
+    """Log a child's record by the handlers of this process. Exceptions of filters and handlers end nothing."""
     try:
         target = logging.getLogger(record.name)
         if target.isEnabledFor(record.levelno):

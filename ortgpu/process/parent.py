@@ -52,11 +52,11 @@ class Note:
 descriptors: list[int] = []
 
 _control: Channel | None = None
-_on_interrupt: Any = None  # what handled SIGINT when this process started
+_on_interrupt: Any = None  # The handler of SIGINT at the start of this process.
 
 
 def main() -> NoReturn:
-    """Serve the parent, whose socket, log level and further descriptors are the arguments of the program.
+    """Serve the parent. Its socket, log level and further descriptors are the arguments of the program.
 
     On Windows the standard input says how to open the socket.
     """
@@ -78,14 +78,14 @@ def main() -> NoReturn:
     requests: SimpleQueue[Request] = SimpleQueue()
     try:
         Thread(lambda: _watch(control, requests), "ortgpu-parent").start()
-    except RuntimeError:  # a limit on threads, which the parent may want to know about
+    except RuntimeError:  # The limit on threads is reached, and the parent may ask for it.
         _serve_without_thread(control)
     while True:
         _answer(control, requests.get())
 
 
 def heed_interrupts() -> None:
-    """Let SIGINT do what it did when this process started, and what it does in a program of the same parent."""
+    """Give SIGINT the handler that this process started with, as in any program of the same parent."""
     if _on_interrupt is not None:
         signal.signal(signal.SIGINT, _on_interrupt)
 
@@ -105,7 +105,7 @@ def end(error: BaseException) -> NoReturn:
 
 
 class _Records(QueueHandler):
-    """Sends log records to the parent, whose program has chosen the handlers."""
+    """Sends log records to the parent, since its program has chosen the handlers."""
 
     def __init__(self, control: Channel) -> None:
         super().__init__(SimpleQueue())

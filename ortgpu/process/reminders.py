@@ -36,7 +36,7 @@ class Reminder:
     def start(self) -> None:
         """Start the thread if there is none. Without a further thread in this process nothing is looked after."""
         if os.getpid() != self._pid:
-            return  # in a forked child the lock may be held for ever
+            return  # The lock may be held for ever in a forked child.
         with self._lock:
             if self._thread is None:
                 self._thread = thread = Thread(self._work, self._name)

@@ -1,4 +1,4 @@
-"""Folders of this user alone, and temporary ones, which do not stay behind for ever after a process was killed."""
+"""Folders of this user alone, and temporary folders. Later processes remove those of a killed process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_ABANDONED = 86_400.0  # seconds after which no living process uses a folder
+_ABANDONED = 86_400.0  # After so many seconds no living process uses a folder.
 
 
 def make_own_folder(folder: Path) -> None:
@@ -29,7 +29,7 @@ def private_folder(prefix: str) -> Iterator[str]:
 
     A process that is killed leaves its folder behind. A later process of the same user removes it, from a day on.
     """
-    import tempfile  # not above: a session imports this module, and never uses a temporary folder
+    import tempfile  # A session imports this module and never uses a temporary folder.
 
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:

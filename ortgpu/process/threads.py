@@ -82,12 +82,12 @@ class Outcome(Generic[Result]):
 
 
 class RobustFuture(Future[Result]):
-    """A Future of whose callbacks each is called, whatever the others raise.
+    """A Future that calls every callback, whatever the others raise.
 
     The standard library's own leaves out the rest after a SystemExit, and raises it in the thread that has answered.
     """
 
-    leave: Callable[[], Callable[[], object] | None] = staticmethod(lambda: None)  # as that of an Outcome
+    leave: Callable[[], Callable[[], object] | None] = staticmethod(lambda: None)  # the same hook as an Outcome's
 
     def cancel(self) -> bool:
         is_cancelled = super().cancel()
@@ -124,7 +124,7 @@ def _call_all(callbacks: list[Any], future: Future[Any]) -> None:
 
 
 class FutureOutcome(Outcome[Result]):
-    """The outcome of a call whose caller waits for a Future.
+    """The outcome of a call for a caller that waits for a Future.
 
     A Future's lock is entered in Python: an interrupted ``future.result()`` may leave it held for ever. The thread
     that makes the call must not wait for it then.
@@ -204,7 +204,7 @@ class Executor:
     If the system gives not even one thread, calls are made at once by the caller: under a limit of the user or
     container, and, once the main thread has ended, in Python 3.12.0 to 3.12.2 (CPython pull request 117029).
     Once nothing refers to the executor, its threads finish the queued calls and end. So they do at the end of the
-    program, which waits for them for up to AT_EXIT seconds.
+    program: it waits for them for up to AT_EXIT seconds.
     """
 
     def __init__(self, most: int, name: str, first: Call | None = None) -> None:
@@ -212,8 +212,8 @@ class Executor:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self.threads: list[Thread] = []
         self._most = most
-        self._unstarted = list(range(most - 1, -1, -1))  # of which a caller takes one in a step of C: no lock is needed
-        self._refused: list[int] = []  # those that the system did not give
+        self._unstarted = list(range(most - 1, -1, -1))  # A caller pops a number in one step of C: no lock is needed.
+        self._refused: list[int] = []  # The system did not give these threads.
         self._first = first
         self._closed = False
         self._pid = os.getpid()
@@ -301,7 +301,7 @@ def _work(calls: SimpleQueue[Call | None], first: Call | None) -> None:
         with logged("a call in a thread raised"):  # SystemExit, say, of a callback of a future: others wait for it
             call()
         del call  # it holds its sender, and arrays
-    calls.put(None)  # for the next one
+    calls.put(None)  # The next thread has to end too.
 
 
 def _end(executor: weakref.ref[Executor], calls: SimpleQueue[Call | None]) -> None:

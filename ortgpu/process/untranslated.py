@@ -1,4 +1,4 @@
-"""English messages of the C library, which diagnoses read, in a program of any language."""
+"""English messages of the C library in a program of any language: diagnoses read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LC_MESSAGES_MASK = 1 << 5  # locale.h of glibc
 def untranslated() -> Iterator[None]:
     """Let the loader speak English until the block ends, in this thread alone; setlocale would change all threads.
 
-    A program chooses its language with ``setlocale(LC_ALL, "")``, which Qt calls as well.
+    A program chooses its language with ``setlocale(LC_ALL, "")``, and so does Qt.
     """
     if sys.platform != "linux":
         yield
@@ -27,7 +27,7 @@ def untranslated() -> Iterator[None]:
     libc.uselocale.argtypes = libc.duplocale.argtypes = libc.freelocale.argtypes = (ctypes.c_void_p,)
     libc.newlocale.restype = libc.uselocale.restype = libc.duplocale.restype = ctypes.c_void_p
     before = libc.uselocale(None)
-    english = libc.newlocale(_LC_MESSAGES_MASK, b"C", libc.duplocale(before))  # which takes the copy for its own
+    english = libc.newlocale(_LC_MESSAGES_MASK, b"C", libc.duplocale(before))  # It takes the copy as its own.
     libc.uselocale(english)  # None, for want of memory, changes nothing
     try:
         yield

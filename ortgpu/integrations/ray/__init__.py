@@ -7,7 +7,7 @@
     from ortgpu.integrations.ray import preflight        # check that GPUs of several nodes can work together
 
 Each opens a verified GPUSession on the GPU that Ray assigned to the worker. It raises an error if Ray assigned none:
-Ray shows such a worker every GPU of the node, so its session would be on GPU 0, which belongs to another worker. Ray
+Ray shows such a worker every GPU of the node, so its session would be on GPU 0, another worker's. Ray
 alone decides about nodes, numbers of replicas, and workers that die.
 
 With a fraction of a GPU (``num_gpus=0.5``) several workers share one GPU, and nothing divides its memory. Give each
@@ -16,7 +16,7 @@ session a ``gpu_mem_limit`` (an option of the CUDA provider). A session uses one
 
 Errors keep their type on the way to the driver. ``except ortgpu.GPUError`` works when consuming a dataset, with
 ``handle.remote(...).result()``, and with ``ray.get``. The raised object is both Ray's exception and ours, with our
-attributes. Its text is Ray's, and ``error.cause`` is the original, also of a WorkerLostError, which has an attribute of
+attributes. Its text is Ray's, and ``error.cause`` is the original, also of a WorkerLostError with an attribute of
 that name. An error at the start of a Serve deployment appears only as text in ``serve.status()``. To get it as an
 exception, call :func:`probe` before ``serve.run``.
 """
@@ -48,7 +48,7 @@ _HOMES = {
     "probe": ("workers", "ray"),
 }
 
-__all__ = sorted(_HOMES)  # also for help(), which shows no other lazy names
+__all__ = sorted(_HOMES)  # help() shows no other lazy names.
 
 
 def _require(module: str) -> None:

@@ -16,7 +16,7 @@ NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 
 def none_assigned(visible_devices: str | None) -> NoDeviceError:
-    """Return the error for a worker to which Ray assigned no GPU.
+    """Return the error for a worker without an assigned GPU.
 
     Such a worker sees all GPUs. Since release 2.60 at the latest, Ray leaves its CUDA_VISIBLE_DEVICES unchanged unless
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO says otherwise.
@@ -39,7 +39,7 @@ def none_assigned(visible_devices: str | None) -> NoDeviceError:
 def refusal(
     assigned: Collection[str], visible_devices: str | None, device: DeviceRequest, *, kept_by_ray: bool
 ) -> RankDeviceError | None:
-    """Return the error that keeps a session off the assigned GPUs, of which there is at least one, or None.
+    """Return the error that keeps a session off the assigned GPUs, or None. There is at least one GPU.
 
     ``kept_by_ray`` is False if the variable :data:`NOSET` keeps Ray from setting CUDA_VISIBLE_DEVICES.
     """
@@ -109,9 +109,9 @@ def ranks_of(nodes: Sequence[str]) -> list[Rank]:
 
 
 def address_of(places: Sequence[tuple[str, str, int]]) -> str:
-    """Return the address at which rank 0 listens. ``places`` has node id, node address and port of each rank.
+    """Return the address of rank 0. ``places`` has node id, node address and port of each rank.
 
-    If all ranks are on one node, it is the loopback address, which the network cannot reach.
+    If all ranks are on one node, it is the loopback address: the network cannot reach it.
     """
     _, ip, port = places[0]
     host = "127.0.0.1" if len({node for node, _, _ in places}) == 1 else ip

@@ -18,7 +18,7 @@ class ServedGPUSession:
     Args:
         arguments, settings: as for :func:`~ortgpu.integrations.ray.open_session`. The replica opens a path on its own
             node. Serve's controller keeps bytes with the configuration, so pass a path for a large model.
-        max_batch_size: the most items of a run, for which requests are joined as by GPUSession.batched. With 1 each
+        max_batch_size: the most items of a run. Requests are joined as by GPUSession.batched. With 1 each
             request runs alone, and the first axis may mean anything.
         batch_wait_timeout_s: the seconds that a request waits for others while the GPU is idle.
         inputs: a feed for models that do not run on made-up ones, as for GPUSession.batched.

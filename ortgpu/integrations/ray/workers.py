@@ -47,9 +47,9 @@ def open_session(
         RankDeviceError: Ray assigned several GPUs and ``device`` names none, or CUDA shows this worker other GPUs.
         GPUError, Exception: as GPUSession raises. Outside of a worker, an error of Ray.
 
-    Call it in a method of an actor, not in ``__init__``, whose errors reach the driver only as text.
+    Call it in a method of an actor, not in ``__init__``: its errors reach the driver only as text.
     """
-    from .session import AssignedSession  # not above: the driver may lack ONNX Runtime
+    from .session import AssignedSession  # The driver may lack ONNX Runtime.
 
     return AssignedSession(path_or_bytes, sess_options, providers, provider_options, **settings)
 
@@ -172,9 +172,9 @@ class RayGPUSession:
             feed = {name: column for name, column in batch.items() if name in inputs}
             return {**kept, **dict(zip(names, session.run(names, feed), strict=True))}
         except GPUError:
-            import ray.data  # not above: only a worker of Ray Data comes here
+            import ray.data  # Only a worker of Ray Data gets here.
 
-            # Otherwise Ray Data wraps it in a UserCodeException, which loses its cause on the way to the driver.
+            # Otherwise Ray Data wraps it in a UserCodeException, and that loses its cause on the way to the driver.
             ray.data.DataContext.get_current().raise_original_map_exception = True
             raise
 
