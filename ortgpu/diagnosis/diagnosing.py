@@ -29,8 +29,8 @@ from ..errors import (
     UnsupportedPlatformError,
     manual,
 )
-from ..model.contents import ModelFacts, collective_operators, read_model
-from ..model.files import ModelSource
+from ..model.contents import collective_operators, describe_model
+from ..model.outline import GraphOutline
 from ..provider.cudnn import operators_needing_cudnn
 from ..provider.living import sessions
 from ..provider.placement import cufft_operators
@@ -202,8 +202,7 @@ def diagnose_inference(
         environment = inspect_environment()
     else:  # without the questions that the child did not survive; and what ended it may be an altered file
         environment = inspect_environment(unasked=result.deadly, compare_contents=result.crashed)
-    facts_of_model = read_model(model) if model is not None else None
-    request = request_for(facts_of_model, model)
+    request = request_for(GraphOutline(model)) if model is not None else Request()
     observed = Observed() if result is None else observed_by(result)
     if request.collective_operators:
         from ..provider.runtime import load_runtime
@@ -218,12 +217,12 @@ def check_timeout(timeout: float) -> None:
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout}")
 
 
-def request_for(model: ModelFacts | None, source: ModelSource | None) -> Request:
-    operators = model.operators if model is not None else frozenset[tuple[str, str]]()
+def request_for(outline: GraphOutline) -> Request:
+    model = describe_model(outline)
     return Request(
-        cudnn_operators=operators_needing_cudnn(source, operators) if source is not None else (),
-        cufft_operators=cufft_operators(operators),
-        collective_operators=collective_operators(operators),
+        cudnn_operators=operators_needing_cudnn(outline, model.operators),
+        cufft_operators=cufft_operators(model.operators),
+        collective_operators=collective_operators(model.operators),
         model=model,
     )
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .files import NO_REGULAR_FILE, ModelSource, is_ort_format, is_special_file, open_model
-from .outline import MOST_PARTS, UNREADABLE, Graph, GraphOutline, Tensor
+from .outline import UNREADABLE, Graph, GraphOutline, Tensor
 from .protobuf import TooManyFieldsError
 
 # Of one protobuf message: https://protobuf.dev/programming-guides/encoding/#size-limit
 LARGEST = 2 << 30
+
+_MOST_PARTS = 1_000_000  # nodes and initializers: one second
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +37,34 @@ class ModelFacts:
 
 def read_model(model: ModelSource) -> ModelFacts:
     """Read a model without its weights. Never raises for what the file holds, or for its absence."""
+    return describe_model(GraphOutline(model))
+
+
+def describe_model(outline: GraphOutline) -> ModelFacts:
+    """Return the facts of the model of an outline. Never raises for what the file holds, or for its absence."""
+    model = outline.model
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     head = b""
     if is_special_file(model):
         return ModelFacts(name, problem=NO_REGULAR_FILE, fix="write the model to a file first, or give its bytes")
     try:
-        if isinstance(model, bytes):
-            head, size = model[:_HEAD], len(model)
-        else:
-            with open_model(model) as file:
-                head, size = file.read(_HEAD), os.fstat(file.fileno()).st_size
+        head = outline.head
         if is_ort_format(model):
             if is_ort_format(head):
                 return ModelFacts(name)
             why = "its name ends in .ort, and it is no model in ONNX Runtime's own format"
             return ModelFacts(name, problem=why, fix="give an ONNX model a name that ends in .onnx")
-        if size >= LARGEST:
-            return _no_model(name, head, f"it has {size} bytes, and an ONNX file can have {LARGEST - 1}")
-        outline = GraphOutline(model, 10 * MOST_PARTS)
+        if outline.size >= LARGEST:
+            return _no_model(name, head, f"it has {outline.size} bytes, and an ONNX file can have {LARGEST - 1}")
+        content = outline.read(_MOST_PARTS)
         path = None if isinstance(model, bytes) else os.path.abspath(name)
         folder = os.getcwd() if path is None else os.path.dirname(path)
         return ModelFacts(
             name,
-            opsets=tuple(sorted((os.fsdecode(domain), version) for domain, version in outline.content.opsets)),
+            opsets=tuple(sorted((os.fsdecode(domain), version) for domain, version in content.opsets)),
             operators=_operators_of(outline),
             data_folder=folder,
-            data_problems=tuple(_data_problems(outline.graph, folder, path)),
+            data_problems=tuple(_data_problems(content.graph, folder, path)),
         )
     except OSError as error:
         return ModelFacts(name, problem=(error.strerror or str(error)).lower())
@@ -106,8 +110,8 @@ def _data_problems(graph: Graph, folder: str, path: str | None) -> Iterator[tupl
 def data_files(path: str) -> list[str]:
     """Return the locations of the external data files of a model; none if it cannot be read."""
     try:
-        return sorted(_needed(GraphOutline(path, 10 * MOST_PARTS).graph))
-    except (*UNREADABLE, TooManyFieldsError):
+        return sorted(_needed(GraphOutline(path).read(_MOST_PARTS).graph))
+    except UNREADABLE:
         return []
 
 
@@ -203,11 +207,11 @@ def collective_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...
     return tuple(sorted(name for name in names if name in _COLLECTIVE or name.startswith(_COLLECTIVE_PREFIX)))
 
 
-def read_collective_operators(model: ModelSource) -> tuple[str, ...]:
+def read_collective_operators(outline: GraphOutline) -> tuple[str, ...]:
     """Return :func:`collective_operators` of a model, whose nodes are read if it holds such a name. Never raises."""
-    outline = GraphOutline(model, 10 * MOST_PARTS)
     try:
-        mentioned = any(name.encode() in outline.content.kept for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX))
+        kept = outline.read(_MOST_PARTS).kept
+        mentioned = any(name.encode() in kept for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX))
         return collective_operators(_operators_of(outline)) if mentioned else ()
     except UNREADABLE:
         return ()
@@ -219,9 +223,10 @@ _BATCH_WIDE = ("DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeM
 
 def read_batch_wide_operators(model: ModelSource) -> tuple[str, ...]:
     """Return the names of a model's operators whose results for an item depend on the other items. Never raises."""
-    outline = GraphOutline(model, 10 * MOST_PARTS)
+    outline = GraphOutline(model)
     try:
+        outline.read(_MOST_PARTS)
         names = {os.fsdecode(operator) for operator, _ in outline.operators()}
-    except (*UNREADABLE, TooManyFieldsError):
+    except UNREADABLE:
         return ()
     return tuple(sorted(names.intersection(_BATCH_WIDE)))

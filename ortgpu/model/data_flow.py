@@ -35,7 +35,7 @@ _DATA = 8
 
 _FEW = 100  # elements: kSmallInitializerThreshold, up to which ONNX Runtime takes a constant for a part of a shape
 
-_OF_SHAPES = names("Shape Size SequenceLength")
+_SOURCES = names("Constant Shape Size SequenceLength")
 # What they take after the first input, their CUDA kernels take from the CPU: it moves none of them there.
 _BY_FIRST_INPUT = names(
     "Cast Clip Expand Flatten Reshape Slice Split Squeeze Tile Unsqueeze",
@@ -57,6 +57,8 @@ def computing_nodes(outline: GraphOutline, inputs: Iterable[str], placed: Mappin
     except UNREADABLE:
         return frozenset(key for key, places in placed.items() if places.doubtful)
 
+
+_NOWHERE = Places()
 
 _Scope: TypeAlias = MutableMapping[bytes, int]  # where values come from, by their names
 
@@ -90,20 +92,39 @@ class _Flow:
         """Return the outputs of a graph; its inputs are in ``scope``. ``path``: where it is; ``prefix``: of names."""
         for tensor in graph.initializers:
             scope.setdefault(tensor.name, _source_of(tensor))
-        for name in (name for node in graph.nodes for name in node.outputs if name):
-            scope.setdefault(name, _DATA)  # until its node has come: ONNX asks for that order, ONNX Runtime does not
-        for index, node in enumerate(graph.nodes):
+        nodes = list(graph.nodes)
+        for node in nodes:
+            for name in node.outputs:
+                # Until its node has come: ONNX asks for that order, ONNX Runtime does not.
+                scope.setdefault(name, _DATA)
+        scope[b""] = 0  # the name of an input that is left out
+        for index, node in enumerate(nodes):
+            body = self._functions.get((node.domain, node.operator, node.overload)) if self._functions else None
+            has_own_nodes = body is not None or bool(node.graphs)
+            key = self._key_of(node, prefix)
+            places = self._placed.get(key, _NOWHERE)
+            if places.elsewhere and not places.doubtful and not has_own_nodes and not _is_source(node):
+                scope.update(dict.fromkeys(node.outputs, _DATA))  # wherever its inputs come from
+                continue
             values = [scope.get(name, 0) for name in node.inputs]
             here = *path, index
-            if (body := self._functions.get((node.domain, node.operator, node.overload))) is not None:
+            if body is not None:
                 inner = dict(zip(_names_of(body), values, strict=False))
                 made = self._follow(body, inner, here, b"_inlfunc_" + node.operator + b"_")
-            elif node.graphs:
+            elif has_own_nodes:
                 made = self._through_graphs(node, values, scope, here, prefix)
             else:
-                made = [self._made(node, values, here, prefix)] * len(node.outputs)
+                made = [self._made(node, values, here, key, places)] * len(node.outputs)
             scope.update(zip(node.outputs, made, strict=False))
         return [scope.get(name, 0) for name in graph.outputs]
+
+    def _key_of(self, node: Node, prefix: bytes) -> tuple[bytes, bytes]:
+        """Return the key by which the placement knows a node. ``prefix``: of the names within a function."""
+        if node.operator == b"CastLike":  # which no provider has: its function is a Cast without a name
+            return b"Cast", b""
+        name = _placed_name(node.name)
+        key = node.operator, prefix + name if name else b""
+        return key if key in self._placed else (node.operator, name)
 
     def _through_graphs(
         self, node: Node, values: list[int], scope: _Scope, path: tuple[int, ...], prefix: bytes
@@ -131,21 +152,14 @@ class _Flow:
             if given == before:
                 return results[first:]
 
-    def _made(self, node: Node, values: list[int], path: tuple[int, ...], prefix: bytes) -> int:
-        standard = node.domain in STANDARD
-        if standard and node.operator in _OF_SHAPES:
-            return _SHAPE
-        if node.operator == b"Constant" and standard:
-            return next(map(_source_of, node.attribute(b"value").tensors), 0)
-        name = _placed_name(node.name)
-        key = node.operator, prefix + name if name else b""
-        if key not in self._placed:
-            key = node.operator, name
-        if node.operator == b"CastLike":  # which no provider has: its function is a Cast without a name
-            key, values = (b"Cast", b""), values[:1]
-        places = self._placed.get(key, Places())
-        if places.elsewhere and not places.doubtful:
-            return _DATA
+    def _made(
+        self, node: Node, values: list[int], path: tuple[int, ...], key: tuple[bytes, bytes], places: Places
+    ) -> int:
+        if _is_source(node):
+            constant = node.operator == b"Constant"
+            return next(map(_source_of, node.attribute(b"value").tensors), 0) if constant else _SHAPE
+        if node.operator == b"CastLike":
+            values = values[:1]
         taken = functools.reduce(operator.or_, values, 0)
         if node.operator in _BY_FIRST_INPUT and values and values[0]:
             taken = values[0]
@@ -157,6 +171,11 @@ class _Flow:
         if computes:
             return _DATA
         return _SHAPE if places.doubtful and not places.elsewhere else taken
+
+
+def _is_source(node: Node) -> bool:
+    """Return True if what a node gives does not depend on the values that it takes."""
+    return node.operator in _SOURCES and node.domain in STANDARD
 
 
 def _some_compute(places: Places, found: list[_Found]) -> bool:

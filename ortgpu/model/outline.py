@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ..process.background import cached_property
 from .files import FileContent, ModelSource, open_model, stamp_of
@@ -20,7 +20,7 @@ STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node an
 # What the questions raise for a model that cannot be read, or is none
 UNREADABLE = (OSError, ValueError, IndexError, TypeError, RecursionError, MemoryError)
 
-MOST_PARTS = 100_000  # fields of a model beside those within nodes: a tenth of a second. Ten times as many within nodes
+MOST_PARTS = 100_000  # nodes and initializers: a tenth of a second. Ten times as many fields within them
 _LARGE = 1024  # bytes of an initializer or a list; smaller ones can be shapes
 
 
@@ -50,6 +50,9 @@ class Attribute(NamedTuple):
     text: bytes = b""
     tensors: Sequence[Tensor] = ()
     graphs: Sequence[Graph] = ()
+
+
+_WITH_GRAPHS = names("If Loop Scan SequenceMap")  # of ONNX's own operators
 
 
 class Node:
@@ -84,10 +87,10 @@ class Node:
     def attribute(self, name: bytes) -> Attribute:
         return self.attributes.get(name, Attribute()) if self._attributes else Attribute()
 
-    @cached_property
+    @property
     def graphs(self) -> list[Graph]:
-        """The graphs of an If, a Loop or a Scan, and of operators like these."""
-        if not self._attributes:
+        """The graphs of an If, a Loop or a Scan, and of operators of other domains."""
+        if not self._attributes or (self.domain in STANDARD and self.operator not in _WITH_GRAPHS):
             return []
         return [graph for attribute in self.attributes.values() for graph in attribute.graphs]
 
@@ -121,6 +124,10 @@ class Graph:
     def size(self) -> int:
         return len(self._parts.get(self._NODE, ())) + len(self._parts.get(5, ()))
 
+    def messages(self, number: int) -> Iterator[bytes]:
+        """Yield the messages of a field; initializers are without the values of large weights."""
+        return (self._reader.text(part) for part in self._parts.get(number, ()))
+
     @cached_property
     def initializers(self) -> list[Tensor]:
         return [_read_tensor(self._reader, part) for part in self._parts.get(5, ())]
@@ -141,6 +148,7 @@ class Function(Graph):
 
     def __init__(self, reader: Reader, message: Extent) -> None:
         super().__init__(reader, _parts_of(reader, message))
+        self.message = reader.text(message)
         self.operator, self.domain, self.overload = (
             b"".join(reader.text(part) for part in self._parts.get(number, ())[-1:]) for number in (1, 10, 13)
         )
@@ -159,27 +167,40 @@ class Function(Graph):
 
 
 class GraphOutline:
-    """The outline of a model, which is read when the first question is asked.
+    """The outline of a model. The model is opened once, when the first question is asked, and read as far as needed.
 
-    A question raises one of ``UNREADABLE`` if the model cannot be read, is none, or has too many parts.
-
-    Args:
-        most_parts: the most fields to read, beside those within nodes.
+    A question raises one of ``UNREADABLE`` if the model cannot be read, is none, or has too many parts. An outline that
+    has not read its file to the end keeps it open.
     """
 
-    def __init__(self, model: ModelSource, most_parts: int = MOST_PARTS) -> None:
+    def __init__(self, model: ModelSource) -> None:
         self.model = model
-        self._most_parts = most_parts
         self._stamp: tuple[int, ...] | None = None  # of the file
-        self._found: Content | None = None
+        self._steps: Generator[Content | None, None, None] | None = None
+        self._most = 0  # nodes and initializers that may be read now
+        self._head, self._size = b"", 0
+        self._content: Content | None = None
+        self._refusal: tuple[type[Exception], tuple[Any, ...]] | None = None
+
+    @property
+    def head(self) -> bytes:
+        """The first bytes of the model, which tell what kind of file it is."""
+        self._open()
+        return self._head
+
+    @property
+    def size(self) -> int:
+        """The size of the model file in bytes, without files of external data."""
+        self._open()
+        return self._size
 
     def small_graph(self, most: int) -> Graph | None:
         """Return the main graph, or None if it has more than ``most`` nodes and initializers, which are not read."""
         try:
-            content = self._content(most)
+            graph = self.read(most).graph
         except TooManyFieldsError:
             return None
-        return content.graph if content.graph.size <= most else None
+        return graph if graph.size <= most else None
 
     @property
     def is_current(self) -> bool:
@@ -201,17 +222,102 @@ class GraphOutline:
 
     @property
     def content(self) -> Content:
-        return self._content(self._most_parts)
+        return self.read(MOST_PARTS)
 
-    def _content(self, most_of_graph: int) -> Content:
-        if self._found is None:
+    def read(self, most: int) -> Content:
+        """Return the content of a model of at most so many nodes and initializers.
+
+        After a TooManyFieldsError a later call with a larger number reads on.
+        """
+        if self._content is None:
+            self._open()
+            self._most = max(self._most, most)
+            self._content = self._advance()
+            if self._content is None:
+                raise TooManyFieldsError("more nodes and initializers than are to be read")
+            self.close()
+        return self._content
+
+    def close(self) -> None:
+        """Close the file of a model that was not read to its end. No question may follow that needs more of it."""
+        if self._steps is not None:
+            self._steps.close()
+            self._refusal = self._refusal or (ValueError, ("its outline is closed",))
+
+    def _open(self) -> None:
+        if self._steps is None and self._content is None:
             self._stamp = stamp_of(self.model)  # first: a file that another replaces meanwhile is not current
-            if isinstance(self.model, bytes):
-                self._found = _read_content(self.model, self._most_parts, most_of_graph)
-            else:
-                with open_model(os.fspath(self.model)) as file:
-                    self._found = _read_content(FileContent(file), self._most_parts, most_of_graph)
-        return self._found
+            self._steps = self._read_in_steps()
+            self._advance()
+
+    def _advance(self) -> Content | None:
+        """Take the next step. A model that was refused is not opened again."""
+        if self._refusal is not None:
+            refused, arguments = self._refusal
+            raise refused(*arguments)
+        assert self._steps is not None
+        try:
+            return next(self._steps)
+        except UNREADABLE as error:
+            self._refusal = type(error), error.args
+            raise
+
+    def _read_in_steps(self) -> Generator[Content | None, None, None]:
+        """Yield None once the model is open and wherever there are more parts than may be read, then the content."""
+        if isinstance(self.model, bytes):
+            self._head, self._size = self.model[:_HEAD], len(self.model)
+            yield None
+            yield from self._read_parts(self.model)
+            return
+        with open_model(os.fspath(self.model)) as file:
+            data = FileContent(file)
+            self._size = len(data)
+            self._head = data[:_HEAD]
+            yield None
+            yield from self._read_parts(data)
+
+    def _read_parts(self, data: Bytes) -> Generator[Content | None, None, None]:
+        reader = Reader(data, _MOST_FIELDS)
+        parts = defaultdict[int, list[Extent]](list)
+        functions: list[Extent] = []
+        opsets: list[tuple[bytes, int]] = []
+        ir_version = counted = size = 0
+        kept: list[bytes] = []
+        infos: list[bytes] = []
+
+        def keep(message: bytes) -> Extent:
+            nonlocal size
+            start, size = size, size + len(message)
+            kept.append(message)
+            return start, size
+
+        has_graph = False
+        for number, value, content in reader.fields():
+            if number == 7:
+                has_graph = True
+                for inner, _, part in reader.fields(content):
+                    if inner == 5 and part[1] - part[0] > _LARGE:
+                        parts[5].append(keep(_skip_values(reader, part)))
+                    elif inner in _ASKED_FOR:
+                        parts[inner].append(keep(data[part[0] : part[1]]))
+                    elif inner == 13:
+                        infos.append(reader.text(part))
+                    if inner in _COUNTED:
+                        counted += 1
+                        while counted > self._most:
+                            yield None
+            elif number == 25:
+                functions.append(keep(reader.text(content)))
+            elif number == 8:
+                opsets.append(_read_opset(reader, content))
+            elif number == 1 and value is not None:
+                ir_version = value
+        if not has_graph:
+            raise ValueError("it has no graph" if len(data) else "it is empty")
+        copies = b"".join(kept)
+        inside = Reader(copies, 10 * max(MOST_PARTS, counted))
+        own = [Function(inside, each) for each in functions]
+        yield Content(Graph(inside, parts), own, opsets, ir_version, copies, infos)
 
 
 class Content(NamedTuple):
@@ -220,51 +326,14 @@ class Content(NamedTuple):
     opsets: list[tuple[bytes, int]]
     ir_version: int
     kept: bytes  # of the main graph and of functions, with names and small values
+    infos: list[bytes]  # messages with types and shapes of values within the main graph
 
 
+_HEAD = 512  # bytes that are enough to tell a kind of file
+_MOST_FIELDS = 1_000_000  # of the model, of its graph and of large tensors
 _ASKED_FOR = frozenset((1, 5, 11, 12))  # of a graph
 _COUNTED = (1, 5)  # nodes and initializers
 _WITHOUT_VALUES = frozenset((1, 2, 8, 13, 14))  # of a tensor
-
-
-def _read_content(data: Bytes, most: int, most_of_graph: int) -> Content:
-    reader = Reader(data, most)
-    parts = defaultdict[int, list[Extent]](list)
-    functions: list[Extent] = []
-    opsets: list[tuple[bytes, int]] = []
-    ir_version = 0
-    kept: list[bytes] = []
-    size = 0
-
-    def keep(message: bytes) -> Extent:
-        nonlocal size
-        start, size = size, size + len(message)
-        kept.append(message)
-        return start, size
-
-    has_graph = False
-    for number, value, content in reader.fields():
-        if number == 7:
-            has_graph = True
-            for inner, _, part in reader.fields(content):
-                if inner == 5 and part[1] - part[0] > _LARGE:
-                    parts[5].append(keep(_skip_values(reader, part)))
-                elif inner in _ASKED_FOR:
-                    parts[inner].append(keep(data[part[0] : part[1]]))
-                if inner in _COUNTED and len(parts[1]) + len(parts[5]) > most_of_graph:
-                    raise TooManyFieldsError("more nodes and initializers than are to be read")
-        elif number == 25:
-            functions.append(keep(reader.text(content)))
-        elif number == 8:
-            opsets.append(_read_opset(reader, content))
-        elif number == 1 and value is not None:
-            ir_version = value
-    if not has_graph:
-        raise ValueError("it has no graph" if len(data) else "it is empty")
-    copies = b"".join(kept)
-    inside = Reader(copies, 10 * most)
-    own = [Function(inside, each) for each in functions]
-    return Content(Graph(inside, parts), own, opsets, ir_version, copies)
 
 
 def _skip_values(reader: Reader, tensor: Extent) -> bytes:

@@ -13,6 +13,7 @@ Extent: TypeAlias = tuple[int, int]  # start and end
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 _DAMAGED = "it is damaged, or a file of another kind"
+_TOO_MANY = "more fields than are to be read"
 _BITS_OF_A_VARINT = 64
 
 
@@ -47,7 +48,9 @@ class Reader:
         data = self._data
         at, end = extent if extent is not None else (0, len(data))
         while at < end:
-            self._count()
+            self._left -= 1
+            if self._left < 0:
+                raise TooManyFieldsError(_TOO_MANY)
             tag = data[at]
             if tag < 0x80:  # as nearly all are, and sizes; a call for each would take a third of the time
                 at += 1
@@ -81,7 +84,9 @@ class Reader:
         at, end = extent
         found = []
         while at < end:
-            self._count()
+            self._left -= 1
+            if self._left < 0:
+                raise TooManyFieldsError(_TOO_MANY)
             number, at = _varint(self._data, at)
             found.append(number)
         return found
@@ -89,11 +94,6 @@ class Reader:
     def text(self, extent: Extent) -> bytes:
         start, end = extent
         return self._data[start:end]
-
-    def _count(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise TooManyFieldsError("more fields than are to be read")
 
 
 def _varint(data: Bytes, at: int) -> tuple[int, int]:

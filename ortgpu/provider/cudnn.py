@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..model.files import ModelSource, is_ort_format, open_model
+from ..model.files import is_ort_format
+from ..model.outline import GraphOutline
 
 _REDUCTIONS = frozenset(("ReduceMin", "ReduceMax", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"))
 _REDUCTIONS_OF_MATRICES = frozenset(("ReduceMean", "ReduceLogSum", "ReduceSumSquare"))
@@ -43,7 +44,6 @@ CUDNN_OPERATORS: Mapping[str, frozenset[str]] = {
     "com.ms.internal.nhwc": frozenset({"Conv", "ConvTranspose", "BatchNormalization", "FusedConv"}),
 }
 
-_LARGEST = 256 << 20  # bytes of a model whose shapes are inferred, which copies it
 _FLOATS = (1, 10, 11, 16)  # FLOAT, FLOAT16, DOUBLE and BFLOAT16 of TensorProto.DataType
 
 Shape = Sequence["int | None"]
@@ -55,17 +55,17 @@ def cudnn_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(sorted({op_type for op_type, domain in operators if op_type in own.get(domain, ())}))
 
 
-def operators_needing_cudnn(model: ModelSource, operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the names of those of ``operators`` that need cuDNN as ``model`` uses them, sorted. Never raises.
+def operators_needing_cudnn(outline: GraphOutline, operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the names of those of ``operators`` that need cuDNN as the model uses them, sorted. Never raises.
 
-    Reads the model, and has onnx infer its shapes, if that depends on a form. What a model does not tell is taken to be
-    as in most models.
+    Has onnx infer the shapes of the model if that depends on a form. What a model does not tell is taken to be as in
+    most models.
     """
     candidates = cudnn_operators(operators)
     if _NEEDS_IT.keys().isdisjoint(candidates):
         return candidates
     needing: dict[str, bool] = {}
-    for node in _nodes_of(model):
+    for node in _nodes_of(outline):
         if node.operator in candidates and not needing.get(node.operator, False):
             needing[node.operator] = node.operator not in _NEEDS_IT or _NEEDS_IT[node.operator](node)
     # An operator that only the optimised model has, or that could not be read
@@ -124,20 +124,26 @@ _NEEDS_IT: Mapping[str, Callable[[_Node], bool]] = {
 }
 
 
-def _nodes_of(model: ModelSource) -> Iterator[_Node]:
+def _nodes_of(outline: GraphOutline) -> Iterator[_Node]:
     """Yield the nodes of a model, also those of its graphs and functions. A model that cannot be read has none."""
     import onnx  # not imported above: a healthy session does not need it
 
+    if is_ort_format(outline.model):
+        return
+    proto = onnx.ModelProto()
     try:
-        if is_ort_format(model):
-            return
-        if isinstance(model, bytes):
-            proto = onnx.load_model_from_string(model)
-        else:
-            with open_model(model) as file:
-                proto = onnx.load(file, load_external_data=False)
-        if proto.ByteSize() <= _LARGEST:
-            proto = onnx.shape_inference.infer_shapes(proto)
+        content = outline.content
+        proto.ir_version = content.ir_version
+        for domain, version in content.opsets:
+            proto.opset_import.add(domain=domain, version=version)
+        graph = proto.graph
+        fields = {1: graph.node, 5: graph.initializer, 11: graph.input, 12: graph.output}
+        messages = [(field, each) for number, field in fields.items() for each in content.graph.messages(number)]
+        messages += [(graph.value_info, each) for each in content.infos]
+        messages += [(proto.functions, function.message) for function in content.functions]
+        for field, message in messages:
+            field.add().ParseFromString(message)
+        proto = onnx.shape_inference.infer_shapes(proto)
     except Exception:  # noqa: BLE001 - whatever is wrong with it, ONNX Runtime says it
         return
     for function in proto.functions:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple
 
 from ..errors import Fix, PlacementError, counted, escape_controls, manual
 from ..model.data_flow import Key, Places, computing_nodes
@@ -89,7 +89,28 @@ class PlacedNode:
         return f"{domain}{self.op_type}" + (f" {self.name!r}" if self.name else "")
 
 
-@dataclass(frozen=True, slots=True)
+class _Recorded(NamedTuple):
+    """What ONNX Runtime recorded, copied out of its objects, which keep their session alive."""
+
+    rows: tuple[tuple[str, str, str, str], ...]  # name, operator, domain and provider of each node
+    computing: frozenset[Key]  # those on the CPU that compute
+    divided_by: str | None
+
+    def nodes(self, provider: str | None = None) -> tuple[PlacedNode, ...]:
+        """Return the nodes of one provider, or of all."""
+        return tuple(
+            self._computing(name, op_type, domain)
+            if place == CPU and (op_type, name) in self.computing
+            else PlacedNode(name, op_type, domain, place, kind_of(op_type, domain, place))
+            for name, op_type, domain, place in self.rows
+            if provider in (None, place)
+        )
+
+    def _computing(self, name: str, op_type: str, domain: str) -> PlacedNode:
+        return PlacedNode(name, op_type, domain, CPU, "compute", self.divided_by)
+
+
+@dataclass(frozen=True)
 class Placement:
     """All nodes of a session, each with its provider.
 
@@ -107,6 +128,36 @@ class Placement:
     in_own_format: bool = False
     is_whole: bool = True
 
+    @classmethod
+    def of_record(cls, recorded: _Recorded, *, is_whole: bool) -> Placement:
+        """Return the placement of a session, whose nodes are made when they are asked for: 2,000 take 5 ms."""
+        placement = cls((), is_whole=is_whole)
+        vars(placement)["_recorded"] = recorded
+        del vars(placement)["nodes"]
+        return placement
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "nodes" or "_recorded" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        nodes = vars(self)["nodes"] = vars(self)["_recorded"].nodes()
+        return nodes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def nodes_on(self, provider: str) -> tuple[PlacedNode, ...]:
+        recorded: _Recorded | None = vars(self).get("_recorded")
+        if recorded is not None and "nodes" not in vars(self):
+            return recorded.nodes(provider)
+        return tuple(node for node in self.nodes if node.provider == provider)
+
+    def placed_on(self, provider: str) -> frozenset[tuple[str, str]]:
+        """Return operator and domain of the nodes on a provider."""
+        recorded: _Recorded | None = vars(self).get("_recorded")
+        if recorded is not None:
+            return frozenset((op_type, domain) for _, op_type, domain, place in recorded.rows if place == provider)
+        return frozenset((node.op_type, node.domain) for node in self.nodes if node.provider == provider)
+
     @property
     def by_provider(self) -> dict[str, int]:
         """The number of nodes of each provider."""
@@ -115,7 +166,7 @@ class Placement:
     @property
     def cpu_compute_nodes(self) -> tuple[PlacedNode, ...]:
         """The nodes that ``cpu_nodes`` of GPUSession warns of or refuses. Empty if the placement is not ``known``."""
-        return tuple(node for node in self.nodes if node.provider == CPU and node.kind == "compute")
+        return tuple(node for node in self.nodes_on(CPU) if node.kind == "compute")
 
     def operators_on(self, provider: str) -> dict[str, int]:
         """Return the number of nodes of each operator on a provider."""
@@ -162,29 +213,27 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
         return replace(UNKNOWN, in_own_format=True)
     if assigned is None:
         return UNKNOWN
-    nodes = []
-    for part in assigned:
-        provider = part.ep_name
-        for node in part.get_nodes():
-            op_type, domain = node.op_type, node.domain
-            nodes.append(PlacedNode(_name_of(node), op_type, domain, provider, kind_of(op_type, domain, provider)))
-    on_cpu = [node for node in nodes if node.provider == CPU]
+    rows = tuple(row for part in assigned for row in _rows_of(part))
     is_whole = load_runtime().release >= _RECORDS_ALL or not _has_short_floats(session, outline)
-    if not on_cpu:
-        return Placement(tuple(nodes), is_whole=is_whole)
+    if not any(provider == CPU for *_, provider in rows):
+        return Placement.of_record(_Recorded(rows, frozenset(), None), is_whole=is_whole)
     options = None if without_options else getattr(session, "_sess_options", None)
     divided_by = next((key for key in _DIVIDING_KEYS if options is not None and config_entry(options, key)), None)
-    computing = {_key(node) for node in on_cpu if node.kind == "compute"}
-    computing |= _computing_nodes(session, outline, nodes)
-    return Placement(
-        tuple(
-            replace(node, kind="compute", divided_by=divided_by)
-            if node.provider == CPU and _key(node) in computing
-            else node
-            for node in nodes
-        ),
-        is_whole=is_whole,
-    )
+    computing = {
+        (op_type, name)
+        for name, op_type, domain, provider in rows
+        if provider == CPU and kind_of(op_type, domain, provider) == "compute"
+    }
+    computing |= _computing_nodes(session, outline, rows)
+    return Placement.of_record(_Recorded(rows, frozenset(computing), divided_by), is_whole=is_whole)
+
+
+def _rows_of(part: AssignedNodes) -> list[tuple[str, str, str, str]]:
+    provider, nodes = part.ep_name, part.get_nodes()
+    try:
+        return [(node.name, node.op_type, node.domain, provider) for node in nodes]
+    except UnicodeDecodeError:
+        return [(_name_of(node), node.op_type, node.domain, provider) for node in nodes]
 
 
 def _has_short_floats(session: Opened, outline: GraphOutline | None) -> bool:
@@ -202,30 +251,30 @@ def _has_short_floats(session: Opened, outline: GraphOutline | None) -> bool:
         return True
 
 
-def _computing_nodes(session: Opened, outline: GraphOutline | None, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
+def _computing_nodes(
+    session: Opened, outline: GraphOutline | None, rows: Iterable[tuple[str, str, str, str]]
+) -> frozenset[Key]:
     """Return the nodes on the CPU that compute on data, though their operators could handle shapes."""
     inner: NativeSession = session._sess
     if tuple(inner.get_providers()) == (CPU,) and not any(
         "string" in value.type for value in (*inner.inputs_meta, *inner.outputs_meta)
     ):
         return frozenset()
-    placed: dict[Key, Places] = {}
-    for node in nodes:
-        here = placed.get(_key(node), Places())
-        is_doubtful = node.provider == CPU and node.kind == "shape" and node.op_type not in _TAKING_NO_DATA
-        placed[_key(node)] = Places(here.doubtful + is_doubtful, here.elsewhere + (not is_doubtful))
-    if not any(places.doubtful for places in placed.values()):
+    doubtful, elsewhere = Counter[Key](), Counter[Key]()
+    for name, op_type, domain, provider in rows:
+        is_doubtful = (
+            provider == CPU and op_type not in _TAKING_NO_DATA and kind_of(op_type, domain, provider) == "shape"
+        )
+        (doubtful if is_doubtful else elsewhere)[op_type, name] += 1
+    if not doubtful:
         return frozenset()
+    placed = {key: Places(doubtful[key], elsewhere[key]) for key in (*elsewhere, *doubtful)}
     if outline is None or not outline.is_current:
         model = _model_of(session)
         if not model:
             return frozenset()
         outline = GraphOutline(model)
     return computing_nodes(outline, (value.name for value in inner.inputs_meta), placed)
-
-
-def _key(node: PlacedNode) -> Key:
-    return node.op_type, node.name
 
 
 def _name_of(node: Node) -> str:
@@ -301,7 +350,9 @@ def warning(placement: Placement) -> str | None:
             "without a CUDA kernel then reads the GPU's memory, and the process ends (a segmentation fault in 1.31.1). "
             'Open the ONNX model that it was made from, or accept it: cpu_nodes="allow".'
         )
-    error = refusal(replace(placement, is_whole=True)) if placement.known else None
+    if not placement.known or not placement.cpu_compute_nodes:
+        return None
+    error = refusal(placement)
     return f"{error.summary}\n{placement}" if error is not None else None
 
 
@@ -336,4 +387,4 @@ CONVOLUTIONS = frozenset(("Conv", "ConvTranspose", "FusedConv", "NhwcConv", "Nhw
 
 def has_convolutions(placement: Placement) -> bool:
     """Return True if convolutions are on CUDA, whose plans of cuDNN hold for one shape."""
-    return any(node.op_type in CONVOLUTIONS and node.provider == CUDA for node in placement.nodes)
+    return any(op_type in CONVOLUTIONS for op_type, _ in placement.placed_on(CUDA))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..diagnosis.messages import runtime_words as messages
 from ..errors import GPUError, PlacementError, ProviderRequestError, manual
-from ..model.contents import read_model
-from ..model.files import ModelSource
+from ..model.contents import describe_model, read_model
+from ..model.outline import GraphOutline
 from ..model.tensor_types import DTYPES
 from ..provider.lifetime import device_of
 from ..provider.requests import CUDA
@@ -55,11 +55,11 @@ def is_refusal(cause: BaseException) -> bool:
     return _REFUSAL.search(str(cause)) is not None
 
 
-def why_not_captured(cause: BaseException, placement: Placement, model: ModelSource) -> GPUError:
+def why_not_captured(cause: BaseException, placement: Placement, outline: GraphOutline) -> GPUError:
     """Return the error for such a refusal."""
     summary = "this model cannot be captured as a CUDA graph: "
     if "control flow" in str(cause):
-        operators = sorted({"If", "Loop", "Scan"} & {name for name, _ in read_model(model).operators})
+        operators = sorted({"If", "Loop", "Scan"} & {name for name, _ in describe_model(outline).operators})
         return ProviderRequestError(
             summary + "it has control flow" + (f", {', '.join(operators)}" if operators else ""),
             evidence=[messages.telling_line(str(cause))],

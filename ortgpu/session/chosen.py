@@ -94,9 +94,8 @@ def unfit(chosen: Mapping[str, tuple[str, str]], placement: Placement) -> set[st
     Few threads of a record were measured with the model, wherever its nodes are.
     """
     is_measured = chosen.get(THREADS) != ON_FEW_THREADS[THREADS]
-    placed = ((node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA)
     fits = {
-        HANDLES: placement.known and not cudnn_operators(placed),
+        HANDLES: placement.known and not cudnn_operators(placement.placed_on(CUDA)),
         THREADS: is_measured or (placement.known and not placement.cpu_compute_nodes),
     }
     return {name for name, fit in fits.items() if name in chosen and not fit}

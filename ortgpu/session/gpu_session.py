@@ -23,6 +23,7 @@ import onnxruntime
 from ..environment.gpu.cuda import initialising
 from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
 from ..model.files import stamp_of
+from ..model.outline import GraphOutline
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest, as_request
 from ..provider.requests import CPUNodes, check_names, parse  # CPUNodes for typing.get_type_hints
@@ -240,19 +241,19 @@ class GPUSession(LastOfOurs):
         A subclass may check the request and the session here.
         """
         others = vars(self).keys() - self._own_names
-        construct, driver = super().__init__, None
+        construct, driver, outline = super().__init__, None, GraphOutline(request.model)
         try:
             try:
                 self._refuse_if_lost()
                 driver = initialising() if load_runtime().provider_library is not None else None
                 from .opening import open_on_gpu  # while the driver initialises: neither waits for the other
 
-                verified = open_on_gpu(self, construct, request, driver)
+                verified = open_on_gpu(self, construct, request, outline, driver)
             except GPUError as error:
                 self._let_go(error)
                 from .opening import open_on_cpu
 
-                verified = open_on_cpu(self, construct, request, error)
+                verified = open_on_cpu(self, construct, request, outline, error)
             self._keep(request, verified)
             self._gpu_runner = _runner_of(self, self._request, verified)
             if request.trim_idle is not None:
@@ -265,6 +266,7 @@ class GPUSession(LastOfOurs):
                 raise failures.without_our_frames(error) from error.__cause__
             raise
         finally:
+            outline.close()
             if driver is not None:
                 driver.result()  # wait, so that no thread is left behind
         from ..provider.living import register  # not imported above if the GPU was already lost

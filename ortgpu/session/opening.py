@@ -37,7 +37,7 @@ from ..errors import (
     ProviderRequestError,
     manual,
 )
-from ..model.contents import read_collective_operators, read_model
+from ..model.contents import describe_model, read_collective_operators
 from ..model.files import ModelSource
 from ..model.outline import GraphOutline
 from ..process.background import Task, is_of_a_handler
@@ -83,12 +83,13 @@ def open_on_gpu(
     session: RunningSession,
     construct: Callable[..., None],
     request: SessionRequest,
+    outline: GraphOutline,
     driver: Task[CudaState] | None = None,
 ) -> Verified:
     """Construct ``session`` on the GPU that the request names, and verify it; or on the CPU after an earlier error.
 
-    ``construct`` is InferenceSession's own ``__init__``, bound to ``session``; ``driver`` the initialisation of the
-    driver, if it has begun.
+    ``construct`` is InferenceSession's own ``__init__``, bound to ``session``; ``outline`` that of its model;
+    ``driver`` the initialisation of the driver, if it has begun.
 
     Raises:
         GPUError: the cause. The instance may be half made, and the caller must drop what it holds.
@@ -97,15 +98,14 @@ def open_on_gpu(
     for name in request.providers.repeated:
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
     runtime = load_runtime() if _has_opened else look_again()
-    context = OpeningContext(plan_of(request, runtime), runtime, driver)
+    context = OpeningContext(plan_of(request, runtime), runtime, outline, driver)
     known = _known_error(context)
     if known is not None:
-        return open_on_cpu(session, construct, request, known)
+        return open_on_cpu(session, construct, request, outline, known)
     _find_gpu(context)
     _warn_of_rank(session, context)
     _check_context(context)
     _check_tensorrt(context)
-    outline = GraphOutline(request.model)
     check_before_opening(request, context.runtime, outline)
     plan, placement = _open_as_chosen(session, construct, context, outline)
     check_before_running(placement, context.runtime, outline)
@@ -113,14 +113,18 @@ def open_on_gpu(
 
 
 def open_on_cpu(
-    session: RunningSession, construct: Callable[..., None], request: SessionRequest, error: GPUError
+    session: RunningSession,
+    construct: Callable[..., None],
+    request: SessionRequest,
+    outline: GraphOutline,
+    error: GPUError,
 ) -> Verified:
     """Construct ``session`` on the CPU if its caller allowed that, or else raise ``error``."""
     if not _cpu_is_allowed(request, error):
-        _refuse_broken_model(request, error)
+        _refuse_broken_model(request, outline, error)
         raise error
     error.__traceback__ = None  # it names the session, and whoever keeps the warning keeps the error
-    verified = Verified(CPU_DEVICE, _open(session, construct, on_cpu(request)), {})
+    verified = Verified(CPU_DEVICE, _open(session, construct, on_cpu(request), outline), {})
     warn_of_cpu(session, error, request.model)  # after opening, since ONNX Runtime may refuse the model
     return verified
 
@@ -260,7 +264,7 @@ def _open_as_chosen(
     try:
         placement = _open(session, construct, plan, outline)
     except Exception as cause:
-        error = _placement_refused(cause) or _capture_refused(cause, session, construct, plan)
+        error = _placement_refused(cause) or _capture_refused(cause, session, construct, plan, outline)
         error = error or context.diagnose(cause)
         if isinstance(error, InsufficientDeviceMemoryError) and plan.budget is not None and LIMIT in plan.chosen:
             error = too_small(error, plan.budget)
@@ -326,9 +330,7 @@ def _sound_record(plan: Plan, outline: GraphOutline, named: str | os.PathLike[st
         return None
 
 
-def _open(
-    session: RunningSession, construct: Callable[..., None], plan: Plan, outline: GraphOutline | None = None
-) -> Placement:
+def _open(session: RunningSession, construct: Callable[..., None], plan: Plan, outline: GraphOutline) -> Placement:
     """Call InferenceSession's constructor as planned. Return the placement."""
     request = plan.request
     model, options = request.model, recording(request.sess_options)
@@ -448,11 +450,11 @@ def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
 
     ONNX Runtime 1.28 and newer bind CUDA without these libraries.
     """
-    placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
+    placed = placement.placed_on(requests.CUDA)
     operators, transforms = cudnn_operators(placed), placements.cufft_operators(placed)
-    is_disabled, model = context.plan.cudnn_disabled, context.plan.request.model
+    is_disabled, outline = context.plan.cudnn_disabled, context.outline
     if operators and is_disabled:
-        operators = operators_needing_cudnn(model, placed)
+        operators = operators_needing_cudnn(outline, placed)
     if operators and is_disabled:
         from ..diagnosis.checks.classifier import cudnn_disabled
 
@@ -468,13 +470,13 @@ def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
     )
     lacks_cudnn = lacks_cudnn or bool(report.cudnn_mixed)
     if operators and lacks_cudnn:
-        operators = operators_needing_cudnn(model, placed)
+        operators = operators_needing_cudnn(outline, placed)
     if (operators and lacks_cudnn) or (transforms and report.path_of("libcufft") is None):
-        context.operators = frozenset(placed)
+        context.operators = placed
         raise context.diagnose()
     if (operators or is_unknown) and _cudnn_lacks_code(report, context.plan.gpu.compute_capability):
-        context.operators = frozenset(placed) if placement.known else read_model(model).operators
-        if operators_needing_cudnn(model, context.operators):
+        context.operators = placed if placement.known else describe_model(outline).operators
+        if operators_needing_cudnn(outline, context.operators):
             raise context.diagnose()
 
 
@@ -555,7 +557,7 @@ def _is_of_the_request(error: GPUError, request: SessionRequest) -> bool:
     return isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
 
 
-def _refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
+def _refuse_broken_model(request: SessionRequest, outline: GraphOutline, error: GPUError) -> None:
     """Raise ONNX Runtime's own error for a model that it cannot read, if ``error`` came before it saw the model.
 
     ONNX Runtime is asked only if our own reader finds a problem, since it would parse the whole model. A model that
@@ -563,7 +565,7 @@ def _refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
     """
     if error.__cause__ is not None or _is_of_the_request(error, request):
         return
-    facts = read_model(request.model)
+    facts = describe_model(outline)
     if facts.problem is None and not facts.data_problems:
         return
     options = request.sess_options if request.sess_options is not None else native.get_default_session_options()
@@ -585,24 +587,31 @@ def _placement_refused(cause: BaseException) -> PlacementError | None:
 
 
 def _capture_refused(
-    cause: BaseException, session: RunningSession, construct: Callable[..., None], plan: Plan
+    cause: BaseException,
+    session: RunningSession,
+    construct: Callable[..., None],
+    plan: Plan,
+    outline: GraphOutline,
 ) -> GPUError | None:
     from ..running.graph_requests import is_refusal, why_not_captured
 
     if not is_refusal(cause):
         return None
     try:
-        placement = _open(session, construct, plan.with_cuda_options({CAPTURE: "0"}))  # to learn it
+        placement = _open(session, construct, plan.with_cuda_options({CAPTURE: "0"}), outline)  # to learn it
     except Exception:  # noqa: BLE001 - the refusal stands, with fewer details
         placement = placements.UNKNOWN
-    return why_not_captured(cause, placement, plan.request.model)
+    return why_not_captured(cause, placement, outline)
 
 
 class OpeningContext:
     """The plan of a session and the facts that a diagnosis needs if it does not open."""
 
-    def __init__(self, plan: Plan, runtime: Runtime, driver: Task[CudaState] | None = None) -> None:
+    def __init__(
+        self, plan: Plan, runtime: Runtime, outline: GraphOutline, driver: Task[CudaState] | None = None
+    ) -> None:
         self.plan = plan
+        self.outline = outline
         self.runtime = runtime
         self._driver = driver  # its initialisation, if that has begun
         self.cuda: CudaState | None = None
@@ -621,16 +630,16 @@ class OpeningContext:
             absent = [stem_of(library.soname) for library in report.missing] if report is not None else []
             in_doubt = any(stem.startswith(("libcudnn", "libcufft")) for stem in absent)
             in_doubt = in_doubt or (report is not None and bool(report.cudnn_mixed))
-            operators = read_model(self.plan.request.model).operators if in_doubt else frozenset()
+            operators = describe_model(self.outline).operators if in_doubt else frozenset()
         from ..diagnosis import diagnosing
         from ..diagnosis.facts import Request
 
         request = Request(
             device=self.plan.device,
-            cudnn_operators=operators_needing_cudnn(self.plan.request.model, operators),
+            cudnn_operators=operators_needing_cudnn(self.outline, operators),
             cufft_operators=placements.cufft_operators(operators),
             cudnn_disabled=self.plan.cudnn_disabled,
-            collective_operators=read_collective_operators(self.plan.request.model),
+            collective_operators=read_collective_operators(self.outline),
         )
         self.depends_on_model = bool(request.cudnn_operators or request.cufft_operators or request.collective_operators)
         return diagnosing.why_unusable(self.runtime, request=request, cuda=self.cuda, cause=cause)

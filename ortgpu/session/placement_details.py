@@ -37,7 +37,7 @@ _NO_KERNEL = re.compile(
     re.MULTILINE,
 )
 _PREFERRED = re.compile(r"Force fallback to CPU execution for node: (.*?) because")
-_MOST_PARTS = 10_000_000  # fields of the optimised model
+_MOST_PARTS = 1_000_000  # nodes and initializers of the optimised model
 _COPIES = {"MemcpyToHost": "to CPU", "MemcpyFromHost": "to GPU"}
 
 
@@ -126,7 +126,7 @@ def explain_placement(
                 evidence=[f"{type(error).__name__}: {error}"],
             ) from error
         child.kill()  # it has written all of its log
-        nodes = list(GraphOutline(optimised, _MOST_PARTS).graph.nodes)
+        nodes = list(GraphOutline(optimised).read(_MOST_PARTS).graph.nodes)
         log = child.output().decode("utf-8", "replace")
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     return details_from(name, log, placed, nodes, on_gpu=on_gpu)

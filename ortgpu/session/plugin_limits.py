@@ -52,7 +52,7 @@ def check_before_running(placement: Placement, runtime: Runtime, outline: GraphO
     """Raise PlacementError if a run of the session that was opened would end this process."""
     if not _may_end_the_process(runtime):
         return
-    on_gpu = {(node.domain, node.op_type) for node in placement.nodes if node.provider == CUDA}
+    on_gpu = {(domain, op_type) for op_type, domain in placement.placed_on(CUDA)}
     found = {name for domain, name in on_gpu if name in _WHEN_RUN.get(domain.replace("ai.onnx", ""), ())}
     if ("", "Resize") in on_gpu and _resizes_to_sizes(outline):
         found.add("Resize")

@@ -256,10 +256,11 @@ def test_a_model_for_which_memory_does_not_suffice(tmp_path: Path) -> None:
     code = """
         import resource
         from ortgpu.model.contents import read_collective_operators, read_model
+        from ortgpu.model.outline import GraphOutline
         pages = int(open("/proc/self/statm").read().split()[0])
         limit = pages * resource.getpagesize() + (300 << 20)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        report([read_model(sys.argv[1]).problem, read_collective_operators(sys.argv[1])])
+        report([read_model(sys.argv[1]).problem, read_collective_operators(GraphOutline(sys.argv[1]))])
     """
     assert child(code, str(path)) == ["this process gets too little memory to read it", []]
 

@@ -15,6 +15,7 @@ from ortgpu.diagnosis.facts import Facts, Observed, Request
 from ortgpu.environment.inspection import inspect_environment
 from ortgpu.errors import CollectiveOpsUnavailableError, DeviceNotFoundError
 from ortgpu.model.contents import read_collective_operators
+from ortgpu.model.outline import GraphOutline
 from tests.lab.fixtures import Lab
 
 COLLECTIVE = ("AllReduce", "AllGather", "AllToAll")
@@ -86,19 +87,19 @@ def test_through_a_session_that_reaches_the_driver(lab: Lab) -> None:
 )
 def test_operators_of_a_model(tmp_path: Path, operator: str, domain: str, expected: tuple[str, ...]) -> None:
     model = model_with(operator, domain)
-    assert read_collective_operators(model) == expected
+    assert read_collective_operators(GraphOutline(model)) == expected
     path = tmp_path / "model.onnx"
     path.write_bytes(model)
-    assert read_collective_operators(path) == expected
+    assert read_collective_operators(GraphOutline(path)) == expected
 
 
 @pytest.mark.parametrize("content", [b"", b"AllReduce", b"\xff" * 100])
 def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
-    assert read_collective_operators(path) == ()
-    assert read_collective_operators(content) == ()
-    assert read_collective_operators(tmp_path / "nothing") == ()
+    assert read_collective_operators(GraphOutline(path)) == ()
+    assert read_collective_operators(GraphOutline(content)) == ()
+    assert read_collective_operators(GraphOutline(tmp_path / "nothing")) == ()
 
 
 def test_models_are_read_only_where_a_session_fails(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> None:

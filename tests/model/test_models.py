@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu.model.contents import read_collective_operators, read_model
+from ortgpu.model.outline import GraphOutline
 from tests.support.cpu_session import child
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither named pipes nor devices as files")
@@ -24,7 +25,7 @@ def test_a_pipe_that_nobody_writes_to_is_diagnosed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/full"])
 def test_a_device_is_not_read(path: str) -> None:
     assert read_model(path).problem == "not a regular file"
-    assert read_collective_operators(path) == ()
+    assert read_collective_operators(GraphOutline(path)) == ()
 
 
 def test_a_folder_is_named_as_such(tmp_path: Path) -> None:

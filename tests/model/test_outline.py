@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.model.outline import MOST_PARTS, UNREADABLE, Graph, GraphOutline, Value
+from ortgpu.model.protobuf import TooManyFieldsError
 from tests.support.networks import length_delimited, random_network
 
 OF_ALL_KINDS = """
@@ -143,10 +144,10 @@ def test_a_damaged_model_raises_nothing_else() -> None:
 
 
 def test_a_model_of_very_many_parts_is_not_read_to_its_end() -> None:
-    """Here three initializers have each of their 50,000 numbers in a field of its own."""
+    """Here 21 initializers have each of their 50,000 numbers in a field of its own."""
     model = onnx.load_from_string(random_network(0))
     tensor = b"\x08\x01\x10\x01" + b"\x25\x00\x00\x80\x3f" * 50_000
-    with_it = model.graph.SerializeToString() + length_delimited(5, tensor) * 3
+    with_it = model.graph.SerializeToString() + length_delimited(5, tensor) * 21
     model.ClearField("graph")
     outline = GraphOutline(model.SerializeToString() + length_delimited(7, with_it))
     with pytest.raises(ValueError, match="more fields than are to be read"):
@@ -155,7 +156,10 @@ def test_a_model_of_very_many_parts_is_not_read_to_its_end() -> None:
 
 def test_as_many_nodes_are_read_as_the_reader_may_read() -> None:
     node = length_delimited(1, length_delimited(4, b"Conv"))
-    outline = GraphOutline(length_delimited(7, node * (MOST_PARTS + 10)), 2 * MOST_PARTS)
+    outline = GraphOutline(length_delimited(7, node * (MOST_PARTS + 10)))
+    with pytest.raises(TooManyFieldsError, match="more nodes and initializers than are to be read"):
+        list(outline.operators())
+    outline.read(2 * MOST_PARTS)
     assert set(outline.operators()) == {(b"Conv", b"")}
 
 

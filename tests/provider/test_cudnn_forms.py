@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.cudnn import cudnn_operators, operators_needing_cudnn
 from tests.support.cudnn_forms import FORMS, Form
 
@@ -24,7 +25,7 @@ def test_every_form_was_tried() -> None:
 def test_the_rules_agree_with_the_gpu(form: Form) -> None:
     model, _ = form.model()
     operators = [(form.operator, form.domain)]
-    assert operators_needing_cudnn(model, operators) == ((form.operator,) if form.name in NEEDS else ())
+    assert operators_needing_cudnn(GraphOutline(model), operators) == ((form.operator,) if form.name in NEEDS else ())
 
 
 def test_a_form_in_a_branch_or_a_function_counts() -> None:
@@ -45,7 +46,7 @@ def test_a_form_in_a_branch_or_a_function_counts() -> None:
         helper.make_model(without, opset_imports=opsets),
         helper.make_model(own, opset_imports=opsets, functions=[function]),
     ]
-    needing = [operators_needing_cudnn(model.SerializeToString(), [("ArgMax", "")]) for model in models]
+    needing = [operators_needing_cudnn(GraphOutline(model.SerializeToString()), [("ArgMax", "")]) for model in models]
     assert needing == [("ArgMax",), (), ("ArgMax",)]
 
 
@@ -59,4 +60,4 @@ def test_a_form_in_a_branch_or_a_function_counts() -> None:
 def test_what_a_model_does_not_tell(model: bytes, candidates: tuple[str, ...], needing: tuple[str, ...]) -> None:
     operators = [(name, "") for name in candidates]
     assert cudnn_operators(operators) == candidates
-    assert operators_needing_cudnn(model, operators) == needing
+    assert operators_needing_cudnn(GraphOutline(model), operators) == needing

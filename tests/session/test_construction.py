@@ -160,8 +160,8 @@ def refusing_the_first(*_, providers, **__):
 
 session = InferenceSession.__new__(InferenceSession)
 request = SessionRequest(path, providers=GIVEN, tuned=record, cuda_graph=json.loads(sys.argv[3]))
-context = opening.OpeningContext(Plan(request, GIVEN, gpu=gpu), load_runtime())
-opening._open_as_chosen(session, refusing_the_first, context, GraphOutline(path))
+context = opening.OpeningContext(Plan(request, GIVEN, gpu=gpu), load_runtime(), GraphOutline(path))
+opening._open_as_chosen(session, refusing_the_first, context, context.outline)
 report([calls, getattr(session, "_stream", None) is not None])
 """
 

@@ -27,6 +27,7 @@ def test_a_session_is_refused_where_its_operators_need_what_is_not_there() -> No
         from ortgpu.errors import UnsupportedDeviceError
         from ortgpu.provider.placement import PlacedNode, Placement
         from ortgpu.environment.gpu.cuda import CudaDevice
+        from ortgpu.model.outline import GraphOutline
         from ortgpu.provider.requests import parse
         from ortgpu.provider.runtime import open_provider
         from ortgpu.session.plan import Plan
@@ -41,6 +42,7 @@ def test_a_session_is_refused_where_its_operators_need_what_is_not_there() -> No
             nodes = [PlacedNode(name, name, "", "CUDAExecutionProvider", "compute") for name in operators]
             context = Context()
             gpu = CudaDevice(0, None, None, capability, None, None)
+            context.outline = GraphOutline(holds)
             context.plan = Plan(SessionRequest(holds), parse(None, None), gpu=gpu)
             return outcome(lambda: opening._check_lazily_opened(Placement(tuple(nodes), known), context))
 

@@ -21,6 +21,7 @@ from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.environment.libraries.catalogue import LIBRARIES
 from ortgpu.environment.libraries.search import Candidate
 from ortgpu.errors import DeviceNotFoundError, GPUError, LibraryNotFoundError
+from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.devices import Device
 from ortgpu.provider.preloading import MissingLibrary, PreloadReport
 from ortgpu.provider.requests import parse
@@ -135,7 +136,7 @@ def outcome(
     ):
         try:
             request = SessionRequest(model_of(session.operators), device=device, providers=parse(providers, None))
-            return open_on_gpu(cast(Any, session), session.construct, request).device
+            return open_on_gpu(cast(Any, session), session.construct, request, GraphOutline(request.model)).device
         except GPUError as error:
             return error
 

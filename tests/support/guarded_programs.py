@@ -54,6 +54,7 @@ def pretend_gpu() -> None:
     """From now on a GPUSession opens on the CPU, and takes that for a GPU."""
     if os.environ.get("GUARD_TESTS_ON") == "gpu":
         return
+    from ortgpu.model.outline import GraphOutline
     from ortgpu.provider import requests as providers
     from ortgpu.provider.devices import Device
     from ortgpu.session import opening
@@ -64,7 +65,7 @@ def pretend_gpu() -> None:
         import onnxruntime
 
         providers.check_names(request.providers, onnxruntime.get_all_providers(), onnxruntime.get_available_providers())
-        placement = opening._open(made, construct, on_cpu(request))
+        placement = opening._open(made, construct, on_cpu(request), GraphOutline(request.model))
         made._providers, made._provider_options = [CUDA, CPU], {CUDA: {"device_id": "0"}, CPU: {}}
         return Verified(Device("cuda", 0, "GPU-1", "pretended", (9, 0), 1 << 30, None), placement, {})
 

@@ -81,8 +81,7 @@ def begin(
         gpu = session.device
         placement = session.placement
         operators = {node.op_type for node in placement.nodes} if placement.known else {"Conv"}
-        placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA]
-        needs_cudnn = not placement.known or bool(cudnn_operators(placed))
+        needs_cudnn = not placement.known or bool(cudnn_operators(placement.placed_on(CUDA)))
         no_graph = obstacle(session)
     inputs: Any = session.get_inputs()
     if feeds is None:
