@@ -143,6 +143,7 @@ def _run_bound(
     names = list(output_names or [output.name for output in session._outputs_meta])
     for name in names:
         binding.bind_output(name, device.kind, device.ordinal or 0)
+    binding.shape = None  # the runner, which has chosen the session, counts the shapes
     session.run_with_iobinding(binding, run_options)
     # A binding has one entry for an output, however often it is named.
     outputs = dict(zip(dict.fromkeys(names), binding.get_outputs(), strict=True))

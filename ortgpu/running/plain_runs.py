@@ -118,6 +118,9 @@ class PlainRunner:
 
         return SessionShapes((), 0, None)
 
+    def note_bound(self, session: RunningSession, binding: Any, began: float) -> None:
+        """Note a run with an IOBinding that began then, in seconds of time.perf_counter()."""
+
     def stages(self, feed: Any) -> bool:
         """Return True if ``run`` had better copy the arrays of ``feed`` itself, in several threads."""
         return False

@@ -71,6 +71,9 @@ class Policy:
     lanes: int = 6
 
 
+_KNOWN = 64  # shapes whose return is noticed
+
+
 class Returns:
     """Counts the shapes that come back although others ran in between, and that would be kept by then."""
 
@@ -82,24 +85,24 @@ class Returns:
         self.slow: dict[Shape, float] = {}  # seconds of the last slow run of a shape that came back
 
     def note(self, shape: Shape, seconds: float) -> bool:
-        """Note the first run of a shape after another one. Return True if it is as slow as a first run ever was."""
+        """Note the first run of a shape after another one. Return True if it came back, as slow as a first run."""
         with self._lock:
+            is_recent = shape in list(self._first)[-self._policy.most :]
             first = self._first.pop(shape, None)
             self._first[shape] = seconds if first is None else first
-            if first is None:
+            if len(self._first) > _KNOWN:
+                oldest = next(iter(self._first))
+                del self._first[oldest]
+                self.slow.pop(oldest, None)
+            if not is_recent:
                 # Shapes that never come back must not add up to a reason over a long time.
                 self._count = max(0.0, self._count - 1 / self._policy.most)
-                if len(self._first) > self._policy.most:
-                    oldest = next(iter(self._first))
-                    del self._first[oldest]
-                    self.slow.pop(oldest, None)
-                return False
-            if seconds < self._policy.slow * min(self._first.values()):
-                self._count = max(0.0, self._count - 1)
-                return False
-            self._count += 1
-            self.slow[shape] = seconds
-            return True
+            is_slow = first is not None and seconds >= self._policy.slow * min(self._first.values())
+            if is_recent:
+                self._count = max(0.0, self._count + (1 if is_slow else -1))
+            if is_recent and is_slow:
+                self.slow[shape] = seconds
+            return is_slow
 
     @property
     def suffice(self) -> bool:
@@ -167,6 +170,9 @@ class ShapedRunner(PlainRunner):
         self._current: Shape | None = None  # of the session's last run, while it has no plans
         self._returns = Returns(self._policy)
         self._replanning = Replanning(self._policy.window)
+        self._bound: Shape | None = None  # of the last run with an IOBinding
+        self._bound_returns = Returns(self._policy)
+        self._bound_replanning = Replanning(self._policy.window)
         self._lock = threading.RLock()
         self._plans: ShapePlans | None = None
         self._builder: Executor | None = None
@@ -249,6 +255,15 @@ class ShapedRunner(PlainRunner):
         elif self._returns.suffice:
             self._begin(session)
         return results
+
+    def note_bound(self, session: RunningSession, binding: Any, began: float) -> None:
+        """Warn of runs with an IOBinding that plan again and again: they run the session itself, with one plan."""
+        shape = getattr(binding, "shape", None)
+        if shape == self._bound or shape is None:
+            return
+        seconds, self._bound = time.perf_counter() - began, shape
+        if self._bound_replanning.note(seconds, planned=self._bound_returns.note(shape, seconds)):
+            _warn(session, self._bound_replanning, "runs with an IOBinding keep the plan of one shape, others of more")
 
     def stages(self, feed: Any) -> bool:
         return self._first.stages(feed)
@@ -467,8 +482,12 @@ class ShapedRunner(PlainRunner):
                 if self._plans is not None
                 else f"this session has no plans for several shapes: {self.why_none}"
             )
-            text = f"{self._replanning}; {what}. Use fewer shapes: pad inputs to a few sizes, for instance"
-            warnings.warn(text, PerformanceWarning, stacklevel=stacklevel(session))
+            _warn(session, self._replanning, what)
+
+
+def _warn(session: RunningSession, replanning: Replanning, why: str) -> None:
+    text = f"{replanning}; {why}. Use fewer shapes: pad inputs to a few sizes, for instance"
+    warnings.warn(text, PerformanceWarning, stacklevel=stacklevel(session))
 
 
 def _build(runner: weakref.ref[ShapedRunner], make: Callable[[int], ShapePlans], most: int) -> None:

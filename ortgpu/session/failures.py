@@ -6,13 +6,14 @@ GPU memory or meet a sticky CUDA error by itself, so its methods raise the same 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import traceback
 import weakref
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from onnxruntime.capi.onnxruntime_inference_collection import IOBinding  # a tracer may replace the public name
@@ -152,12 +153,28 @@ _METHODS = (
     "synchronize_outputs", "copy_outputs_to_cpu", "get_outputs", "get_outputs_as_ortvaluevector",
 )  # fmt: skip
 _TAKING_MEMORY = ("bind_input", "bind_ortvalue_input")
+# The argument of a method that has the shape of an input, or is it
+_SHAPED = {"bind_cpu_input": (1, "arr_on_cpu"), "bind_input": (4, "shape"), "bind_ortvalue_input": (1, "ortvalue")}
 
 
 class Binding(IOBinding):  # type: ignore[misc]  # ships no types
     """The IOBinding that ``GPUSession.io_binding`` returns."""
 
     _of: weakref.ref[Opened]  # the session; weak, so that a binding does not keep it
+    shape: tuple[Any, ...] | None = None  # of all inputs together; None: unknown
+    _shapes: Mapping[str, Any] = MappingProxyType({})
+
+    def _note_shape(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
+        session: Any = self._of()
+        if session is None or not session._gpu_runner.most_shapes:
+            return
+        position, name = _SHAPED[method]
+        value = arguments[position] if len(arguments) > position else named[name]
+        shape = getattr(value, "shape", value)
+        with contextlib.suppress(Exception):  # a value may have none
+            shape = tuple(shape() if callable(shape) else shape)
+            self._shapes = {**self._shapes, arguments[0] if arguments else named["name"]: shape}
+            self.shape = tuple(self._shapes.items())
 
     def _check_context(self) -> None:
         session: Any = self._of()
@@ -189,7 +206,10 @@ def _explaining(name: str) -> Callable[..., Any]:
             self._check_context()
             if name in _TAKING_MEMORY:
                 _wait_for_input(self._of(), *args, **kwargs)
-            return getattr(IOBinding, name)(self, *args, **kwargs)
+            bound = getattr(IOBinding, name)(self, *args, **kwargs)
+            if name in _SHAPED:
+                self._note_shape(name, args, kwargs)
+            return bound
         except Exception as error:
             session = self._of()
             if session is None:

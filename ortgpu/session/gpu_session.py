@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -521,10 +522,13 @@ class GPUSession(LastOfOurs):
                 lifetime.refuse_after_reset(self, self._gpu_context)
                 if streams is not None:
                     streams.wait()
+            began = time.perf_counter() if runner.most_shapes else None
             if runner.binds_directly and iobinding._session is self._sess:
                 self._sess.run_with_iobinding(iobinding._iobinding, run_options)
             else:
                 super().run_with_iobinding(iobinding, run_options)
+            if began is not None:
+                runner.note_bound(self, iobinding, began)
             if streams is not None and not is_idle:
                 streams.order_results()
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is

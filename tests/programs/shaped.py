@@ -401,6 +401,45 @@ def ways() -> None:
     children.report("threads", [len(outcomes), all(outcomes), *state(runner)])
 
 
+def bindings() -> None:
+    """Report the warnings of runs with an IOBinding: in turn, with one shape, and of run_on_device."""
+
+    def warned(run: Callable[[GPUSession], None], slow: float = 0) -> list[str]:
+        session, _ = shaped(parsed(NETWORK), dataclasses.replace(EAGER, window=12, slow=slow))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run(session)
+        said = [each for each in caught if each.category is PerformanceWarning]
+        return [Path(each.filename).name + ": " + str(each.message) for each in said]
+
+    def bound(sizes: Iterable[int], way: str) -> Callable[[GPUSession], None]:
+        def run(session: GPUSession) -> None:
+            binding = session.io_binding()
+            binding.bind_output("y", "cpu")
+            for size in sizes:
+                x = SIZES[size]["x"]
+                if way == "array":
+                    binding.bind_cpu_input("x", x)
+                elif way == "value":
+                    binding.bind_ortvalue_input(ortvalue=onnxruntime.OrtValue.ortvalue_from_numpy(x), name="x")
+                else:
+                    binding.bind_input("x", "cpu", 0, np.float32, list(x.shape), x.ctypes.data)
+                session.run_with_iobinding(binding)
+
+        return run
+
+    for way in ("array", "value", "address"):
+        children.report(way, warned(bound([0, 1, 2, 3] * 10, way)))
+    children.report("one shape", warned(bound([0] * 40, "array")))
+    children.report("quick", warned(bound([0, 1, 2, 3] * 10, "array"), slow=1e9))
+
+    def on_device(session: GPUSession) -> None:
+        for each in SIZES * 10:
+            session.run_on_device(None, each)
+
+    children.report("run_on_device", warned(on_device, slow=1e9))
+
+
 def busy() -> None:
     """Report the lanes that serve shapes which several threads run at a time, and the results."""
     model = parsed(NETWORK)

@@ -82,6 +82,16 @@ def test_more_shapes_than_are_kept_warn_once() -> None:
     assert "has plans for 4 shapes, and its inputs have more" in text
 
 
+def test_bindings_of_several_shapes_warn_once() -> None:
+    found = program("bindings")
+    for way in ("array", "value", "address"):
+        (text,) = found[way]
+        assert text.startswith("shaped.py: ")
+        assert "of the last 12 changes of shape planned the convolutions again" in text
+        assert "runs with an IOBinding keep the plan of one shape" in text
+    assert found["one shape"] == found["quick"] == found["run_on_device"] == NONE
+
+
 def test_plans_that_gain_nothing_are_given_up_or_never_made() -> None:
     """A release of ONNX Runtime may keep plans by itself."""
     found = program("no_gain")
@@ -171,7 +181,7 @@ def test_shapes_that_come_back_quickly_do_not() -> None:
 
 def test_shapes_that_would_have_gone_by_then_do_not_count() -> None:
     returns = Returns(Policy(most=2, returns=1))
-    assert not any(noted(returns, *[(shape, 0.1) for shape in "abcabcabc"]))
+    assert noted(returns, *[(shape, 0.1) for shape in "abcabcabc"]) == [False] * 3 + [True] * 6
     assert not returns.suffice
 
 
