@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ortgpu.cli import output, signals
+from ortgpu.cli import output, shape_times, signals
 from ortgpu.cli.batches import parse_batches
 from ortgpu.cli.bench import check_plot
 from ortgpu.diagnosis.probe.probing import RELU
 
 if TYPE_CHECKING:
     from ortgpu.cli.report import SessionReport
-    from ortgpu.cli.shape_times import ShapeTimes
     from ortgpu.session.placement_details import PlacementDetails
     from ortgpu.session.tuning.comparing import Comparison
 
@@ -132,8 +131,6 @@ def check(
         output.show_error(console, on_cpu_because)
     found.show(console, verbose=verbose)
     if times:
-        from ortgpu.cli import shape_times
-
         shape_times.show(console, times)
     if placement and not details:
         output.line(console, "--placement shows nothing more: nothing is on a GPU.", style="yellow")
@@ -205,7 +202,7 @@ def _open_and_run(
     file: Path | None,
     compare: str | None,
     shapes: tuple[int, ...] | None,
-) -> tuple[SessionReport, Comparison | None, str | None, list[ShapeTimes]]:
+) -> tuple[SessionReport, Comparison | None, str | None, list[shape_times.ShapeTimes]]:
     from ortgpu import GPUSession
     from ortgpu.cli import report
 
@@ -222,10 +219,8 @@ def _open_and_run(
         except UnknownInputError as error:
             reason = str(error)
         found = report.read(session, feeds if runs > 0 else None, runs, reason, inputs.refusal(file))
-        times: list[ShapeTimes] = []
+        times: list[shape_times.ShapeTimes] = []
         if shapes is not None:
-            from ortgpu.cli import shape_times
-
             try:
                 times = shape_times.measure(session, shapes)
             except UnknownInputError as error:

@@ -1,4 +1,4 @@
-"""The times of ``ortgpu check --shapes``: what a change of shape costs, and what plans for several shapes gain."""
+"""What a change of shape costs, and what plans for several shapes gain: for ``ortgpu check --shapes`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from ortgpu.cli import output
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ortgpu import GPUSession
 
 _REPEATS = 3

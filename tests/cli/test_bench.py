@@ -171,6 +171,8 @@ def test_every_way_is_measured_with_every_batch(model: Path) -> None:
             assert latency["calls"] >= 5
     assert document["left_out"] == []
     assert all(sentence.endswith(".") for sentence in document["recommended"])
+    assert [each["batch"] for each in document["shapes"]] == [2, 1]
+    assert all(each["repeated"] > 0 and each["changed"] > 0 for each in document["shapes"])
 
 
 def test_figures_for_people(fixed: Path) -> None:
@@ -181,7 +183,17 @@ def test_figures_for_people(fixed: Path) -> None:
     assert f"{fixed} on the CPU\n" in result.stdout
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("  fixed")]
     assert [row[1] for row in rows] == ON_CPU
+    assert "after another" not in result.stdout  # the model has one batch
     assert max(map(len, result.stdout.partition("on the CPU\n")[2].splitlines()[:5])) < 80
+
+
+def test_what_a_change_of_shape_costs_is_shown(model: Path) -> None:
+    result = ortgpu("bench", str(model), "--allow-cpu", "--batch", "1,2", "--rounds", "5", env=NO_GPU)
+    assert result.returncode == 0, result
+    assert is_clean(result)
+    table = result.stdout.partition("Milliseconds a run, by batch\n")[2]
+    assert "after another" in table
+    assert [line.split()[0] for line in table.splitlines()[1:] if line.strip()[:1] in ("1", "2")] == ["1", "2"]
 
 
 PARTLY_FAILING = """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortgpu.cli import output
+from ortgpu.cli import output, shape_times
 from ortgpu.cli.batches import parse_batches
 from ortgpu.environment.packages.installer import install_extra
 from ortgpu.errors import GPUError
@@ -69,7 +69,9 @@ def bench(
     Each way is run in blocks of calls, one block of each way a round, on inputs made up from what the model declares
     (free dimensions but the batch are 1), or on those of --inputs, which are one batch. Times plain is items a second
     by those of plain ONNX Runtime, both medians: more is better, in the plot too. Settings are recommended where the
-    difference is larger than the spread. `ortgpu tune` tries what is left: layouts of images, searches and more.
+    difference is larger than the spread. With several batches it also shows what a change from one to another costs,
+    and what the plans of a session gain, as `ortgpu check --shapes` does. `ortgpu tune` tries what is left: layouts of
+    images, searches and more.
 
     \b
     plain   onnxruntime.InferenceSession.run
@@ -84,7 +86,7 @@ def bench(
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
       "device", "on_cpu_because", "rounds", "warnings", "figures", "left_out",
-      "recommended"
+      "recommended", "shapes"
     A "batch" of null is a fixed one. In "left_out" it means all of them.
     """
     from ortgpu.cli import report
@@ -93,7 +95,7 @@ def bench(
 
     try:
         with report.quiet() as caught:
-            opened, figures = _measure(model, batches, inputs, rounds, allow_cpu)
+            opened, figures, times = _measure(model, batches, inputs, rounds, allow_cpu)
     except click.UsageError:
         raise
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
@@ -113,6 +115,7 @@ def bench(
             figures=[figure.as_dict() for figure in figures],
             left_out=[dataclasses.asdict(each) for each in opened.left_out],
             recommended=recommended,
+            shapes=[each.as_dict() for each in times],
         )
         output.write_json(document)
     else:
@@ -122,6 +125,8 @@ def bench(
             output.show_error(console, on_cpu_because)
         output.heading(console, f"{model} on {_place(device)}")
         _show(console, figures, opened.left_out, recommended)
+        if times:
+            shape_times.show(console, times)
         if on_cpu_because:
             output.show_that_on_cpu(console, f"{model} was measured", by_option=allow_cpu)
     if plot is not None:  # after the figures, since a full disk must not lose them
@@ -152,7 +157,7 @@ def _show(console: Console, figures: list[Figure], left_out: list[LeftOut], reco
 
 def _measure(
     model: Path, batches: tuple[int, ...] | None, inputs: Path | None, rounds: int, allow_cpu: bool
-) -> tuple[Bench, list[Figure]]:
+) -> tuple[Bench, list[Figure], list[shape_times.ShapeTimes]]:
     from ortgpu.cli.bench.measuring import Bench
 
     with contextlib.ExitStack() as stack:
@@ -160,7 +165,21 @@ def _measure(
             opened = Bench(str(model), stack, allow_cpu=allow_cpu or None)
         feeds = _feeds(opened, batches, inputs)
         with output.progress("Measuring"):
-            return opened, [each for batch, feed in feeds.items() for each in opened.measure(batch, feed, rounds)]
+            figures = [each for batch, feed in feeds.items() for each in opened.measure(batch, feed, rounds)]
+            return opened, figures, _times_of_shapes(opened, figures)
+
+
+def _times_of_shapes(opened: Bench, figures: list[Figure]) -> list[shape_times.ShapeTimes]:
+    """Return what a change between the measured batches costs; nothing where there was one batch alone."""
+    from ortgpu.cli.bench.measuring import RUN, LeftOut
+    from ortgpu.session.tuning.children import first_line
+
+    sizes = [figure.batch for figure in figures if figure.way == RUN and figure.batch is not None]
+    try:
+        return shape_times.measure(opened.session, sizes) if len(sizes) > 1 else []
+    except Exception as error:  # noqa: BLE001 - the figures are shown all the same
+        opened.left_out.append(LeftOut("shapes", None, first_line(error)))
+        return []
 
 
 def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) -> dict[int | None, Feed]:
