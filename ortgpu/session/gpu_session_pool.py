@@ -179,14 +179,12 @@ class GPUSessionPool:
                 )
             else:
                 open_sessions(service.add, model, devices, number, arguments, gpu_session_class())
-            self._limit = sum(worker.most for worker in service.workers)
-            service.start(self._limit)
             service.open()
         except BaseException:
             service.close(0)
             raise
         # The latest requests, running and waiting
-        self._submitted: deque[weakref.ref[Outcome[Any]]] = deque(maxlen=2 * self._limit)
+        self._submitted: deque[weakref.ref[Outcome[Any]]] = deque(maxlen=2 * service.most)
 
     @property
     def sessions(self) -> tuple[GPUSession, ...]:
@@ -281,7 +279,7 @@ class GPUSessionPool:
         request = Request(service, for_many_runs(output_names), service.feeds.as_it_is(input_feed), outcome)
         request.is_waited_for = True
         try:
-            service.ask(request, self._limit)
+            service.ask(request, service.most)
             results: Results = outcome.result()
             return results
         except BaseException:  # an interrupt, while it waits
@@ -317,7 +315,7 @@ class GPUSessionPool:
         ends = () if service.is_own_thread else self._ends()
         feed, is_copied = service.feeds.copied(input_feed, ends)
         request = Request(service, for_many_runs(output_names), feed, outcome)
-        service.ask(request, self._limit)
+        service.ask(request, service.most)
         self._submitted.append(weakref.ref(outcome))
         if not is_copied:
             request.wait()
@@ -351,12 +349,12 @@ class GPUSessionPool:
         service = self._service
         if service.is_over:
             raise service.why_over()
-        source, ahead = check_arguments(feeds, in_flight, 2 * self._limit)
+        source, ahead = check_arguments(feeds, in_flight, 2 * service.most)
         names = for_many_runs(output_names)
 
         def submit(feed: Any, outcome: Outcome[Any]) -> None:
             self._refuse_after_fork()
-            service.ask(Request(service, names, feed, outcome), self._limit)
+            service.ask(Request(service, names, feed, outcome), service.most)
 
         if may_be_written_to(feeds, ahead):
             return results_of(submit, source, ahead, service.feeds.copied)

@@ -659,6 +659,89 @@ def test_an_interrupt_at_any_line_stops_nobody_else() -> None:
     assert found["threads"] == []
 
 
+@pytest.mark.lab
+def test_a_caller_that_is_stopped_at_any_line_delays_nobody_else() -> None:
+    """So a signal handler may ask the service, whatever its thread was about."""
+    found = child("""
+        opened = session()
+        service = opened.batched(max_batch=4, max_wait=0)
+
+        def stopped_at(number, is_stopped, goes_on, has_ended):
+            lines = itertools.count(1)
+            def trace(frame, event, _argument):
+                if "/session/pool/" not in frame.f_code.co_filename:
+                    return None
+                if event == "line" and next(lines) == number:
+                    is_stopped.set()
+                    goes_on.wait()
+                return trace
+            results = []
+            def ask():
+                sys.settrace(trace)
+                future = service.submit(None, rows(1, 5))
+                sys.settrace(None)
+                has_ended.set()
+                is_stopped.set()
+                results.append(value_of(future.result(20)[0]))
+            thread = threading.Thread(target=ask)
+            thread.start()
+            return thread, results
+
+        stops, wrong = 0, 0
+        for number in itertools.count(1):
+            for future in [service.submit(None, rows(1)) for _ in range(8)]:  # so that rows are there
+                future.result(20)
+            is_stopped, goes_on, has_ended = threading.Event(), threading.Event(), threading.Event()
+            thread, results = stopped_at(number, is_stopped, goes_on, has_ended)
+            is_stopped.wait()
+            if has_ended.is_set():
+                thread.join()
+                break
+            others = [service.submit(None, rows(1, value)) for value in range(6)]
+            wrong += [value_of(each.result(20)[0]) for each in others] != list(range(6))
+            goes_on.set()
+            thread.join()
+            wrong += results != [5]
+            stops += 1
+        report("stops", stops)
+        report("wrong", wrong)
+        service.close()
+        report("threads", service_threads())
+    """)
+    assert found["stops"] > 30
+    assert found["wrong"] == 0
+    assert found["threads"] == []
+
+
+def test_a_request_is_copied_once() -> None:
+    found = child("""
+        copies, copyto = 0, np.copyto
+        def counted(*arrays):
+            global copies
+            copies += 1
+            copyto(*arrays)
+        np.copyto = counted
+        opened = session("m (float[n, 65536] x) => (float[n] y) { y = ReduceMax<axes=[1], keepdims=0>(x) }")
+        with opened.batched(max_batch=16) as service:
+            array = np.ones((1, 65536), np.float32)
+            full = {"x": np.ones((16, 65536), np.float32)}
+            for _ in range(2):
+                service.run(None, full)
+            gate = held(opened)
+            running = [service.submit(None, full) for _ in range(3)]
+            gate.wait_for(3)
+            copies, waiting = 0, []
+            for number in range(16):
+                array[:] = number
+                waiting.append(service.submit(None, {"x": array}))
+            gate.opened.set()
+            report("right", [float(each.result()[0][0]) for each in running + waiting] == [1, 1, 1, *range(16)])
+            report("copies", copies)
+    """)
+    assert found["right"] is True
+    assert found["copies"] == 16
+
+
 # What is refused
 
 

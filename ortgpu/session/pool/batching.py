@@ -21,7 +21,7 @@ from . import joinable
 from .joined import Buffers, Declared, Joining
 from .requests import Awaited, Mailbox, Request
 from .serving import Service
-from .sessions import THREADS_PER_DEVICE, SessionFeeds, SessionWorker, import_for_runs
+from .sessions import SessionFeeds, SessionWorker, import_for_runs
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ...running.onnxruntimes import Results
     from .sessions import OpenSession
 
-_SMALL = 64 << 10  # bytes of an array, whose copy needs no memory that is used again
 _LOOK = 0.01  # seconds between two looks at the batches that are left
 
 
@@ -69,8 +68,8 @@ class Batched:
     largest. So it is with convolutions. A session keeps plans for 1, 2, 4, ... items, see ``GPUSession.shapes``;
     without plans only the largest size may be left. In other models any number of items is run as it is, and so is the
     first run of other axes. Creating the service runs each size, which takes up to some seconds. Many threads and event
-    loops may share it. Until it is closed, it keeps the joined arrays of one batch more than it has threads. Closing it
-    leaves the session or pool open.
+    loops may share it. Until it is closed, it keeps the joined arrays of the batches that can run at a time, and of one
+    more. Closing it leaves the session or pool open.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Batched:
         self._service, self._is_alone = service, is_alone
         inputs_, outputs = service.serving[0].declared
         self._declared = Declared(inputs_)
-        buffers = Buffers(service.feeds, len(service.threads) + 1)
+        buffers = Buffers(service.feeds, service.most + 1)
         self._joining = Joining(service, most, wait, buffers)
         if most > 1:
             if service.model is not None:
@@ -107,8 +106,8 @@ class Batched:
                 return outputs
 
             joinable.check(run_all, feed, [each.name for each in outputs], made_up=inputs is None)
-            self._joining.sizes = joinable.sizes_of(run_all, feed, len(service.threads), warm)
-            buffers.has_run(self._declared.items_and_form(feed, most)[1])
+            self._joining.sizes = joinable.sizes_of(run_all, feed, service.most, warm)
+            buffers.add_known(self._declared.items_and_form(feed, most)[1])
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Results:
@@ -141,18 +140,8 @@ class Batched:
         """
         outcome: FutureOutcome[Any] = FutureOutcome()
         request = self._request(output_names, input_feed, outcome)
-        is_copied, feed = True, dict(request.feed) if request.form is not None else {}
-        for name, array in feed.items():
-            if array.nbytes >= _SMALL:
-                feed = {}
-                break
-            feed[name] = array.copy()
-        if feed:
-            request.feed = feed
-        else:
-            request.feed, is_copied = self._service.feeds.copied(request.feed)
-        self._service.ask(request, self._max_queue, raises=self._raises)
-        if not is_copied:
+        self._service.ask(request, self._max_queue, raises=self._raises, keep=self._joining.keep)
+        if not request.is_copied:
             request.wait()
         return outcome.future
 
@@ -196,6 +185,7 @@ class Batched:
                 if until is not None and time.monotonic() >= until:
                     raise TimeoutError(f"after {timeout} s, joined requests still run")
                 time.sleep(_LOOK)
+        joining.sheet = None
         joining.buffers.close()
 
     def __enter__(self) -> Self:
@@ -244,7 +234,6 @@ def batched_session(session: OpenSession, **options: Any) -> Batched:
     service.add(worker)
     service.model = session._request.model
     try:
-        service.start(THREADS_PER_DEVICE)
         service.open()
         batched = Batched(service, is_alone=True, **options)
     except BaseException:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 import math
+import operator
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, NDArray[Any]]
 
+_COPYING = 0.005  # seconds that a batch waits for callers that copy requests into its rows
+
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
 
@@ -41,31 +46,60 @@ class Joining(Kind):
 
     Attributes:
         sizes: that runs are padded to, in ascending order. Empty: any number of items runs as it is.
+        sheet: the joined arrays whose rows the next requests get.
     """
 
     def __init__(self, service: Queue, max_batch: int, max_wait: float, buffers: Buffers) -> None:
         super().__init__()
         self.max_batch, self.max_wait, self.buffers = max_batch, max_wait, buffers
         self.sizes: tuple[int, ...] = ()
+        self.sheet: Sheet | None = None
         self._service = service
         self._last = 1  # items of the last run
+
+    def keep(self, request: Request) -> None:
+        """Copy the arrays of a request, which its caller may change: into rows of a batch, or memory of their own."""
+        sheet, feeds = self.sheet, self.buffers.feeds
+        if sheet is not None and sheet.takes(request) and sheet.source == feeds.source() and sheet.place(request):
+            return
+        copies: Arrays = {}
+        for name, array in request.feed.items() if request.form is not None else ():
+            if array.nbytes >= STAGED_FROM:
+                copies.clear()
+                break
+            copies[name] = array.copy()
+        if copies:
+            request.feed = copies
+        else:
+            request.feed, request.is_copied = feeds.copied(request.feed)
 
     def serve(self, first: Request, notice: Notice) -> None:
         service = self._service
         batch, taken, worker = Batch(self, first), [first], None
         while worker is None:
+            sheet = batch.sheet
+            is_settled = sheet is None or sheet.is_settled()  # asked before the queue is looked at
             if service.waiting and not batch.is_full:
                 self._take(batch, taken)
+            has_more = bool(taken)
             for request in taken:
                 if request.outcome.begin():
                     batch.requests.append(request)
                 else:  # it was cancelled
                     batch.items -= request.items
                     request.outcome.drop()
+            taken.clear()
             if not batch.requests:
                 service.stop_collecting(self, notice)
                 return
+            if len(batch.requests) > 1 or self._last > 1:
+                with contextlib.suppress(Exception):  # what has no rows is copied before the run, which raises it
+                    self._place(batch)
             seconds = self._seconds_until_start(batch)
+            if seconds == 0 and (batch.sheet is not sheet or not is_settled):
+                assert batch.sheet is not None
+                notice.take(batch.sheet.seal())
+                continue
             if seconds == 0:
                 worker = service.try_start(batch, self, notice)
                 if worker is not None:
@@ -76,19 +110,16 @@ class Joining(Kind):
                         request.outcome.fail(service.why_over(self))
                     return
                 seconds = None
-            with contextlib.suppress(Exception):  # what is not copied is copied before the run, which raises it
-                batch.copy()
-            if not taken:
+            if not has_more:
                 notice.take(seconds)
-            taken = []
         self._last = batch.items
         self._answer(batch, worker)
-        del first, batch, taken  # they have an error, whose traceback has this frame
+        del first, batch, taken, request  # they have an error, whose traceback has this frame
 
     def _take(self, batch: Batch, taken: list[Request]) -> None:
         """Take the waiting requests that fit into the batch."""
         for request in list(self._service.waiting):
-            if not request.runs_with(batch.first):
+            if not batch.suits(request):
                 continue
             batch.is_full = batch.items + request.items > self.max_batch
             if batch.is_full:
@@ -96,9 +127,30 @@ class Joining(Kind):
             if self._service.forget(request):
                 taken.append(request)
                 batch.items += request.items
-            batch.is_full = batch.items == self.max_batch
-            if batch.is_full:
-                return
+                batch.sheet = batch.sheet or request.sheet
+        sheet = batch.sheet
+        batch.is_full = batch.items == self.max_batch or (
+            sheet is not None and sheet.capacity >= self.max_batch and sheet.is_whole(batch.items)
+        )
+
+    def _place(self, batch: Batch) -> None:
+        """Open joined arrays for requests like these, and copy those into them that have no rows yet.
+
+        A single request is left as it is, since it may run alone. Raises MemoryError, ExecutionError.
+        """
+        waiting, sheet = list(self._service.waiting), self.sheet
+        if sheet is None or not sheet.takes(batch.first):
+            self.sheet = None
+            if sheet is not None:
+                sheet.seal()
+                if not sheet.used:
+                    self.buffers.give_back(sheet)
+            self.sheet = sheet = self.buffers.take(batch.first, max(batch.items, self._last), self.max_batch)
+        if len(batch.requests) + len(waiting) > 1:
+            for request in (*batch.requests, *waiting):
+                if request.sheet is None and request.runs_with(batch.first):
+                    sheet.place(request)
+            batch.sheet = batch.sheet or batch.first.sheet
 
     def _seconds_until_start(self, batch: Batch) -> float | None:
         """Return how long a batch has to wait if nothing happens. None: until another one ends."""
@@ -130,15 +182,23 @@ class Joining(Kind):
         except BaseException as raised:  # noqa: BLE001 - the outcomes raise it
             lifetime.let_go_of_variables(raised)  # arrays
             error = raised
-        batch.let_go(has_run=error is None)  # before the waiting threads go on
+        if error is None:  # else a row may hold an invalid item, which would be padding later
+            if self.sizes:
+                self.buffers.add_known(batch.first.form)
+            if batch.sheet is not None:
+                batch.sheet.valid = max(batch.sheet.valid, batch.items)
+                self.buffers.give_back(batch.sheet)
+        batch.sheet = None  # before the waiting threads go on
         if isinstance(error, Exception) and not isinstance(error, GPUError) and len(requests) > 1:
             del error
             half = len(requests) // 2
             for part in (requests[:half], requests[half:]):
-                self._answer(Batch(self, part[0], part))
+                again = Batch(self, part[0])
+                again.requests, again.items, again.sheet = part, sum(each.items for each in part), None
+                self._answer(again)
             return
         for number, request in enumerate(requests):
-            request.feed = None
+            request.feed = request.sheet = None
             if error is None:
                 request.outcome.give(results[number])
             elif number and isinstance(error, GPUError):  # one that several raise would have the frames of all
@@ -178,17 +238,69 @@ class Declared:
 
 
 class Sheet:
-    """Joined arrays for requests of one form: ``capacity`` rows, of which the first ``valid`` hold items."""
+    """Joined arrays of some rows, which requests of one form and with the same outputs get one after another.
 
-    def __init__(self, form: object, arrays: Arrays, capacity: int, source: tuple[int, ...]) -> None:
-        self.form, self.arrays, self.capacity, self.source = form, arrays, capacity, source
-        self.valid = 0
+    Callers' threads take rows by a single step of C, and no lock. A batch that holds all rows in use runs as it is.
+
+    Attributes:
+        valid: the number of rows, from the first, that held items of a run.
+        used: the number of rows that requests got, once there are no more.
+    """
+
+    def __init__(self, request: Request, arrays: Arrays, capacity: int, source: tuple[int, ...], valid: int) -> None:
+        self.form, self.names, self.arrays, self.source = request.form, request.names, arrays, source
+        self.capacity = self.used = capacity
+        self.valid = valid
+        self._free = iter(range(capacity))
+        self._void = 0  # rows at the end that were too few for a request
+        self._written: list[int] = []  # numbers of rows
+        self._until: float | None = None
+
+    @property
+    def left(self) -> int:
+        return operator.length_hint(self._free)
+
+    def takes(self, request: Request) -> bool:
+        return self.form == request.form and self.names == request.names and self.left > 0
+
+    def place(self, request: Request) -> bool:
+        """Copy a request into free rows. Return False if there are too few."""
+        rows = list(itertools.islice(self._free, request.items))
+        if len(rows) < request.items:
+            self._void = self._void or len(rows)  # only one request gets some that are too few
+            return False
+        part = slice(rows[0], rows[-1] + 1)
+        views = {name: array[part] for name, array in self.arrays.items()}
+        for name, view in views.items():
+            np.copyto(view, request.feed[name])  # releases the interpreter lock
+        request.feed, request.sheet, request.row = views, self, rows[0]
+        self._written.append(request.items)
+        return True
+
+    def seal(self) -> float:
+        """Give no more rows away. Return the seconds to wait before it is asked whether all are written to."""
+        left = len(list(self._free))
+        self.used -= left
+        if self._until is None:
+            self._until = time.monotonic() + _COPYING
+            return 0
+        return _COPYING / 10
+
+    def is_settled(self) -> bool:
+        """Return True once all rows are written to. One that takes long, as in a signal handler, is left."""
+        return self._until is not None and (
+            sum(self._written) >= self.used - self._void or time.monotonic() > self._until
+        )
+
+    def is_whole(self, items: int) -> bool:
+        """Return True if a batch of so many items in it has all of its rows that are in use."""
+        return not self.left and items == self.used - self._void
 
 
 class Buffers:
     """Sheets, which are kept for the next batches. Rows that no request fills hold items that have run before.
 
-    Callers' threads never come here, so no lock is needed: a sheet is taken and given back by single steps of C.
+    Only threads of the service come here, and take or give back a sheet by single steps of C. No lock is needed.
 
     Args:
         feeds: gives memory.
@@ -196,7 +308,7 @@ class Buffers:
     """
 
     def __init__(self, feeds: Feeds, most: int) -> None:
-        self._feeds = feeds
+        self.feeds = feeds
         self._source: tuple[int, ...] = ()
         self._idle: deque[Sheet] = deque(maxlen=most)
         self._known: deque[object] = deque(maxlen=max(most, 16))
@@ -205,39 +317,42 @@ class Buffers:
         """Return True if a batch of this form has run. Else its run is planned anew, whatever its size."""
         return form in self._known
 
+    def add_known(self, form: object) -> None:
+        if form not in self._known:
+            self._known.append(form)
+
     def source(self) -> tuple[int, ...]:
         """Return what identifies the memory now. Arrays in other memory must not be written to: CUDA may have freed it.
 
         Raises:
             ExecutionError: a session is closed, or has lost its GPU.
         """
-        source = self._feeds.source()
+        source = self.feeds.source()
         if source != self._source:
             self._source = source
             self._idle.clear()
         return source
 
-    def take(self, request: Request, rows: int) -> Sheet:
-        """Return a sheet of at least so many rows for requests like this one. Raises MemoryError."""
+    def take(self, request: Request, rows: int, most: int) -> Sheet:
+        """Return a sheet for requests like this one, of at least so many rows. Raises MemoryError, ExecutionError."""
+        source = self.source()
         for sheet in list(self._idle):
-            if sheet.form == request.form and sheet.capacity >= rows and sheet.source == self._source:
+            if sheet.form == request.form and sheet.capacity >= rows and sheet.source == source:
                 with contextlib.suppress(ValueError):  # another thread took it
                     self._idle.remove(sheet)
-                    return sheet
+                    # Not the same object: a caller's thread may have been stopped before it took rows of that.
+                    return Sheet(request, sheet.arrays, sheet.capacity, source, sheet.valid)
+        rows = max(rows, min(1 << (rows - 1).bit_length(), most))  # larger in steps, as it seldom grows
         arrays = {}
         for name, given in request.feed.items():
             shape = (rows, *given.shape[1:])
             is_small = given.dtype.hasobject or math.prod(shape) * given.itemsize < STAGED_FROM
-            arrays[name] = np.empty(shape, given.dtype) if is_small else self._feeds.empty(shape, given.dtype)
-        return Sheet(request.form, arrays, rows, self._source)
+            arrays[name] = np.empty(shape, given.dtype) if is_small else self.feeds.empty(shape, given.dtype)
+        return Sheet(request, arrays, rows, source, 0)
 
     def give_back(self, sheet: Sheet) -> None:
         if sheet.source == self._source:
             self._idle.append(sheet)
-
-    def has_run(self, form: object) -> None:
-        if form not in self._known:
-            self._known.append(form)
 
     def close(self) -> None:
         """Free the memory that is not in use."""
@@ -245,65 +360,54 @@ class Buffers:
 
 
 class Batch:
-    """Requests like the first, which a thread collects and copies into joined arrays."""
+    """Requests like the first, which a thread collects.
 
-    def __init__(self, joining: Joining, first: Request, requests: Sequence[Request] = ()) -> None:
-        self.joining, self.first, self._buffers = joining, first, joining.buffers
-        self.requests = list(requests)
-        self.items = 0 if requests else first.items  # also of requests that have not begun
-        for request in requests:
-            self.items += request.items
+    Attributes:
+        sheet: where they are, or some of them.
+        items: their number, also of requests that have not begun.
+    """
+
+    def __init__(self, joining: Joining, first: Request) -> None:
+        self.joining, self.first, self.items = joining, first, first.items
+        self.requests: list[Request] = []
         self.is_full = self.items >= joining.max_batch
-        self._sheet: Sheet | None = None
-        self._copied = self._end = 0  # requests and items in the sheet
+        self.sheet: Sheet | None = first.sheet
 
-    def rows(self) -> int:
-        """Return the items of the run, with padding. The first run of a form is planned anyhow, and not padded."""
-        if self._buffers.knows(self.first.form):
-            for size in self.joining.sizes:
-                if size >= self.items:
-                    return size
-        return self.items
-
-    def copy(self, rows: int | None = None) -> None:
-        """Copy what is not copied yet. Raises MemoryError, ExecutionError; calling it again goes on.
-
-        Without ``rows``, a single request is left as it is: it may run alone.
-        """
-        rows = rows or (0 if len(self.requests) == 1 else self.rows())
-        if not rows:
-            return
-        source = self._buffers.source()
-        if self._sheet is None or source != self._sheet.source or rows > self._sheet.capacity:
-            step = min(1 << (rows - 1).bit_length(), self.joining.max_batch)  # larger in steps, as it seldom grows
-            self._sheet, self._copied, self._end = self._buffers.take(self.requests[0], max(rows, step)), 0, 0
-        for request in self.requests[self._copied :]:
-            start, self._end = self._end, self._end + request.items
-            for name, array in self._sheet.arrays.items():
-                np.copyto(array[start : self._end], request.feed[name])  # releases the interpreter lock
-            self._copied += 1
-            self._sheet.valid = max(self._sheet.valid, self._end)
-        if rows > self._sheet.valid:
-            for array in self._sheet.arrays.values():
-                array[self._sheet.valid : rows] = array[:1]
-            self._sheet.valid = rows
+    def suits(self, request: Request) -> bool:
+        """Return True for a request like the first that has its rows beside it, or can get them."""
+        sheet = self.sheet
+        return request.runs_with(self.first) and (
+            sheet is None
+            or sheet.capacity < self.joining.max_batch  # it is too small, and all are copied into another one
+            or request.sheet is sheet
+            or (request.sheet is None and request.items <= sheet.left)
+        )
 
     def feed(self) -> tuple[Any, int]:
-        """Return the inputs of the run and their number of items; 0 if they are those of a single request as it is."""
-        rows = self.rows() if self.joining.sizes else self.items
-        if self.first.form is None or (len(self.requests) == 1 and rows == self.items and self._sheet is None):
-            return self.requests[0].feed, 0
-        self.copy(rows)
-        assert self._sheet is not None
-        return {name: array[:rows] for name, array in self._sheet.arrays.items()}, rows
+        """Return the inputs of the run and their number of items; 0 if they are those of a single request as it is.
 
-    def let_go(self, *, has_run: bool) -> None:
-        """Give the arrays back. Those of a run that failed may hold an invalid item, which would be padding later."""
-        if has_run and self.joining.sizes:
-            self._buffers.has_run(self.first.form)
-        if self._sheet is not None and has_run:
-            self._buffers.give_back(self._sheet)
-        self._sheet = None
+        The first run of a form is planned anyhow, and not padded. Raises MemoryError, ExecutionError.
+        """
+        rows, joining = self.items, self.joining
+        if joining.sizes and joining.buffers.knows(self.first.form):
+            rows = joining.sizes[bisect.bisect_left(joining.sizes, rows)]
+        sheet = self.sheet
+        if sheet is not None and (
+            not sheet.is_whole(self.items) or any(request.sheet is not sheet for request in self.requests)
+        ):
+            sheet = self.sheet = None
+        if len(self.requests) == 1 and rows == self.items:
+            return self.requests[0].feed, 0
+        if sheet is None or sheet.capacity < rows:
+            sheet = self.sheet = joining.buffers.take(self.first, rows, joining.max_batch)
+            for request in self.requests:
+                sheet.place(request)
+            sheet.seal()
+        for array in sheet.arrays.values():
+            filled = max(sheet.valid, self.items)
+            array[filled:rows] = array[:1]
+        sheet.valid = max(sheet.valid, rows)
+        return {name: array[:rows] for name, array in sheet.arrays.items()}, rows
 
     def taken_apart(self, outputs: Results, rows: int) -> list[Results]:
         """Return the outputs of each request; nothing if an output has no axis for so many items.
@@ -312,11 +416,10 @@ class Batch:
         """
         if any(output.shape[:1] != (rows,) for output in outputs):
             return []
-        results, end = [], 0
-        for request in self.requests:
-            start, end = end, end + request.items
-            results.append([output[start:end].copy() for output in outputs])
-        return results
+        return [
+            [output[request.row : request.row + request.items].copy() for output in outputs]
+            for request in self.requests
+        ]
 
 
 def _other_axes(shape: Sequence[int | str | None]) -> list[int | None] | None:

@@ -71,11 +71,13 @@ class Request:
         form: the types and shapes of its inputs without the first axis. None: it runs alone.
         items: the length of the first axis of its inputs.
         is_waited_for: the caller waits for its result at once.
+        is_copied: its run reads no array of the caller.
+        sheet, row: the joined arrays that it was copied into, and its first row there.
     """
 
     __slots__ = (
-        "__weakref__", "arrived", "feed", "form", "is_waited_for", "items", "joining", "names", "outcome",
-        "service",
+        "__weakref__", "arrived", "feed", "form", "is_copied", "is_waited_for", "items", "joining", "names", "outcome",
+        "row", "service", "sheet",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +92,9 @@ class Request:
     ) -> None:
         self.service, self.names, self.feed, self.outcome = service, names, feed, outcome
         self.joining, self.items, self.form = joining, items, form
-        self.is_waited_for = False
+        self.is_waited_for, self.is_copied = False, True
+        self.sheet: Any = None
+        self.row = 0
         self.arrived = time.monotonic()
         # Weak, since callers keep futures for long
         (outcome.future if isinstance(outcome, FutureOutcome) else outcome).leave = weakref.WeakMethod(self._leave)

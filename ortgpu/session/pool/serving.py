@@ -70,6 +70,7 @@ class Service:
         self.serving: tuple[Worker, ...] = ()  # the workers that are not lost
         self.lost: tuple[LostDevice, ...] = ()
         self.threads: list[Thread] = []
+        self.most = 0  # requests that run at a time
         self.is_closed = self.is_draining = False
         self._is_dropped = False  # nobody asks any more: what waits is answered, and then it ends
         self._own: set[int] = set()  # threads that must not wait for each other
@@ -106,8 +107,17 @@ class Service:
                 count += getattr(run, "joining", None) is joining
         return count
 
-    def ask(self, request: Request, limit: int, *, raises: Callable[[], GPUError] | None = None) -> None:
+    def ask(
+        self,
+        request: Request,
+        limit: int,
+        *,
+        raises: Callable[[], GPUError] | None = None,
+        keep: Callable[[Request], object] | None = None,
+    ) -> None:
         """Queue a request, once fewer than ``limit`` of its kind wait. ``raises``: if not at once.
+
+        ``keep`` copies its feed, unless the caller waits for the result.
 
         A thread of the service would wait for itself. It runs the request at once, as a finalizer may wait for it, and
         the notice of it may be this thread's own. Only what the callback of a future submits is queued, without a
@@ -131,6 +141,8 @@ class Service:
             if raises is not None:
                 raise raises()
             self._room.take(_LOOK)
+        if keep is not None:
+            keep(request)
         self.waiting.append(request)
         notice = joining.collector if joining is not None else None
         if notice is not None:
@@ -234,17 +246,15 @@ class Service:
 
     # For workers
 
-    def start(self, count: int) -> None:
-        """Start ``count`` threads. Raises RuntimeError if the system gives none."""
-        for number in range(count):
-            # Daemons: a forgotten thread must not keep the program from ending.
-            Thread(self._work, f"{self._name}_{number}").start(self.threads.append)
-
     def add(self, worker: Worker) -> None:
         self.workers.append(worker)
 
     def open(self) -> None:
-        """Serve by all workers that are there and not lost."""
+        """Serve by all workers that are there and not lost. Raises RuntimeError if the system gives no threads."""
+        self.most = sum(worker.most for worker in self.workers)
+        for number in range(self.most):
+            # Daemons: a forgotten thread must not keep the program from ending.
+            Thread(self._work, f"{self._name}_{number}").start(self.threads.append)
         with self._lock:
             self.serving = tuple(worker for worker in self.workers if not worker.is_lost)
 
