@@ -14,7 +14,6 @@ import concurrent.futures
 import json
 import multiprocessing
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import zoo_models
+from benchmarks.parts import measure_parts
 from benchmarks.shapes import KINDS, timed
 
 _MIB = 1 << 20
@@ -348,18 +348,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.child is not None:
         Path(options.child).write_text(json.dumps(PARTS[options.parts[0]](options)))
         return 0
-    results: dict[str, Any] = {}
-    for part in options.parts:
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder, "report.json")
-            command = [sys.executable, "-m", "benchmarks.memory", "--parts", part, "--child", str(report)]
-            command += ["--runs", str(options.runs), "--seconds", str(options.seconds), "--kinds", str(options.kinds)]
-            child = subprocess.run(command, timeout=900, check=False)
-            results[part] = json.loads(report.read_text()) if report.is_file() else {"failed": child.returncode}
-        print(part, json.dumps(results[part], indent=1), flush=True)
-        if options.out is not None:
-            options.out.write_text(json.dumps(results, indent=1))
-    return int(any("failed" in figures for figures in results.values()))
+    more = ["--runs", str(options.runs), "--seconds", str(options.seconds), "--kinds", str(options.kinds)]
+    return measure_parts("benchmarks.memory", "--parts", options.parts, more, options.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import gc
 import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,18 +22,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.zoo_models import Net
+from benchmarks import zoo_models
+from benchmarks.parts import measure_parts
 
 COUNT = 8  # shapes
 KEPT_AT_MOST = 8
 ROUNDS = 12
 RANDOM = 40  # shapes, of which a session keeps some
+_SIDE = 24_000  # of a square matrix of more than 2 GB
+_PARTS = 8  # of the time of threads, in whose last half a session has the lanes that it needs
 _MIB = 1 << 20
 
 
-class Mixed(Net):
+class Mixed(zoo_models.Net):
     """A network with convolutions of one dimension, and with outputs of any shape."""
 
     def conv1d(self, x: str, inside: int, outside: int, kernel: int) -> str:
@@ -57,30 +60,22 @@ class Mixed(Net):
         data: bytes = model.SerializeToString()
         return data
 
-    def residual(self, depths: Sequence[int], *, wide: bool) -> tuple[str, int]:
-        """Return the last value of a residual network and its channels."""
+    def features(self, depths: Sequence[int]) -> tuple[str, int]:
+        """Return the last value of a residual network of two convolutions a block, and its channels."""
         x, channels = self.relu(self.normed(self.conv("x", 3, 64, 7, 2), 64)), 64
         x = self.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
         for stage, depth in enumerate(depths):
             width = 64 << stage
-            outside = 4 * width if wide else width
             for block in range(depth):
                 stride = 2 if stage and not block else 1
-                shortcut = x
-                if stride > 1 or channels != outside:
-                    shortcut = self.normed(self.conv(x, channels, outside, 1, stride), outside)
-                if wide:
-                    inner = self.relu(self.normed(self.conv(x, channels, width, 1), width))
-                    inner = self.relu(self.normed(self.conv(inner, width, width, 3, stride), width))
-                    inner = self.normed(self.conv(inner, width, outside, 1), outside)
-                else:
-                    inner = self.relu(self.normed(self.conv(x, channels, width, 3, stride), width))
-                    inner = self.normed(self.conv(inner, width, width, 3), width)
-                x, channels = self.relu(self.op("Add", inner, shortcut)), outside
+                shortcut = x if channels == width else self.normed(self.conv(x, channels, width, 1, stride), width)
+                inner = self.relu(self.normed(self.conv(x, channels, width, 3, stride), width))
+                x = self.relu(self.op("Add", self.normed(self.conv(inner, width, width, 3), width), shortcut))
+                channels = width
         return x, channels
 
 
-Kind = tuple[bytes, Callable[[int], tuple[int, ...]]]
+Kind = tuple[bytes | str, Callable[[int], tuple[int, ...]]]
 
 
 def _speech() -> Kind:
@@ -97,23 +92,45 @@ def _speech() -> Kind:
 def _pyramid() -> Kind:
     """The features of ResNet-18, for images of 192 to 640 pixels."""
     net = Mixed()
-    x, _ = net.residual((2, 2, 2, 2), wide=False)
+    x, _ = net.features((2, 2, 2, 2))
     size = ["batch", 3, "height", "width"]
     return net.content(size, (x, TensorProto.FLOAT)), lambda number: (1, 3, 192 + 64 * number, 192 + 64 * number)
 
 
 def _resnet50() -> Kind:
     """ResNet-50, for batches of 1 to 8."""
-    net = Mixed()
-    x, channels = net.residual((3, 4, 6, 3), wide=True)
-    last = net.classes(x, channels)
-    return net.content(["batch", 3, 224, 224], (last, TensorProto.FLOAT)), lambda number: (1 + number, 3, 224, 224)
+    return str(zoo_models.made("resnet")), lambda number: (1 + number, 3, 224, 224)
+
+
+def _large() -> Kind:
+    """Convolutions before 2.3 GB of weights in another file, for images of 64 to 120 lines."""
+    net, side = Mixed(), _SIDE
+    x = "x"
+    for channels in (3, *[64] * 9):
+        x = net.relu(net.conv(x, channels, 64, 3))
+    pooled = net.op("Flatten", net.op("GlobalAveragePool", x))
+    wide = net.op("MatMul", pooled, net.weight(64, side, scale=0.1))
+    last = net.op("MatMul", wide, "large")
+    model = onnx.load_from_string(net.content(["batch", 3, "height", 96], (last, TensorProto.FLOAT)))
+    folder = tempfile.TemporaryDirectory()
+    _folders.append(folder)
+    with open(Path(folder.name, "weights"), "wb") as file:
+        row = np.random.default_rng(1).standard_normal(side, np.float32) / side
+        for number in range(side):
+            file.write(np.roll(row, number).tobytes())
+    large = model.graph.initializer.add(name="large", data_type=TensorProto.FLOAT, dims=[side, side])
+    large.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "weights"), ("offset", "0"), ("length", str(4 * side * side))):
+        large.external_data.add(key=key, value=value)
+    path = Path(folder.name, "model.onnx")
+    path.write_bytes(model.SerializeToString())
+    return str(path), lambda number: (1, 3, 64 + 8 * number, 96)
 
 
 def _detector() -> Kind:
     """A detector whose boxes are chosen by NonMaxSuppression, and sorted by a node on the CPU."""
     net = Mixed()
-    x, channels = net.residual((1, 1, 1, 1), wide=False)
+    x, channels = net.features((1, 1, 1, 1))
 
     def rows(x: str, size: int) -> str:
         return net.reshape(x, 1, size, -1)
@@ -129,23 +146,9 @@ def _detector() -> Kind:
 
 def _unet() -> Kind:
     """Convolutions and transposed convolutions, for images of 128 to 352 lines."""
-    net, widths, skipped = Mixed(), (32, 64, 128), list[tuple[str, int]]()
-    x, channels = "x", 3
-
-    def double(x: str, inside: int, outside: int) -> str:
-        return net.relu(net.conv(net.relu(net.conv(x, inside, outside, 3)), outside, outside, 3))
-
-    for width in widths:
-        x = double(x, channels, width)
-        skipped.append((x, width))
-        x, channels = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]), width
-    x, channels = double(x, channels, 256), 256
-    for other, width in reversed(skipped):
-        weights = net.weight(channels, width, 2, 2, scale=math.sqrt(1 / channels))
-        x = net.op("Concat", net.op("ConvTranspose", x, weights, strides=[2, 2]), other, axis=1)
-        x, channels = double(x, 2 * width, width), width
+    net = Mixed()
+    last = zoo_models.add_unet(net, (32, 64, 128))
     size = ["batch", 3, "height", "width"]
-    last = net.conv(x, channels, 2, 1)
     return net.content(size, (last, TensorProto.FLOAT)), lambda number: (1, 3, 128 + 32 * number, 256)
 
 
@@ -155,7 +158,9 @@ KINDS: dict[str, Callable[[], Kind]] = {
     "resnet50": _resnet50,
     "detector": _detector,
     "unet": _unet,
+    "large": _large,
 }
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # of models in files, until the process ends
 
 
 # One kind, in a process of its own
@@ -167,35 +172,26 @@ def timed(run: Callable[..., Any], *arguments: Any) -> float:
     return 1e3 * (time.perf_counter() - start)
 
 
-def medians(run: Callable[..., Any], feeds: Sequence[Any], rounds: int) -> list[float]:
-    """Return the median time of each feed, in ms, of runs in turn."""
-    return [
-        statistics.median(times)
-        for times in zip(*[[timed(run, None, each) for each in feeds] for _ in range(rounds)], strict=True)
-    ]
-
-
-def in_threads(run: Callable[..., Any], feeds: Sequence[Any], seconds: float) -> float:
-    """Return the runs a second of a thread for each feed."""
-    counts, spans = [0] * len(feeds), [0.0] * len(feeds)
+def in_threads(run: Callable[..., Any], feeds: Sequence[Any], seconds: float) -> list[float]:
+    """Return the runs a second of a thread for each feed, for each of eight parts of the time."""
+    counts = [[0] * (_PARTS + 1) for _ in feeds]
     together = threading.Barrier(len(feeds))
 
     def work(number: int) -> None:
-        for _ in range(5):
-            run(None, feeds[number])
         together.wait()
         start = time.perf_counter()
-        while time.perf_counter() < start + seconds:
+        part = 0
+        while part < _PARTS:
             run(None, feeds[number])
-            counts[number] += 1
-        spans[number] = time.perf_counter() - start
+            part = int((time.perf_counter() - start) / seconds * _PARTS)
+            counts[number][min(part, _PARTS)] += 1
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(feeds))]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    return sum(count / span for count, span in zip(counts, spans, strict=True))
+    return [sum(count) * _PARTS / seconds for count in list(zip(*counts, strict=True))[:_PARTS]]
 
 
 def used_memory(device: Any) -> int:
@@ -206,54 +202,96 @@ def used_memory(device: Any) -> int:
     return memory[1] - memory[0] if memory is not None else 0
 
 
+class Sessions:
+    """Opens sessions of one model, plain ones and ours, and reads the memory that they take."""
+
+    def __init__(self, model: bytes | str, *, on_cpu: bool) -> None:
+        import ortgpu
+
+        self._model, self._on_cpu = model, on_cpu
+        self._providers: list[Any] = ["CPUExecutionProvider"]
+        if not on_cpu:
+            ortgpu.preload()
+            self._providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
+        # The first session of a process makes the CUDA context.
+        self._device = self.ours().device
+        gc.collect()
+
+    def plain(self) -> Any:
+        import onnxruntime
+
+        return onnxruntime.InferenceSession(self._model, providers=self._providers)
+
+    def ours(self) -> Any:
+        from ortgpu import GPUSession
+
+        return GPUSession(self._model, cpu_nodes="allow", allow_cpu=self._on_cpu)
+
+    def used(self) -> int:
+        """Return the bytes of the GPU that are in use, by all processes."""
+        return used_memory(self._device)
+
+
+def measure_one_shape(sessions: Sessions, feed: Any, rounds: int) -> dict[str, Any]:
+    """Return what ours costs over a plain session with one shape: constructor, run and memory."""
+    opened: dict[str, list[float]] = {"plain": [], "ours": []}
+    ran: dict[str, list[float]] = {"plain": [], "ours": []}
+    taken = {}
+    ways = {"plain": sessions.plain, "ours": sessions.ours}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            opened[name].append(timed(way))
+            gc.collect()
+    for name, way in ways.items():
+        before = sessions.used()
+        session = way()
+        for _ in range(5):
+            session.run(None, feed)
+        taken[name] = sessions.used() - before
+        del session
+        gc.collect()
+    both = {name: way() for name, way in ways.items()}
+    for number in range(10 * rounds):
+        for name, session in both.items():
+            took = timed(session.run, None, feed)
+            if number > rounds:
+                ran[name].append(took)
+    return {
+        "constructor": statistics.median(opened["ours"]) / statistics.median(opened["plain"]),
+        "run": statistics.median(ran["ours"]) / statistics.median(ran["plain"]),
+        "memory": taken["ours"] / max(1, taken["plain"]),
+        "shapes": str(both["ours"].shapes),
+    }
+
+
 def measure(kind: str, *, on_cpu: bool, quick: bool) -> dict[str, Any]:
     """Return the figures of one kind."""
     import onnxruntime
 
-    import ortgpu
-    from ortgpu import GPUSession
-
     onnxruntime.set_default_logger_severity(4)
     model, shape_of = KINDS[kind]()
     random = np.random.default_rng(1)
-    rounds, seconds = (2, 0.2) if quick else (ROUNDS, 1.5)
+    rounds, seconds = (2, 0.4) if quick else (ROUNDS, 5)
 
     def feed(number: int) -> dict[str, Any]:
         return {"x": random.standard_normal(shape_of(number), np.float32)}
 
     feeds = [feed(number) for number in range(2 if quick else COUNT)]
-    largest = feeds[-1]
-    heuristic = {"cudnn_conv_algo_search": "HEURISTIC"}
-    plain_providers: list[Any] = ["CPUExecutionProvider"]
-    if not on_cpu:
-        ortgpu.preload()
-        plain_providers.insert(0, ("CUDAExecutionProvider", heuristic))
-    # The first session of a process makes the CUDA context.
-    device = GPUSession(model, cpu_nodes="allow", allow_cpu=on_cpu).device
-    gc.collect()
-    before = used_memory(device)
-    plain = onnxruntime.InferenceSession(model, providers=plain_providers)
-    for _ in range(2):
-        plain.run(None, largest)
-    plain_memory = used_memory(device) - before
-    expected = [plain.run(None, each) for each in feeds]
-    repeated = []
-    for each in feeds:
-        plain.run(None, each)
-        repeated.append(statistics.median(timed(plain.run, None, each) for _ in range(rounds)))
-    in_turn = medians(plain.run, feeds, 1 if quick else 3)
-    middle = feeds[len(feeds) // 2]
-    for _ in range(3):
-        plain.run(None, middle)
-    plain_rate = in_threads(plain.run, [middle] * len(feeds), seconds)
     others = [] if quick else [feed(8 + number % 32) for number in range(RANDOM - COUNT)]
     order = [int(each) for each in random.integers(0, RANDOM, 60)] if others else []
-    plain_random = sum(timed(plain.run, None, (feeds + others)[each]) for each in order)
-    del plain
-    gc.collect()
-    left = used_memory(device) - before  # by libraries, which are loaded once
+    sessions = Sessions(model, on_cpu=on_cpu)
+    result: dict[str, Any] = {"one shape, over plain": measure_one_shape(sessions, feeds[-1], rounds)}
 
-    session = GPUSession(model, cpu_nodes="allow", allow_cpu=on_cpu)
+    before = sessions.used()
+    plain = sessions.plain()
+    for _ in range(2):
+        plain.run(None, feeds[-1])
+    plain_memory = sessions.used() - before
+    expected = [plain.run(None, each) for each in feeds]
+    in_turn = [timed(plain.run, None, each) for each in feeds]
+
+    before = sessions.used()
+    session = sessions.ours()
     for _ in range(3):
         for each in feeds:
             session.run(None, each)
@@ -261,48 +299,63 @@ def measure(kind: str, *, on_cpu: bool, quick: bool) -> dict[str, Any]:
     while not session.shapes.kept and session.shapes.why_none is None and time.monotonic() < deadline and not on_cpu:
         for each in feeds:
             session.run(None, each)
-    for each in feeds * 2:
-        session.run(None, each)
-    ours = medians(session.run, feeds, rounds)
-    memory = used_memory(device) - before - left
-    equal = all(
-        all(
-            np.array_equal(one, other, equal_nan=True)
-            for one, other in zip(session.run(None, each), wanted, strict=True)
-        )
-        for each, wanted in zip(feeds, expected, strict=True)
-    )
-    rate = in_threads(session.run, feeds, seconds)
-    list(session.map(feeds * 2))
-    map_in_turn = timed(lambda: list(session.map(feeds * 6)))
-    list(session.map([middle] * 8))
-    map_of_one = timed(lambda: list(session.map([middle] * 6 * len(feeds))))
-    result = {
+    repeated: list[list[float]] = [[] for _ in feeds]
+    ours: list[list[float]] = [[] for _ in feeds]
+    for _ in range(rounds // 2):  # one after the other, since the clock of a GPU changes
+        for number, each in enumerate(feeds):
+            for turn in range(6):
+                took = timed(plain.run, None, each)
+                if turn > 1:
+                    repeated[number].append(took)
+        for turn in range(5):
+            for number, each in enumerate(feeds):
+                took = timed(session.run, None, each)
+                if turn:
+                    ours[number].append(took)
+    memory = sessions.used() - before
+    usual = [statistics.median(each) for each in repeated]
+    turns = [statistics.median(each) for each in ours]
+    result |= {
         "shapes": str(session.shapes),
-        "repeated, plain": repeated,
+        "repeated, plain": usual,
         "in turn, plain": in_turn,
-        "in turn": ours,
-        "in turn over repeated, worst": max(one / other for one, other in zip(ours, repeated, strict=True)),
-        "equal": equal,
+        "in turn": turns,
+        "in turn over repeated, worst": max(one / other for one, other in zip(turns, usual, strict=True)),
+        "equal": all(
+            np.array_equal(one, other, equal_nan=True)
+            for each, wanted in zip(feeds, expected, strict=True)
+            for one, other in zip(session.run(None, each), wanted, strict=True)
+        ),
         "memory over plain's": memory / max(1, plain_memory),
         "MiB": [memory / _MIB, plain_memory / _MIB, (session.memory.plans or 0) / _MIB],
-        "threads over plain's": rate / plain_rate,
+    }
+    middle = feeds[len(feeds) // 2]
+    for _ in range(3):
+        plain.run(None, middle)
+    plain_rate = statistics.mean(in_threads(plain.run, [middle] * len(feeds), seconds / 2)) or math.inf
+    rates = in_threads(session.run, feeds, seconds)
+    list(session.map(feeds * 2))
+    map_in_turn = timed(lambda: list(session.map(feeds * 12)))
+    list(session.map([middle] * 8))
+    map_of_one = timed(lambda: list(session.map([middle] * 12 * len(feeds))))
+    result |= {
+        "threads over plain's": statistics.mean(rates[_PARTS // 2 :]) / plain_rate,
+        "threads over plain's from the start": [rate / plain_rate for rate in rates],
         "map in turn over map of one": map_of_one / map_in_turn,
+        "MiB after threads": (sessions.used() - before) / _MIB,
     }
     session.close()
     if order:
-        session = GPUSession(model, cpu_nodes="allow", allow_cpu=on_cpu)
+        plain_random = sum(timed(plain.run, None, (feeds + others)[each]) for each in order)
+        session = sessions.ours()
         session.warm(feeds)
-        result["random over plain's"] = (
-            sum(timed(session.run, None, (feeds + others)[each]) for each in order) / plain_random
-        )
+        ours_random = sum(timed(session.run, None, (feeds + others)[each]) for each in order)
+        result["random over plain's"] = ours_random / plain_random
         session.close()
-    session = GPUSession(model, cpu_nodes="allow", allow_cpu=on_cpu)
+    session = sessions.ours()
     result["warm, ms"] = timed(session.warm, feeds)
     first = [timed(session.run, None, each) for each in feeds]
-    result["first after warm over repeated, worst"] = max(
-        one / other for one, other in zip(first, repeated, strict=True)
-    )
+    result["first after warm over repeated, worst"] = max(one / other for one, other in zip(first, usual, strict=True))
     session.close()
     return result
 
@@ -321,20 +374,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures = measure(options.only[0], on_cpu=options.cpu, quick=options.quick)
         Path(options.child).write_text(json.dumps(figures))
         return 0
-    results: dict[str, Any] = {}
-    for kind in options.only:
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder, "report.json")
-            command = [sys.executable, "-m", "benchmarks.shapes", "--only", kind, "--child", str(report)]
-            command += [flag for flag, wanted in (("--cpu", options.cpu), ("--quick", options.quick)) if wanted]
-            child = subprocess.run(command, timeout=300, check=False)
-            results[kind] = json.loads(report.read_text()) if report.is_file() else {"failed": child.returncode}
-        print(kind)
-        for name, value in results[kind].items():
-            print(f"  {name:40s}", [round(each, 2) for each in value] if isinstance(value, list) else value, flush=True)
-        if options.out is not None:
-            options.out.write_text(json.dumps(results, indent=1))
-    return int(any("failed" in figures for figures in results.values()))
+    more = [flag for flag, wanted in (("--cpu", options.cpu), ("--quick", options.quick)) if wanted]
+    return measure_parts("benchmarks.shapes", "--only", options.only, more, options.out)
 
 
 if __name__ == "__main__":

@@ -276,9 +276,9 @@ def _dense(path: Path) -> None:
     net.save(path, IMAGE, net.classes(normed(x, channels), channels), ("batch", 1000))
 
 
-def _unet(path: Path) -> None:
-    """An encoder and decoder with transposed convolutions, whose output is as large as the image."""
-    net, widths, kept = Net(), (32, 64, 128, 256), list[tuple[str, int]]()
+def add_unet(net: Net, widths: Sequence[int]) -> str:
+    """Add an encoder and a decoder with transposed convolutions to ``x``. Return the last value, with two channels."""
+    kept = list[tuple[str, int]]()
     x, channels = "x", 3
 
     def double(x: str, inside: int, outside: int) -> str:
@@ -288,12 +288,18 @@ def _unet(path: Path) -> None:
         x = double(x, channels, width)
         kept.append((x, width))
         x, channels = net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]), width
-    x, channels = double(x, channels, 512), 512
+    x, channels = double(x, channels, 2 * channels), 2 * channels
     for skipped, width in reversed(kept):
         weights = net.weight(channels, width, 2, 2, scale=math.sqrt(1 / channels))
         x = net.op("Concat", net.op("ConvTranspose", x, weights, strides=[2, 2]), skipped, axis=1)
         x, channels = double(x, 2 * width, width), width
-    net.save(path, ("batch", 3, 256, 256), net.conv(x, channels, 2, 1), ("batch", 2, 256, 256))
+    return net.conv(x, channels, 2, 1)
+
+
+def _unet(path: Path) -> None:
+    """An encoder and decoder with transposed convolutions, whose output is as large as the image."""
+    net = Net()
+    net.save(path, ("batch", 3, 256, 256), add_unet(net, (32, 64, 128, 256)), ("batch", 2, 256, 256))
 
 
 def _enlarging(path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import statistics
 import threading
 import time
 from typing import Any
 
+from tests.gpu.programs import attempt
 from tests.support.children import report
 
 SIZES = range(64, 128, 8)
@@ -82,4 +85,66 @@ def several_shapes() -> None:
     report("trimmed", [session.memory.plans, np.array_equal(session.run(None, feeds[0])[0], expected[0])])
 
 
-PROGRAMS = {"several_shapes": several_shapes}
+def with_lanes() -> tuple[Any, list[Any]]:
+    """Return a session that serves its shapes in several lanes, and the feeds."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    random = np.random.default_rng(1)
+    feeds = [{"x": random.standard_normal((1, 3, size, 96), np.float32)} for size in SIZES]
+    session = GPUSession(convolutions())
+    session.warm(feeds)
+    plans = session._gpu_runner._plans  # type: ignore[attr-defined]  # of the runner of several shapes
+    end = time.monotonic() + 60
+
+    def in_thread(number: int) -> None:
+        while len(plans.lanes) < 2 and time.monotonic() < end:
+            session.run(None, feeds[number])
+
+    threads = [threading.Thread(target=in_thread, args=(number,)) for number in range(len(feeds))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    report("lanes", len(plans.lanes))
+    return session, feeds
+
+
+def shapes_poisoned() -> None:
+    import numpy as np
+
+    session, feeds = with_lanes()
+    x = feeds[0]["x"]
+
+    def read_what_is_not_there() -> object:
+        binding = session.io_binding()
+        binding.bind_input("x", "cuda", 0, np.float32, x.shape, 0x7000)  # no such address on any GPU
+        binding.bind_output(session.get_outputs()[0].name, "cuda")
+        session.run_with_iobinding(binding)
+        return binding.copy_outputs_to_cpu()[0].shape
+
+    attempt("poison", read_what_is_not_there)
+    for number, feed in enumerate(feeds):
+        attempt(f"run {number}", lambda feed=feed: session.run(None, feed)[0].shape)  # type: ignore[misc]
+    attempt("run_on_device", lambda: session.run_on_device(None, feeds[0])[0].shape())
+    attempt("close", session.close)
+
+
+def shapes_forked() -> None:
+    session, feeds = with_lanes()
+    for name, action in (("run", lambda: session.run(None, feeds[0])[0].shape), ("close", session.close)):
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)  # a deadlock ends here
+            attempt(name, action)
+            os._exit(0)
+        report(f"{name}: status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    attempt("parent", lambda: [session.run(None, feed)[0].shape for feed in feeds])
+
+
+PROGRAMS = {
+    "several_shapes": several_shapes,
+    "shapes_poisoned": shapes_poisoned,
+    "shapes_forked": shapes_forked,
+}

@@ -35,3 +35,21 @@ def test_each_shape_is_kept_and_a_change_costs_no_plan(shapes: Report) -> None:
 def test_trim_gives_the_plans_back(shapes: Report) -> None:
     assert shapes["plans"] > 0
     assert shapes["trimmed"] == [0, True]
+
+
+def test_lanes_refuse_after_a_sticky_error_and_the_process_ends() -> None:
+    found = run_program("shapes_poisoned", deadline=180)
+    assert found["lanes"] > 1
+    for name in ("poison", "run_on_device", *(f"run {number}" for number in range(len(SIZES)))):
+        assert found.error(name).type == "PoisonedContextError", name
+    assert "error" not in found["close"]
+    assert found.child.returncode == 0, found.child.output
+
+
+def test_a_forked_child_is_told_and_the_lanes_of_the_parent_go_on() -> None:
+    found = run_program("shapes_forked", deadline=180)
+    assert found["lanes"] > 1
+    assert found.error("run").type == "ForkedSessionError"
+    assert found["run: status"] == found["close: status"] == 0
+    assert len(found.returned("parent")) == len(SIZES)
+    assert found.child.returncode == 0, found.child.output
