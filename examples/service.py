@@ -4,6 +4,8 @@
     gunicorn --preload --worker-class uvicorn_worker.UvicornWorker service:app
 
 MODEL is the path of the model, "model.onnx" by default. It has one input, of float32, named by INPUT, "x" by default.
+Further models lie in the folder MODELS, "models" by default. They share BUDGET of the first GPU's memory, "4GiB": each
+is opened at its first request, and closed after five minutes without one, or when others need the room.
 If no GPU can be used, the process logs the cause and ends with exit code 3, and gunicorn ends with it.
 """
 
@@ -12,8 +14,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ortgpu import ExecutionError, GPUError, GPUOutOfMemoryError, GPUSessionPool
+from ortgpu import ExecutionError, GPUError, GPUModels, GPUOutOfMemoryError, GPUSessionPool
 
 log = logging.getLogger("uvicorn.error")
 
@@ -40,8 +43,10 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     except GPUError as error:
         log.critical("%s", error)
         os._exit(3)  # an exception would be logged with the frames of three libraries; 3 is what uvicorn ends with
-    with pool:
-        app.state.pool, app.state.registry = pool, CollectorRegistry()
+    further = GPUModels(budget=os.environ.get("BUDGET", "4GiB"), idle=300, device=0, cpu_nodes="forbid")
+    with pool, further:
+        app.state.pool, app.state.registry, app.state.further = pool, CollectorRegistry(), further
+        app.state.paths = {path.stem: path for path in Path(os.environ.get("MODELS", "models")).glob("*.onnx")}
         app.state.registry.register(Health(pool))
         app.state.seconds = Histogram("predict_seconds", "Seconds of a prediction", registry=app.state.registry)
         gc.collect()
@@ -90,7 +95,8 @@ def readyz(response: Response) -> dict[str, Any]:
     ]
     if not any(each["state"] == "ready" for each in workers):
         response.status_code = 503
-    return {"workers": workers}
+    further = [{"model": each.path, "state": each.state, "opened": each.opened} for each in app.state.further.health()]
+    return {"workers": workers, "models": further}
 
 
 @app.get("/metrics")
@@ -101,14 +107,26 @@ def metrics() -> Response:
 @app.post("/predict")
 def predict(rows: list[list[float]]) -> list[list[float]]:
     """Run the model on a batch. FastAPI calls this in threads, as it is not async; they may share a pool."""
+    with app.state.seconds.time():
+        return answer(app.state.pool.run, rows)
+
+
+@app.post("/models/{name}/predict")
+def predict_with(name: str, rows: list[list[float]]) -> list[list[float]]:
+    """Run one of the further models on a batch, in this process. Threads may use them at any time."""
+    path = app.state.paths.get(name)  # of those that were there at the start, so that no other file is opened
+    if path is None:
+        raise HTTPException(404, f"there is no model {name!r}")
+    return answer(app.state.further[path].run, rows)
+
+
+def answer(run: Callable[..., Any], rows: list[list[float]]) -> list[list[float]]:
     try:
-        with app.state.seconds.time():
-            feed = {INPUT: np.asarray(rows, np.float32)}
-            results: list[list[float]] = app.state.pool.run(None, feed)[0].tolist()
-            return results
+        results: list[list[float]] = run(None, {INPUT: np.asarray(rows, np.float32)})[0].tolist()
+        return results
     except GPUOutOfMemoryError as error:  # the worker goes on
         raise HTTPException(503, error.summary, headers={"Retry-After": "1"}) from None
-    except ExecutionError as error:  # two workers died of it, or the service ends
+    except ExecutionError as error:  # two workers died of it, the service ends, or this process has lost the GPU
         raise HTTPException(503, error.summary) from None
     except GPUError:
         raise  # 500; the log has it

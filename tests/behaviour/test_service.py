@@ -127,6 +127,23 @@ def test_a_service_answers(server: str, tmp_path: Path) -> None:
         assert service.process.wait(DEADLINE) in (0, -signal.SIGTERM)
 
 
+def test_further_models_are_opened_at_their_first_request(tmp_path: Path) -> None:
+    negating = '<ir_version: 8, opset_import: ["": 17]> neg (float[n, 2] x) => (float[n, 2] y) { y = Neg(x) }'
+    folder = tmp_path / "further"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.onnx").write_bytes(onnx.parser.parse_model(negating).SerializeToString())
+    with served("uvicorn", tmp_path, ORTGPU_ALLOW_CPU="1", MODELS=str(folder)) as service:
+        service.wait_for(lambda: service.ask("/readyz")[0] == 200)
+        assert service.ask("/readyz")[1]["models"] == []
+        assert service.ask("/models/one/predict", [[1, -2]]) == (200, [[-1, 2]])
+        assert service.ask("/models/one/predict", [[1, 2, 3]])[0] == 422
+        (one,) = service.ask("/readyz")[1]["models"]
+        assert (Path(one["model"]).name, one["state"], one["opened"]) == ("one.onnx", "open", 1)
+        assert service.ask("/models/three/predict", [[1, 2]])[0] == 404
+        assert service.ask("/predict", [[-1, 2, -3, 4]]) == (200, [[0, 2, 0, 4]])
+
+
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_service_without_a_gpu_ends_with_the_cause(server: str, tmp_path: Path) -> None:
     with served(server, tmp_path) as service:
