@@ -174,11 +174,19 @@ def refuse_if_closed(session: Opened) -> None:
         raise fresh_copy(error)
 
 
+#: In the place of a session's check, so that its next use opens the C++ session again. See ``reopening.reopen``.
+OUTDATED = ContextCheck(lambda: 1, ctypes.c_ulonglong(), 0)
+
+
 def refuse_if_unusable(session: Opened) -> None:
+    """Raise the error of a session that is closed or lost the GPU. Open the C++ session again if it is outdated."""
     refuse_if_closed(session)
     gone = context_is_gone(session, "this process has another CUDA context now than when the session was opened")
     if gone is not None:
         raise fresh_copy(gone)  # else it and this frame, in its traceback, would refer to each other
+    if vars(session).get("_gpu_context") is OUTDATED:
+        reopen: Callable[[], None] = session._gpu_reopen  # type: ignore[attr-defined]  # only a GPUSession is outdated
+        reopen()
 
 
 def forked_error(code: int | None) -> ForkedSessionError | None:

@@ -6,8 +6,10 @@ session, which measure it and ask it to give back.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -44,9 +46,29 @@ class Turns:
     """The turns of the runs of one session."""
 
     def __init__(self, count: int) -> None:
+        self._count = count
         self._turns: SimpleQueue[bool] = SimpleQueue()
         for _ in range(count):
             self._turns.put(True)
+
+    def take(self) -> None:
+        """Wait for a turn, which another thread may give back."""
+        self._turns.get()
+
+    def give(self) -> None:
+        self._turns.put(True)
+
+    @contextlib.contextmanager
+    def all(self) -> Iterator[None]:
+        """Wait for the runs at work, and keep others waiting meanwhile. Only one thread at a time may do that."""
+        taken = 0
+        try:
+            for _ in range(self._count):
+                taken += self._turns.get()
+            yield
+        finally:
+            for _ in range(taken):
+                self._turns.put(True)
 
     def run(self, call: Any, *arguments: Any, **named: Any) -> Any:
         """Return the result of ``call``, made when fewer than so many others are at work."""

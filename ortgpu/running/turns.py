@@ -85,4 +85,4 @@ def _trim_idle(seconds: float, session: RunningSession) -> float | None:
 def take_turns(runner: PlainRunner, turns: Turns) -> None:
     """Have a runner make only so many runs at a time as there are ``turns``."""
     runner.__class__ = _combined(_InTurns, type(runner))
-    vars(runner)["turns"] = turns
+    vars(runner).update(turns=turns, binds_directly=False)

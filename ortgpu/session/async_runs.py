@@ -20,6 +20,7 @@ from . import failures
 
 if TYPE_CHECKING:
     from ..provider.interfaces import Opened
+    from ..running.memory import Turns
 
 
 class _Called:
@@ -28,7 +29,9 @@ class _Called:
     __slots__ = ("__weakref__",)
 
     def __call__(self, results: Any, _: object, text: str) -> None:
-        session, callback, data = _under_way[weakref.ref(self)][:3]
+        session, callback, data, turns = _under_way[weakref.ref(self)][:4]
+        if turns is not None:  # before the callback, which may start a run
+            turns.give()
         if text:
             failures.note_text(session, text)
         callback(results, data, text)
@@ -36,7 +39,7 @@ class _Called:
 
 _Reference = weakref.ref[_Called]
 
-# For each run: session, callback, the caller's data, and other objects that no thread of ONNX Runtime may drop.
+# For each run: session, callback, the caller's data, turns, and other objects that no thread of ONNX Runtime may drop.
 _under_way: dict[_Reference, tuple[Any, ...]] = {}
 
 _lock = fork_safe_lock()
@@ -44,17 +47,31 @@ _dropped: tuple[int, SimpleQueue[_Reference]] | None = None  # the process whose
 
 
 def run_async(
-    session: Opened, run: Callable[..., None], names: Any, feed: Any, callback: Any, data: Any, options: Any
+    session: Opened,
+    run: Callable[..., None],
+    names: Any,
+    feed: Any,
+    callback: Any,
+    data: Any,
+    options: Any,
+    turns: Turns | None,
 ) -> None:
-    """Call ``run``, the InferenceSession.run_async of ``session``, with the other arguments."""
+    """Call ``run``, the InferenceSession.run_async of ``session``, with the other arguments, once there is a turn."""
     called = _Called()
     # SimpleQueue.put is written in C, so no Python code runs between the end of ``called`` and the moment when ONNX
     # Runtime's thread releases the interpreter lock.
     reference = weakref.ref(called, _queue().put)
     # Keep the arrays, whose collection may run Python code, and the C++ session, which ``close`` drops.
     arrays = tuple(feed.values()) if hasattr(feed, "values") else ()
-    _under_way[reference] = session, callback, data, vars(session).get("_sess"), arrays
-    run(names, feed, called, None, options)
+    _under_way[reference] = session, callback, data, turns, vars(session).get("_sess"), arrays
+    if turns is not None:
+        turns.take()
+    try:
+        run(names, feed, called, None, options)
+    except BaseException:  # then it calls nothing
+        if turns is not None:
+            turns.give()
+        raise
 
 
 def _queue() -> SimpleQueue[_Reference]:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +30,14 @@ from ..errors import (
 )
 from ..provider import lifetime
 from ..provider.interfaces import Opened
-from ..provider.placement import has_convolutions
 
 logger = logging.getLogger("ortgpu")
+
+# ONNX Runtime's Conv and ConvTranspose note the shape of their input, then allocate the output, and then plan for the
+# shape (UpdateState in conv.cc, 1.18 to 1.31). If there is no memory for the output, the next run of the same shape
+# finds it noted, and uses the plan of an earlier shape. On an H100, 1.31.1 returned wrong results then without an
+# error, and raised in each run if there was no earlier plan.
+_IN_CONVOLUTION = re.compile(r"while running \w*Conv\w* node")
 
 
 def explained(session: Opened, error: Exception) -> Exception:
@@ -61,31 +67,46 @@ def explained(session: Opened, error: Exception) -> Exception:
     return without_our_frames(lifetime.noted(found))
 
 
-def call_again(session: Any, error: Exception, call: Callable[[], Any]) -> Any:
+def explained_run(session: Opened, error: Exception) -> Exception:
+    """Return the error to raise for a run that failed. After a wrong plan, the next use opens the session again."""
+    explanation = explained(session, error)
+    if isinstance(explanation, GPUOutOfMemoryError):
+        _look_for_wrong_plan(session, str(explanation.__cause__))
+    return explanation
+
+
+def _look_for_wrong_plan(session: Opened, text: str) -> None:
+    if _IN_CONVOLUTION.search(text):
+        vars(session)["_gpu_context"] = lifetime.OUTDATED
+        runner: Any = vars(session).get("_gpu_runner")
+        if runner is not None:
+            runner.caller = ()  # which asks for the session's former context
+
+
+def call_again(session: Any, error: Exception, call: Callable[[], Any], *, is_bound: bool = False) -> Any:
     """Return the result of a second ``call`` if the first ended for want of memory and the session has a budget.
 
-    Before the second call the session gives back what no run needs.
+    Before the second call the session gives back what no run needs. A call that ``is_bound`` to the C++ session, which
+    it keeps alive, is not repeated if that has to be opened again: a budget has no room for two.
 
     Raises:
         Exception: the error to raise for ``error``, or for that of the second call.
     """
-    refusal = explained(session, error)
+    refusal = explained_run(session, error)
     try:
         budget = session._holdings.budget if session._holdings is not None else None
         if budget is None or not isinstance(refusal, GPUOutOfMemoryError):
             raise refusal
         from ..running.memory import give_back
 
-        with session._holdings.retrying:  # one at a time, so that no other takes what was given back
-            give_back(session)
-            # No run with convolutions is repeated. With repetitions the result of one of 150 runs of random shapes
-            # differed from plain ONNX Runtime's; without them none of 180 did (one network, three budgets, H200,
-            # 2026-11-27). The cause is not known.
-            if not has_convolutions(session._verified.placement):
+        if not is_bound or session._gpu_context is not lifetime.OUTDATED:
+            with session._holdings.retrying:  # one at a time, so that no other takes what was given back
                 try:
+                    lifetime.refuse_if_unusable(session)  # opens it again, if that is due
+                    give_back(session)
                     return call()
                 except Exception as second:  # noqa: BLE001 - what is not about the GPU is raised as it is
-                    refusal = explained(session, second)
+                    refusal = explained_run(session, second)
                 give_back(session)
         if not isinstance(refusal, GPUOutOfMemoryError):
             raise refusal
@@ -146,6 +167,8 @@ def note_text(session: Opened, text: str) -> None:
     found = _found(session, text, None)
     if found is not None:
         lifetime.noted(found)
+    if isinstance(found, GPUOutOfMemoryError):
+        _look_for_wrong_plan(session, text)
 
 
 _METHODS = (
@@ -161,6 +184,8 @@ class Binding(IOBinding):  # type: ignore[misc]  # ships no types
     """The IOBinding that ``GPUSession.io_binding`` returns."""
 
     _of: weakref.ref[Opened]  # the session; weak, so that a binding does not keep it
+    _session: Any
+    _former: Any  # see move_binding
     shape: tuple[Any, ...] | None = None  # of all inputs together; None: unknown
     _shapes: Mapping[str, Any] = MappingProxyType({})
 
@@ -188,6 +213,16 @@ def explaining_binding(binding: Any, session: Opened) -> Any:
         binding.__class__ = Binding
         binding._of = weakref.ref(session)
     return binding
+
+
+def move_binding(binding: Any, session: Opened) -> None:
+    """Let a binding of this session run with the C++ session that was opened in the place of the binding's own.
+
+    The binding keeps its own, where its memory is, until its end.
+    """
+    if isinstance(binding, Binding) and binding._of() is session and binding._session is not session._sess:
+        binding._former = binding._session
+        binding._session = session._sess
 
 
 def _wait_for_input(session: Any, name: Any = None, *_: Any, **__: Any) -> None:

@@ -93,11 +93,10 @@ class GPUSession(LastOfOurs):
     host memory up to ``pinned_memory_limit``; ``run`` also keeps at most as much ordinary memory for results.
 
     With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget: the
-    provider option gpu_mem_limit, unless the caller set that. A run that reaches it has the session give back what no
-    run needs, and is made again, once, unless the model has convolutions. Else it raises GPUOutOfMemoryError. Such a
-    session keeps no plans for further shapes. The CUDA context and the kernels that the process has loaded are not
-    counted. With a TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises
-    ProviderRequestError.
+    provider option gpu_mem_limit, unless the caller set that. When a run reaches it, the session gives back what no run
+    needs, and makes the run once more. If that has no room either, it raises GPUOutOfMemoryError. Such a session keeps
+    no plans for further shapes. The CUDA context and the kernels that the process has loaded are not counted. With a
+    TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises ProviderRequestError.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
@@ -109,10 +108,11 @@ class GPUSession(LastOfOurs):
     it, also CUDA graphs, fixed shapes and float16. Options of ``providers`` win over a record. A session with
     ``sess_options`` or the option use_tf32=0 uses none. A record that does not fit is not used, and the log says why.
 
-    A run that fails on the GPU raises an ExecutionError. After GPUOutOfMemoryError the session goes on working. After
-    PoisonedContextError, a sticky CUDA error, every GPUSession of the process refuses, and the process must be
-    restarted. ProviderFailureError is a failure of the provider or its libraries. Wrong inputs raise ONNX Runtime's
-    own exceptions.
+    A run that fails on the GPU raises an ExecutionError. After GPUOutOfMemoryError the session goes on working. If a
+    convolution had no room, the next use opens the model again, because ONNX Runtime up to 1.31 may compute wrong
+    results otherwise; that raises ExecutionError if the model's file has changed. After PoisonedContextError, a sticky
+    CUDA error, every GPUSession of the process refuses, and the process must be restarted. ProviderFailureError is a
+    failure of the provider or its libraries. Wrong inputs raise ONNX Runtime's own exceptions.
 
     ``cuda_graph`` needs a model with all nodes on the GPU and without control flow, strings or sequences. The model
     must use all of its inputs and compute all of its outputs, and the shapes of the inputs must determine those of the
@@ -276,6 +276,12 @@ class GPUSession(LastOfOurs):
         self._gpu_context = lifetime.context_check(self)
         self._own_names = frozenset((*vars(self), "_own_names", "_pinned", "_holdings")) - others
 
+    def _gpu_reopen(self) -> None:
+        """Open the C++ session again, which a run has left in a bad state. See ``reopening.reopen``."""
+        from .reopening import reopen
+
+        reopen(self)
+
     def _gpu_tune(self, model: ModelSource, ordinal: int | None) -> None:
         """Tune a model for ``tuned="now"``, as :func:`ortgpu.tune` does. The opening of a session calls this."""
         from .tuning.tuning import tune_unless_tuned
@@ -328,20 +334,27 @@ class GPUSession(LastOfOurs):
         Several threads copy large NumPy arrays through pinned memory. The memory of a large result may be reused once
         the array and all its views are gone.
         """
-        context = self._gpu_context
+        context, feed = self._gpu_context, input_feed
         try:
             if context is not None and (context.ask() or context.number.value != context.expected):
                 lifetime.refuse_if_unusable(self)
-            return self._gpu_runner.run(self, output_names, input_feed, run_options)
+                context = self._gpu_context
+            results = self._gpu_runner.run(self, output_names, input_feed, run_options)
+            if self._gpu_context is context:
+                return results  # else a run beside this one may have left a wrong plan to it
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             from ..running.device_arrays import with_values
 
             values = with_values(self, input_feed)
+            if values is None and isinstance(error, AttributeError) and self._gpu_context is not context:
+                values = dict(input_feed)  # the C++ session was not there, as another thread opened it again
             if values is None:
-                again = functools.partial(self._gpu_runner.run, self, output_names, input_feed, run_options)
-                results: Results = failures.call_again(self, error, again)
-                return results
-        return GPUSession.run(self, output_names, values, run_options)  # a subclass's run has seen this call
+                again: Results = failures.call_again(
+                    self, error, lambda: self._gpu_runner.run(self, output_names, input_feed, run_options)
+                )
+                return again
+            feed = values
+        return GPUSession.run(self, output_names, feed, run_options)  # a subclass's run has seen this call
 
     def run_async(
         self,
@@ -357,7 +370,8 @@ class GPUSession(LastOfOurs):
         the process refuses, as after the other methods.
 
         The session's CPU threads call the callbacks. There are three such threads if ``options_chosen`` has
-        ``intra_op_num_threads``. A callback that waits for a later run may wait forever. The session, the arrays,
+        ``intra_op_num_threads``. A callback that waits for a later run may wait forever. A session with a budget waits
+        here until it may make a further run, and does not repeat a run that is out of memory. The session, the arrays,
         ``callback`` and ``user_data`` are kept until the run has ended. If nothing else refers to them, a thread of
         this library then destroys them, because ONNX Runtime cannot destroy a session in one of its own threads.
         """
@@ -370,9 +384,10 @@ class GPUSession(LastOfOurs):
             lifetime.refuse_after_reset(self, self._gpu_context)
             if isinstance(input_feed, Mapping):
                 wait_for_values(self, input_feed)
-            run_async(self, super().run_async, output_names, input_feed, callback, user_data, run_options)
+            turns = self._holdings.turns if self._holdings is not None else None
+            run_async(self, super().run_async, output_names, input_feed, callback, user_data, run_options, turns)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+            raise failures.explained_run(self, error)  # noqa: B904 - which sets the cause
 
     def run_on_device(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
@@ -514,25 +529,31 @@ class GPUSession(LastOfOurs):
 
     def run_with_iobinding(self, iobinding: onnxruntime.IOBinding, run_options: Any = None) -> None:
         """Run the model over what is bound, as InferenceSession.run_with_iobinding does; see :meth:`io_binding`."""
-        runner = self._gpu_runner
+        context, runner = self._gpu_context, self._gpu_runner
         try:
             streams = runner.caller[0] if runner.caller else streams_of(self)
             is_idle = streams is not None and streams.is_idle()
             if not is_idle:
                 lifetime.refuse_after_reset(self, self._gpu_context)
+                context, runner = self._gpu_context, self._gpu_runner
                 if streams is not None:
                     streams.wait()
             began = time.perf_counter() if runner.most_shapes else None
             if runner.binds_directly and iobinding._session is self._sess:
                 self._sess.run_with_iobinding(iobinding._iobinding, run_options)
             else:
-                super().run_with_iobinding(iobinding, run_options)
+                failures.move_binding(iobinding, self)
+                _in_turns(self, super().run_with_iobinding)(iobinding, run_options)
             if began is not None:
                 runner.note_bound(self, iobinding, began)
             if streams is not None and not is_idle:
                 streams.order_results()
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+            again = _in_turns(self, super().run_with_iobinding)
+            failures.call_again(self, error, lambda: _run_in_order(self, again, iobinding, run_options), is_bound=True)
+            return
+        if self._gpu_context is not context:  # a run beside this one may have left a wrong plan to it
+            GPUSession.run_with_iobinding(self, iobinding, run_options)
 
     def io_binding(self) -> onnxruntime.IOBinding:
         """Return an IOBinding, whose methods raise the same errors as those of the session.
@@ -735,15 +756,26 @@ def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified)
     return shaped
 
 
+def _in_turns(session: GPUSession, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of InferenceSession as one that takes the session's turns, if its budget bounds the runs."""
+    turns = session._holdings.turns if session._holdings is not None else None
+    return method if turns is None else functools.partial(turns.run, method)
+
+
+def _run_in_order(session: GPUSession, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run after what the caller has queued on the GPU, and before what comes next."""
+    wait_for_caller(session)
+    results = method(*args, **kwargs)
+    order_results(session)
+    return results
+
+
 def _explaining(name: str) -> Callable[..., Any]:
     """Return the method of InferenceSession that raises what the class says."""
 
     @functools.wraps(getattr(InferenceSession, name))
     def call(self: GPUSession, *args: Any, **kwargs: Any) -> Any:
-        method = getattr(super(GPUSession, self), name)
-        turns = self._holdings.turns if self._holdings is not None else None
-        if turns is not None:
-            method = functools.partial(turns.run, method)
+        method = _in_turns(self, getattr(super(GPUSession, self), name))
         try:
             return method(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
@@ -757,14 +789,17 @@ def _ordered(name: str) -> Callable[..., Any]:
 
     @functools.wraps(getattr(InferenceSession, name))
     def call(self: GPUSession, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(
+            _run_in_order, self, _in_turns(self, getattr(super(GPUSession, self), name)), *args, **kwargs
+        )
         try:
             lifetime.refuse_after_reset(self, self._gpu_context)
-            wait_for_caller(self)
-            results = getattr(super(GPUSession, self), name)(*args, **kwargs)
-            order_results(self)
+            context = self._gpu_context
+            results = run()
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
-        return results
+            return failures.call_again(self, error, run)
+        # A run beside this one may have left a wrong plan to it.
+        return results if self._gpu_context is context else call(self, *args, **kwargs)
 
     return call
 

@@ -1,19 +1,27 @@
-"""Open sessions again: from a pickle, by their request and what a subclass added, or with other providers."""
+"""Open sessions again: from a pickle, with other providers, or because a run left its convolutions in a bad state."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..environment.packages.plugins import tell
+from ..errors import ExecutionError, GPUOutOfMemoryError, InsufficientDeviceMemoryError, manual
+from ..model.files import stamp_of
+from ..process.background import fork_safe_lock
+from ..provider import lifetime
 from ..provider.lifetime import refuse_from_the_start
 from ..provider.options import Carried, carries_providers
 from ..provider.runtime import load_runtime
 from .request import FACTS, SessionRequest, Verified
+
+if TYPE_CHECKING:
+    from .gpu_session import GPUSession
 
 _RECEIVERS = ("multiprocessing", "multiprocess")  # The second pickles by dill.
 _PICKLERS = ("pickle", "dill", "cloudpickle")
@@ -113,3 +121,92 @@ def unchanged_on_error(session: object) -> Iterator[None]:
         raise
     if pinned is not None:
         pinned.close()
+
+
+_reopening = fork_safe_lock()
+_at_work: list[object] = []  # the session that is being opened again
+
+
+class _Awaited:
+    """The stand-in for what keeps the C++ session alive, while that is closed and opened again. A use waits."""
+
+    def __init__(self, session: GPUSession, name: str) -> None:
+        self._session, self._name = weakref.ref(session), name
+
+    def _new(self) -> Any:
+        session = self._session()
+        with _reopening:
+            new = vars(session).get(self._name) if session is not None else None
+        if new is None or isinstance(new, _Awaited):
+            raise ExecutionError("this session could not be opened again after a run was out of memory")
+        return new
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._new(), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._new()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._new())
+
+    def __len__(self) -> int:
+        return len(self._new())
+
+
+def reopen(session: GPUSession) -> None:
+    """Open the C++ session of an outdated session again. The former one is freed first: a budget has no room for two.
+
+    Runs of other threads end before that if the session has a budget. Others end with the former C++ session.
+
+    Raises:
+        GPUOutOfMemoryError: the GPU has no room now. The next use tries again.
+        ExecutionError: the model's file was changed or removed. The session is closed.
+        GPUError: as the constructor raises.
+    """
+    with _reopening:
+        if session._gpu_context is not lifetime.OUTDATED or any(
+            each is session for each in _at_work
+        ):  # another thread opened it, or this one
+            return
+        request, holdings = session._request, session._holdings
+        if not isinstance(request.model, bytes) and stamp_of(request.model) != session._model_stamp:
+            session.close()
+            raise ExecutionError(
+                "a run was out of memory, and this session cannot be opened again, as its model's file has changed",
+                evidence=[f"{request.model!s}: changed or removed since the session was opened"],
+                fixes=[manual("open a new GPUSession")],
+            )
+        ordinal = lifetime.device_of(session).ordinal
+        again = replace(
+            request,
+            device=ordinal,
+            allow_cpu=False,
+            cpu_nodes="allow",
+            tuned=request.tuned if request.tuned != "now" else True,
+        )
+        turns = holdings.turns if holdings is not None else None
+        with turns.all() if turns is not None else contextlib.nullcontext():
+            names = [name for name in lifetime.HELD_BY_ONNXRUNTIME if name in vars(session)]
+            session.__dict__.update({name: _Awaited(session, name) for name in names})
+            if holdings is not None:
+                holdings.give_back()
+            _at_work.append(session)
+            try:
+                with unchanged_on_error(session):
+                    session._open_request(again)
+            except InsufficientDeviceMemoryError as error:
+                raise GPUOutOfMemoryError(
+                    "the GPU has no room now to open this session again after a run was out of memory",
+                    evidence=error.evidence,
+                    fixes=error.fixes,
+                    requested=error.requested,
+                    free=error.free,
+                    total=error.total,
+                ) from error
+            finally:
+                _at_work.clear()
+        session._request = replace(session._request, **{each: getattr(request, each) for each in _AS_REQUESTED})
+
+
+_AS_REQUESTED = ("device", "allow_cpu", "cpu_nodes", "tuned")

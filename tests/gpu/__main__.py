@@ -42,7 +42,7 @@ LANES = (
 )  # fmt: skip
 RANKS = "test_distributed.py"
 TOGETHER = ("test_ray.py", "test_training_profile.py", "test_training.py", "test_guard.py")
-ALONE = ("test_devices.py", "test_pool.py")
+ALONE = ("test_devices.py", "test_memory.py", "test_pool.py")
 # They measure how much of which GPU is free, and take several of them.
 MEASURED = {RANKS: "out_of_memory or of_its_own", "test_ray.py": "fills"}
 

@@ -259,6 +259,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 
 if __name__ == "__main__":
     from tests.gpu import (
+        budgets,
         graph_buffers,
         handles,
         layouts,
@@ -275,7 +276,7 @@ if __name__ == "__main__":
     )
 
     others = (
-        graph_buffers, handles, layouts, lifetime, neighbours, pooling, refused, requesting, running, shaping,
+        budgets, graph_buffers, handles, layouts, lifetime, neighbours, pooling, refused, requesting, running, shaping,
         staging, streams, throughput,
     )  # fmt: skip
     try:

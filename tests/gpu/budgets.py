@@ -1,0 +1,155 @@
+"""Programs about GPU memory that runs out; see programs.py."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tests.support.children import report
+
+MIB = 1 << 20
+WAYS = ("run", "run_on_device", "run_with_iobinding", "run_with_ort_values", "map", "run_async")
+KINDS = ("Conv", "ConvTranspose", "channels-last", "fixed", "graph")
+ARENA = 256 * MIB
+
+
+def convolution(operator: str = "Conv", *, fixed: bool = False) -> bytes:
+    """One convolution of 16 to 64 channels, which keeps the size of the image."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    shape = (16, 64, 3, 3) if operator == "ConvTranspose" else (64, 16, 3, 3)
+    kernel = (np.random.default_rng(0).standard_normal(shape) * 0.1).astype(np.float32)
+    nodes = [
+        helper.make_node(operator, ["x", "w"], ["c"], "convolution", pads=[1] * 4),
+        helper.make_node("Neg", ["c"], ["y"], "negate"),
+    ]
+    size: list[int | str | None] = [1, 16, 512, 512] if fixed else ["batch", 16, "height", "width"]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, size)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(kernel, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def after_out_of_memory() -> None:
+    """The result of a shape whose first run had no memory for the output of the convolution."""
+    import numpy as np
+    import onnxruntime
+
+    from ortgpu import GPUOutOfMemoryError, GPUSession
+
+    random = np.random.default_rng(1)
+    small, large = ({"x": random.standard_normal((1, 16, size, size), np.float32)} for size in (64, 512))
+    place = onnxruntime.OrtDevice.make("cuda", 0)._get_c_device()
+
+    def by_binding(session: Any) -> Any:
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", large["x"])
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+        return binding.copy_outputs_to_cpu()[0]
+
+    def by_async(session: Any) -> Any:
+        done, answer = threading.Event(), list[Any]()
+
+        def keep(results: Any, _: None, text: str) -> None:
+            answer.append(results or text)
+            done.set()
+
+        session.run_async(None, large, keep, None)
+        done.wait(60)
+        if isinstance(answer[0], str):
+            raise GPUOutOfMemoryError(answer[0])
+        return answer[0][0]
+
+    def by_values(session: Any) -> Any:
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(large["x"])
+        return session.run_with_ort_values(None, {"x": value})[0].numpy()
+
+    ways = {
+        "run": lambda session: session.run(None, large)[0],
+        "run_on_device": lambda session: session.run_on_device(None, large)[0].numpy(),
+        "run_with_iobinding": by_binding,
+        "run_with_ort_values": by_values,
+        "map": lambda session: next(iter(session.map([large])))[0],
+        "run_async": by_async,
+    }
+
+    def outcome(model: bytes, way: str, *, first: bool, **arguments: Any) -> str:
+        options = {"gpu_mem_limit": str(ARENA), "arena_extend_strategy": "kSameAsRequested", "prefer_nhwc": "0"}
+        options |= arguments.pop("options", {})
+        expected = GPUSession(model, providers=[("CUDAExecutionProvider", {**options, "gpu_mem_limit": str(8 << 30)})])
+        (wanted,) = expected.run(None, large)
+        expected.close()
+        session = GPUSession(model, providers=[("CUDAExecutionProvider", options)], **arguments)
+        if first:
+            session.run(None, small)
+        held = session._sess.create_ortvalue_from_shape_and_type([180 * MIB // 4], np.float32, place)
+        try:
+            ways[way](session)
+            return "the first run had room"
+        except GPUOutOfMemoryError:
+            del held
+        result = ways[way](session)
+        session.close()
+        right = result.shape == wanted.shape and np.allclose(result, wanted, rtol=2e-2, atol=2e-2 * abs(wanted).max())
+        return "right" if right else "wrong"
+
+    for way in WAYS:
+        report(way, outcome(convolution(), way, first=True))
+    report("Conv", outcome(convolution(), "run", first=False))
+    report("ConvTranspose", outcome(convolution("ConvTranspose"), "run", first=True))
+    report("channels-last", outcome(convolution(), "run", first=True, options={"prefer_nhwc": "1"}))
+    report("fixed", outcome(convolution(fixed=True), "run", first=False))
+    report("graph", outcome(convolution(), "run", first=True, cuda_graph=True))
+
+
+def random_shapes() -> None:
+    """Runs of random shapes within a budget, each beside plain ONNX Runtime's."""
+    import numpy as np
+    import onnxruntime
+
+    from ortgpu import GPUOutOfMemoryError, GPUSession
+    from ortgpu.environment.gpu.driver import read_gpu_memory
+
+    model, budget = convolution(), 400 * MIB
+    providers: list[Any] = [("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}), "CPUExecutionProvider"]
+    warm = GPUSession(model)
+    warm.run(None, {"x": np.ones((1, 16, 64, 64), np.float32)})
+    uuid = warm.device.uuid or ""
+    warm.close()
+    plain = onnxruntime.InferenceSession(model, providers=providers)
+    random, outcomes, highest = np.random.default_rng(2), {"right": 0, "wrong": 0, "out of memory": 0}, 0
+    feeds = [
+        {"x": random.standard_normal((int(random.integers(1, 4)), 16, *random.integers(64, 800, 2)), np.float32)}
+        for _ in range(40)
+    ]
+    wanted = [plain.run(None, feed)[0] for feed in feeds]
+    del plain
+
+    def used() -> int:
+        known = read_gpu_memory(uuid)
+        assert known is not None
+        return known[1] - known[0]
+
+    before = used()
+    session = GPUSession(model, memory=budget)
+    for feed, expected in zip(feeds, wanted, strict=True):
+        try:
+            result = session.run(None, feed)[0]
+            close = np.allclose(result, expected, rtol=2e-2, atol=2e-2 * abs(expected).max())
+            outcomes["right" if close else "wrong"] += 1
+        except GPUOutOfMemoryError:
+            outcomes["out of memory"] += 1
+        highest = max(highest, used() - before)
+    report("outcomes", outcomes)
+    report("above", highest - budget)
+
+
+PROGRAMS = {"after_out_of_memory": after_out_of_memory, "random_shapes": random_shapes}

@@ -1,0 +1,30 @@
+"""GPU memory that runs out: the next run of the same shape is right, and a budget is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from .budgets import KINDS, MIB, WAYS
+from .children import Report, run_program
+
+pytestmark = pytest.mark.ortgpu
+
+
+@pytest.fixture(scope="module")
+def repeated() -> Report:
+    return run_program("after_out_of_memory", deadline=180)
+
+
+@pytest.mark.parametrize("case", [*WAYS, *KINDS])
+def test_the_next_run_of_the_same_shape_is_right(repeated: Report, case: str) -> None:
+    """Plain ONNX Runtime up to 1.31 uses the plan of an earlier shape, and its result is wrong."""
+    assert repeated[case] == "right"
+
+
+def test_runs_of_random_shapes_within_a_budget_are_right_or_out_of_memory() -> None:
+    runs = run_program("random_shapes", deadline=180)
+    outcomes = runs["outcomes"]
+    assert outcomes["wrong"] == 0
+    assert outcomes["right"] > 0
+    assert outcomes["out of memory"] > 0
+    assert runs["above"] <= 64 * MIB
