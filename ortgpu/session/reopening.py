@@ -21,7 +21,7 @@ from ..provider.runtime import load_runtime
 from .request import FACTS, SessionRequest, Verified
 
 if TYPE_CHECKING:
-    from .gpu_session import GPUSession
+    from ..running.memory import Holdings
 
 _RECEIVERS = ("multiprocessing", "multiprocess")  # The second pickles by dill.
 _PICKLERS = ("pickle", "dill", "cloudpickle")
@@ -33,8 +33,14 @@ class Reopened(Protocol):
     _request: SessionRequest
     _verified: Verified
     _own_names: frozenset[str]
+    _gpu_context: lifetime.ContextCheck | None
+    _holdings: Holdings | None
+    _model_stamp: tuple[int, ...] | None
+    _sess: Any
 
     def __getstate__(self) -> object: ...
+    def _open_request(self, request: SessionRequest) -> None: ...
+    def close(self) -> None: ...
 
 
 def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
@@ -130,7 +136,7 @@ _at_work: list[object] = []  # the session that is being opened again
 class _Awaited:
     """The stand-in for what keeps the C++ session alive, while that is closed and opened again. A use waits."""
 
-    def __init__(self, session: GPUSession, name: str) -> None:
+    def __init__(self, session: Reopened, name: str) -> None:
         self._session, self._name = weakref.ref(session), name
 
     def _new(self) -> Any:
@@ -154,7 +160,7 @@ class _Awaited:
         return len(self._new())
 
 
-def reopen(session: GPUSession) -> None:
+def reopen(session: Reopened) -> None:
     """Open the C++ session of an outdated session again. The former one is freed first: a budget has no room for two.
 
     Runs of other threads end before that if the session has a budget. Others end with the former C++ session.
@@ -188,7 +194,7 @@ def reopen(session: GPUSession) -> None:
         turns = holdings.turns if holdings is not None else None
         with turns.all() if turns is not None else contextlib.nullcontext():
             names = [name for name in lifetime.HELD_BY_ONNXRUNTIME if name in vars(session)]
-            session.__dict__.update({name: _Awaited(session, name) for name in names})
+            vars(session).update({name: _Awaited(session, name) for name in names})
             if holdings is not None:
                 holdings.give_back()
             _at_work.append(session)
