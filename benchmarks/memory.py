@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks import zoo_models
 from benchmarks.parts import measure_parts
 from benchmarks.shapes import KINDS, timed
+from ortgpu.running.made_inputs import make_inputs
 
 _MIB = 1 << 20
 _KINDS = ("speech", "pyramid", "unet")
@@ -204,7 +205,6 @@ FIT_KINDS = (
 
 def use_model(path: str, batch: int) -> tuple[float, float]:
     """Return the MiB of this process, which has no other session, after the first run and after later runs."""
-    from ortgpu.session.tuning.feeds import make_inputs
 
     from ortgpu import GPUSession
     from ortgpu.environment.gpu.cuda import initialise

@@ -70,6 +70,11 @@ def test_joined_requests_are_measured_beside_the_best_number_of_threads(tmp_path
         assert all(rate > 0 for taken in record["images a second"].values() for rate in taken)
 
 
+@pytest.mark.parametrize("benchmark", ["memory", "shapes"])
+def test_a_benchmark_for_a_gpu_alone_finds_all_that_it_imports(benchmark: str) -> None:
+    run_child([sys.executable, "-m", f"benchmarks.{benchmark}", "--help"], env=child_environment({}), deadline=60).ok()
+
+
 def test_options_are_compared_with_none(tmp_path: Path) -> None:
     record, _ = record_of(tmp_path, "options", "--only", "heuristic")
     figure = record["figures"]["heuristic"]
