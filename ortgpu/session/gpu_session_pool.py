@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..errors import GPUError, ProviderRequestError, manual
 from ..process.background import Task
 from ..process.threads import FutureOutcome, Outcome
-from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest
 from ..provider.sizes import divided, parse_gpu_size, parse_size
 from .lazily import gpu_session_class
@@ -275,18 +274,11 @@ class GPUSessionPool:
         from ..running.pipeline import for_many_runs
 
         self._refuse_after_fork()
-        service, outcome = self._service, Outcome[Any]()
-        request = Request(service, for_many_runs(output_names), service.feeds.as_it_is(input_feed), outcome)
-        request.is_waited_for = True
-        try:
-            service.ask(request, service.most)
-            results: Results = outcome.result()
-            return results
-        except BaseException:  # an interrupt, while it waits
-            request.outcome.cancel()
-            raise
-        finally:
-            del request, outcome  # it holds the exception, and that this frame
+        service = self._service
+        results: Results = service.result_of(
+            Request(service, for_many_runs(output_names), service.feeds.as_it_is(input_feed), Outcome()), service.most
+        )
+        return results
 
     def submit(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Future[Results]:
         """Submit a run and return a future of its outputs.
@@ -409,11 +401,7 @@ class GPUSessionPool:
 
     def _refuse_after_fork(self) -> None:
         if os.getpid() != self._service.pid:
-            raise lifetime.forked(
-                "this GPUSessionPool was opened before this process was forked, and its threads are in the parent",
-                f"it was opened in process {self._service.pid}; this is process {os.getpid()}",
-                self._service.pid,
-            )
+            raise self._service.forked()
 
 
 def _wait_for(reference: weakref.ref[Outcome[Any]]) -> None:

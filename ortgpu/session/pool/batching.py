@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...errors import GPUError, QueueFullError, manual
 from ...process.background import uninterrupted
 from ...process.threads import FutureOutcome, Outcome
-from ...provider import lifetime
 from ...running.pipeline import for_many_runs
 from . import joinable
 from .joined import Buffers, Declared, Joining
@@ -112,17 +111,12 @@ class Batched:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Results:
         """Run the model on the items of ``input_feed``, as InferenceSession.run does; see the class."""
-        outcome: Outcome[Results] = Outcome()
-        request = self._request(output_names, input_feed, outcome)
-        request.is_waited_for = True
-        try:
-            self._service.ask(request, self._max_queue if self._raises else sys.maxsize, raises=self._raises)
-            return outcome.result()
-        except BaseException:  # an interrupt, while it waits
-            request.outcome.cancel()
-            raise
-        finally:
-            del request, outcome  # it holds the exception, and that this frame
+        results: Results = self._service.result_of(
+            self._request(output_names, input_feed, Outcome()),
+            self._max_queue if self._raises else sys.maxsize,
+            raises=self._raises,
+        )
+        return results
 
     def submit(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Future[Results]:
         """Submit a run and return a future of its outputs.
@@ -201,11 +195,7 @@ class Batched:
     def _request(self, names: Any, feed: Any, outcome: Outcome[Any]) -> Request:
         service, joining = self._service, self._joining
         if os.getpid() != service.pid:
-            raise lifetime.forked(
-                "this service was opened before this process was forked, and its threads are in the parent",
-                f"it was opened in process {service.pid}; this is process {os.getpid()}",
-                service.pid,
-            )
+            raise service.forked()
         names = None if names is None else for_many_runs(names)
         items, form = 1, None
         if (names is None or (type(names) is list and all(isinstance(each, str) for each in names))) and (

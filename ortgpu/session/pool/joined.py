@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from ...process.threads import Notice
     from ...provider.interfaces import Value
     from ...running.onnxruntimes import Results
-    from .requests import Queue, Request
+    from .requests import Request
+    from .serving import Service
     from .workers import Feeds, Worker
 
     Arrays = dict[str, NDArray[Any]]
@@ -49,7 +50,7 @@ class Joining(Kind):
         sheet: the joined arrays whose rows the next requests get.
     """
 
-    def __init__(self, service: Queue, max_batch: int, max_wait: float, buffers: Buffers) -> None:
+    def __init__(self, service: Service, max_batch: int, max_wait: float, buffers: Buffers) -> None:
         super().__init__()
         self.max_batch, self.max_wait, self.buffers = max_batch, max_wait, buffers
         self.sizes: tuple[int, ...] = ()

@@ -20,31 +20,12 @@ if TYPE_CHECKING:
     from ...process.threads import Notice
 
     class Queue(Protocol):
-        """A service, as its requests and batches see it."""
-
-        waiting: deque[Request]
-        serving: tuple[Any, ...]
-        is_closed: bool
+        """What a request needs of its service."""
 
         @property
         def is_own_thread(self) -> bool: ...
 
-        @property
-        def is_hopeless(self) -> bool: ...
-
         def forget(self, request: Request) -> bool: ...
-
-        def runs_of(self, joining: Kind) -> int: ...
-
-        def why_over(self, joining: Kind | None = None) -> GPUError: ...
-
-        def try_start(self, batch: object, joining: Kind, notice: Notice) -> Any: ...
-
-        def stop_collecting(self, joining: Kind, notice: Notice) -> None: ...
-
-        def run(self, key: object, names: Any, feed: Any, worker: Any = None) -> Any: ...
-
-        def release(self, worker: Any, key: object) -> None: ...
 
 
 class Kind:

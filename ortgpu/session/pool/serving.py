@@ -153,6 +153,21 @@ class Service:
         if self.is_closed or not self.serving or (joining and joining.is_closed):  # type: ignore[redundant-expr]
             uninterrupted(self.refuse_waiting)
 
+    def result_of(self, request: Request, limit: int, *, raises: Callable[[], GPUError] | None = None) -> Any:
+        """Queue a request as :meth:`ask` does, and return its result. An interrupt of the wait drops the request.
+
+        The caller keeps no reference to it: it holds the exception, whose traceback holds the caller's frame.
+        """
+        request.is_waited_for = True
+        try:
+            self.ask(request, limit, raises=raises)
+            return request.outcome.result()
+        except BaseException:
+            request.outcome.cancel()
+            raise
+        finally:
+            del request
+
     def is_refused(self, request: Request) -> bool:
         """Return True if a request that waits is not to be run any more."""
         joining = request.joining
@@ -196,6 +211,14 @@ class Service:
             evidence=evidence,
             fixes=[manual(f"open a new {self._what}: it says what is wrong with a GPU that it cannot use")],
             others=causes,
+        )
+
+    def forked(self) -> GPUError:
+        """Return the error of a process that was forked after the service was opened."""
+        return lifetime.forked(
+            f"this {self._what} was opened before this process was forked, and its threads are in the parent",
+            f"it was opened in process {self.pid}; this is process {os.getpid()}",
+            self.pid,
         )
 
     def drain(self, timeout: float | None) -> None:
