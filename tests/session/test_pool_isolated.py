@@ -767,6 +767,37 @@ def test_a_feed_larger_than_most_leaves_no_memory_behind() -> None:
     assert found["kept"] <= 1 << 20
 
 
+def test_large_arrays_travel_in_huge_pages_where_the_system_has_some() -> None:
+    found = child("""
+        import ctypes, mmap
+
+        def huge_pages():
+            with open("/proc/self/smaps") as file:
+                return sum(int(line.split()[1]) for line in file if line.startswith("ShmemPmdMapped:")) >> 11
+
+        # What the system can do: a file in memory, mapped at an address and an offset that go together.
+        file, length = os.memfd_create("x"), 8 << 20
+        os.posix_fallocate(file, 0, 2 * length)
+        address = np.frombuffer(mmap.mmap(file, length), np.uint8).ctypes.data
+        mapping = mmap.mmap(file, length, offset=address % (2 << 20))
+        place = ctypes.c_void_p(np.frombuffer(mapping, np.uint8).ctypes.data)
+        collapsed = ctypes.CDLL(None).madvise(place, ctypes.c_size_t(length), 25)
+        can = collapsed == 0 and huge_pages() >= 3
+        del mapping
+        same = model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")
+        with isolated_pool(1, same) as made:
+            sizes = [100, 4 << 20, 5 << 20, (5 << 20) + 1, 100, 1 << 20, 9 << 20]
+            arrays = [np.arange(size, dtype=np.float32) for size in sizes]
+            report("right", [bool((made.run(None, {"x": array})[0] == array).all()) for array in arrays])
+            report("pages", [huge_pages(), can])
+    """)
+    assert found["right"] == [True] * 7
+    pages, can = found["pages"]
+    if not can:
+        pytest.skip("this system puts no file in memory into huge pages")
+    assert pages >= 2 * (9 << 22 >> 21)  # in both directions
+
+
 def test_large_arrays_are_copied_in_threads_and_the_program_may_fork() -> None:
     found = child("""
         import threading

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, NDArray[Any]]
 
+_ROOM = 4  # times the items of the last run are the rows for the next: a larger run is copied together
 _COPYING = 0.005  # seconds that a batch waits for callers that copy requests into its rows
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
@@ -146,7 +147,8 @@ class Joining(Kind):
                 sheet.seal()
                 if not sheet.used:
                     self.buffers.give_back(sheet)
-            self.sheet = sheet = self.buffers.take(batch.first, max(batch.items, self._last), self.max_batch)
+            rows = min(_ROOM * max(batch.items, self._last), self.max_batch)
+            self.sheet = sheet = self.buffers.take(batch.first, rows, self.max_batch)
         if len(batch.requests) + len(waiting) > 1:
             for request in (*batch.requests, *waiting):
                 if request.sheet is None and request.runs_with(batch.first):

@@ -24,6 +24,9 @@ from ...process.channel import Channel, avoid_standard_streams
 KEPT = 256 << 20
 
 _ALIGNMENT = 256  # bytes, as CUDA aligns memory
+_HUGE = 2 << 20  # bytes of a huge page
+_LARGE = 8 << 20  # bytes of a file that is put into huge pages
+_MADV_COLLAPSE = 25  # in linux/mman.h, since Linux 6.1
 _MFD_CLOEXEC = 1  # in linux/memfd.h
 
 _Place = tuple[np.dtype[Any], tuple[int, ...], int]  # an array's type, shape, and offset in bytes
@@ -48,35 +51,38 @@ class SharedArrays:
         self._unpin = _nothing
         self._count = 0
         self._map: mmap.mmap | None = None
-        self.size = self._used = 0
+        # Offsets in the file: the mapping, its arrays, their end, and the next array
+        self._start = self._first = self.size = self._used = 0
 
     def map(self, descriptor: int, number: int) -> None:
         """Take the memory under a descriptor instead of the present one."""
         self.drop()
         size = os.fstat(descriptor).st_size
         try:
-            self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._map, self._start = _map_file(descriptor, size)
         except OSError as error:
             raise _no_room(size, error) from None
-        self.size, self.number = size, number
+        self._first = self._used = _HUGE if size >= _LARGE else 0
+        self.size, self.number = size - self._first, number
         if self._pin is not None:
-            self._unpin = self._pin(self._address(), size)
+            self._unpin = self._pin(_address_of(self._map), len(self._map))
 
     def drop(self) -> None:
         """Let the memory go. Arrays in it keep it, but not pinned."""
         unpin, self._unpin = self._unpin, _nothing
         unpin()
-        self._map, self.size, self._used, self.number = None, 0, 0, 0
+        self._map = None
+        self._start = self._first = self.size = self._used = self.number = 0
 
     def array(self, place: _Place) -> NDArray[Any]:
         dtype, shape, offset = place
         if not math.prod(shape) * dtype.itemsize:
             return np.empty(shape, dtype)
-        return np.ndarray(shape, dtype, self._map, offset)
+        return np.ndarray(shape, dtype, self._map, offset - self._start)
 
     def begin(self) -> None:
         """Forget the arrays of the last message."""
-        self._used = 0
+        self._used = self._first
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """Return an array in the memory for the next message, or None if there is no room."""
@@ -94,10 +100,10 @@ class SharedArrays:
         Raises:
             ExecutionError: there is no room for them.
         """
-        base, descriptor = self._address(), None
+        base, descriptor = (_address_of(self._map) if self._map is not None else 0) - self._start, None
         offsets = [array.__array_interface__["data"][0] - base for array in arrays]
         pairs = list(zip(arrays, offsets, strict=True))
-        is_there = [bool(array.nbytes) and 0 <= offset < self.size for array, offset in pairs]
+        is_there = [bool(array.nbytes) and self._first <= offset < self.size for array, offset in pairs]
         missing = sum(_aligned(array.nbytes) for array, there in zip(arrays, is_there, strict=True) if not there)
         if self._used + missing > self.size:
             is_there = [False] * len(arrays)
@@ -114,10 +120,6 @@ class SharedArrays:
                 self._used += _aligned(array.nbytes)
                 self._copy(self.array((array.dtype, array.shape, offsets[number])), array)
         return [(array.dtype, array.shape, offset) for array, offset in zip(arrays, offsets, strict=True)], descriptor
-
-    def _address(self) -> int:
-        address: int = np.frombuffer(self._map, np.uint8).ctypes.data if self._map is not None else 0
-        return address
 
 
 class Exchange:
@@ -210,6 +212,8 @@ def _new_memory(size: int) -> int:
     """Return the descriptor of new memory with room for at least ``size`` bytes."""
     step = max(1 << 16, 1 << max(size.bit_length() - 3, 0))  # larger in steps, so that it seldom has to grow
     size = -(-size // step) * step
+    if size >= _LARGE:  # room at both ends for a mapping that begins within the first huge page
+        size = -(-size // _HUGE) * _HUGE + 2 * _HUGE
     descriptor = None
     try:
         descriptor = memory_file("ortgpu-pool")
@@ -219,6 +223,28 @@ def _new_memory(size: int) -> int:
             os.close(descriptor)
         raise _no_room(size, error) from None
     return descriptor
+
+
+def _map_file(descriptor: int, size: int) -> tuple[mmap.mmap, int]:
+    """Map a file, a large one by huge pages where the system can. Return the offset at which the mapping begins.
+
+    Arrays in huge pages are copied a third faster. They need an address that differs from the offset by whole huge
+    pages, and the system chooses the address, which is the same for the second mapping.
+    """
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    if size < _LARGE:
+        return mmap.mmap(descriptor, size, flags), 0
+    size -= _HUGE
+    start = _address_of(mmap.mmap(descriptor, size, mmap.MAP_SHARED)) % _HUGE
+    mapping = mmap.mmap(descriptor, size, flags, offset=start)
+    # Not mmap.madvise, which keeps the interpreter's lock. Without huge pages all else is the same.
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(_address_of(mapping)), ctypes.c_size_t(size), _MADV_COLLAPSE)
+    return mapping, start
+
+
+def _address_of(mapping: mmap.mmap) -> int:
+    address: int = np.frombuffer(mapping, np.uint8).ctypes.data
+    return address
 
 
 def _no_room(size: int, error: OSError | None) -> ExecutionError:
