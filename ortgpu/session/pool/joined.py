@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ...provider.interfaces import Value
     from ...running.onnxruntimes import Results
     from .requests import Request
-    from .serving import Service
     from .workers import Feeds, Worker
 
     Arrays = dict[str, NDArray[Any]]
@@ -42,6 +41,7 @@ class Joining(Kind):
     """How the requests of one Batched are joined.
 
     Args:
+        service: the Service, whose module stands above this one.
         max_batch: the most items of a run.
         max_wait: seconds.
         buffers: keeps joined arrays.
@@ -51,7 +51,7 @@ class Joining(Kind):
         sheet: the joined arrays whose rows the next requests get.
     """
 
-    def __init__(self, service: Service, max_batch: int, max_wait: float, buffers: Buffers) -> None:
+    def __init__(self, service: Any, max_batch: int, max_wait: float, buffers: Buffers) -> None:
         super().__init__()
         self.max_batch, self.max_wait, self.buffers = max_batch, max_wait, buffers
         self.sizes: tuple[int, ...] = ()
