@@ -18,6 +18,7 @@ PYTEST_DONT_REWRITE (tells pytest not to rewrite this file: it would warn that t
 from __future__ import annotations
 
 import os as _os
+from importlib import import_module as _import_module
 
 TYPE_CHECKING = False  # typing itself would be most of the time of this import
 
@@ -106,12 +107,10 @@ def _load(name: str) -> object:
             globals()[name] = found
         return found
     # Not `from . import errors`: that would ask __getattr__ for a submodule that is not loaded yet.
-    from importlib import import_module
-
     if name in _MODULES:
-        return import_module(f".{name}", __name__)
+        return _import_module(f".{name}", __name__)
     home = _HOMES.get(name, "errors")
-    module = import_module(f".{home}", __name__)
+    module = _import_module(f".{home}", __name__)
     if home == "errors" and name not in module.__all__:
         return None
     globals()[name] = value = getattr(module, name)
@@ -123,9 +122,7 @@ def __dir__() -> list[str]:
 
 
 def _public_names() -> list[str]:
-    from importlib import import_module
-
-    return sorted((*_HOMES, *_MODULES, *import_module(".errors", __name__).__all__))
+    return sorted((*_HOMES, *_MODULES, *_import_module(".errors", __name__).__all__))
 
 
 if "ORTGPU_ENFORCE" in _os.environ:

@@ -8,13 +8,18 @@ that works. :mod:`ortgpu.testing` is the part without pytest.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 import re
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+
+if sys.platform != "win32":
+    import fcntl
 
 if TYPE_CHECKING:
     from .errors import GPUError
@@ -71,14 +76,11 @@ class _Run:
 
     def _look_once(self, find_gpus: Callable[[], FoundGPUs]) -> FoundGPUs:
         """Look for GPUs in the first worker, and share the result with workers that see the same GPUs."""
-        import hashlib
-        import pickle
-
         shown = sorted(entry for entry in os.environ.items() if entry[0].startswith(("CUDA_", "NVIDIA_")))
         key = hashlib.sha256(repr((self._testrun, sys.prefix, shown)).encode()).hexdigest()
+        if sys.platform == "win32":
+            return find_gpus()
         try:
-            import fcntl
-
             with open(os.path.join(self._folder, f"ortgpu-{key[:16]}"), "a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 file.seek(0)
@@ -89,7 +91,7 @@ class _Run:
                     found = find_gpus()
                     pickle.dump(found, file)
                 return found
-        except (ImportError, OSError):  # Windows, a file system without locks, a full disk
+        except OSError:  # a file system without locks, a full disk
             return find_gpus()
 
     def line(self) -> str:

@@ -21,11 +21,23 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .environment.gpu import driver
 from .errors import ExecutionError, GPUError, ProviderFallbackError, manual
+from .process.late import late
+from .provider import requests
 from .provider.devices import Device
+from .session import lazily
 
 if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+    from .diagnosis import diagnosing
     from .session.gpu_session import GPUSession
+else:
+    diagnosing = late("ortgpu.diagnosis.diagnosing")
+    onnx = late("onnx")
+    np = late("numpy")
 
 MiB = 2**20
 
@@ -138,13 +150,10 @@ def find_gpus(timeout: float = 60.0) -> FoundGPUs:
 
     Not promised: only the first GPU is tried, and it may fail later.
     """
-    from .diagnosis.diagnosing import diagnose_inference
-    from .environment.gpu.driver import read_driver_version
-
-    diagnosis = diagnose_inference(probe=True, timeout=timeout)
+    diagnosis = diagnosing.diagnose_inference(probe=True, timeout=timeout)
     probe = diagnosis.probe
     cuda = probe.cuda if probe is not None else None
-    version = read_driver_version()
+    version = driver.read_driver_version()
     gpus = tuple(
         Device("cuda", gpu.ordinal, gpu.uuid, gpu.name, gpu.compute_capability, gpu.total_memory, version)
         for gpu in (cuda.devices if cuda is not None else None) or ()
@@ -185,9 +194,7 @@ def _failing(gpu: Device, requirement: GPURequirement) -> str | None:
         return "compute capability {}.{}".format(*capability)
     if requirement.memory is None:
         return None
-    from .environment.gpu.driver import read_gpu_memory
-
-    memory = read_gpu_memory(gpu.uuid) if gpu.uuid else None
+    memory = driver.read_gpu_memory(gpu.uuid) if gpu.uuid else None
     free = memory[0] if memory is not None else gpu.total_memory  # without NVML, assume that all is free
     if free is not None and free < requirement.memory:
         total = f" of {format_bytes(memory[1])}" if memory is not None else ""
@@ -208,13 +215,13 @@ def gpu_sessions(device: int | str | None = None, *, allow_cpu: bool = False) ->
         def open_session(
             model: Any, sess_options: Any = None, providers: Any = None, provider_options: Any = None, **options: Any
         ) -> GPUSession:
-            from .session.lazily import gpu_session_class
-
             if device is not None and "device" not in options and not _names_device(providers, provider_options):
                 options["device"] = device
             if allow_cpu:
                 options.setdefault("allow_cpu", True)
-            session: GPUSession = gpu_session_class()(model, sess_options, providers, provider_options, **options)
+            session: GPUSession = lazily.gpu_session_class()(
+                model, sess_options, providers, provider_options, **options
+            )
             opened.callback(session.close)
             if not session.device.is_gpu and not options.get("allow_cpu"):
                 raise ExecutionError(
@@ -228,8 +235,6 @@ def gpu_sessions(device: int | str | None = None, *, allow_cpu: bool = False) ->
 
 
 def _names_device(providers: Any, provider_options: Any) -> bool:
-    from .provider import requests
-
     try:
         return "device_id" in requests.parse(providers, provider_options).options_of(requests.CUDA)
     except GPUError:  # malformed: the session says how
@@ -297,12 +302,10 @@ def _grown(gpus: Sequence[Device], before: Sequence[tuple[int | None, int | None
 
 
 def _memory_use(gpu: Device) -> tuple[int | None, int | None]:
-    from .environment.gpu.driver import processes_on, read_gpu_memory
-
     if gpu.uuid is None:
         return None, None
-    memory = read_gpu_memory(gpu.uuid)
-    return processes_on(gpu.uuid).get(os.getpid()), memory[1] - memory[0] if memory is not None else None
+    memory = driver.read_gpu_memory(gpu.uuid)
+    return driver.processes_on(gpu.uuid).get(os.getpid()), memory[1] - memory[0] if memory is not None else None
 
 
 _warm: set[tuple[int, int | None]] = set()
@@ -324,8 +327,6 @@ def _warm_up(gpu: Device) -> None:
     with _warming:
         if (os.getpid(), gpu.ordinal) in _warm:
             return
-        import onnx.parser
-
         _run_once(onnx.parser.parse_model(_MATMUL).SerializeToString(), gpu)
         with suppress(GPUError):  # cuDNN is not installed, so it loads nothing later either
             _run_once(onnx.parser.parse_model(_CONV).SerializeToString(), gpu)
@@ -333,8 +334,6 @@ def _warm_up(gpu: Device) -> None:
 
 
 def _run_once(model: bytes, gpu: Device) -> None:
-    import numpy as np
-
     with gpu_sessions(device=gpu.ordinal) as open_session:
         session = open_session(model)
         session.run(None, {entry.name: np.zeros(entry.shape, np.float32) for entry in session.get_inputs()})

@@ -7,15 +7,27 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ortgpu.cli import output, shape_times, signals
+import ortgpu
+from ortgpu.cli import output, report, shape_times, signals
 from ortgpu.cli.batches import parse_batches
 from ortgpu.cli.bench import check_plot
+from ortgpu.cli.inputs import read_inputs, refusal
 from ortgpu.diagnosis.probe.probing import RELU
+from ortgpu.process.late import late
 
 if TYPE_CHECKING:
+    from ortgpu.cli import divergence
+    from ortgpu.cli.bench import plot as pictures
     from ortgpu.cli.report import SessionReport
+    from ortgpu.running import made_inputs
+    from ortgpu.session import placement_details
     from ortgpu.session.placement_details import PlacementDetails
     from ortgpu.session.tuning.comparing import Comparison
+else:
+    placement_details = late("ortgpu.session.placement_details")
+    pictures = late("ortgpu.cli.bench.plot")
+    made_inputs = late("ortgpu.running.made_inputs")
+    divergence = late("ortgpu.cli.divergence")
 
 CpuNodes = Literal["allow", "warn", "forbid"]
 
@@ -88,8 +100,6 @@ def check(
       with --fit "fit" alone, and "model" is a list for several models
     null is unknown.
     """
-    from ortgpu.cli import report
-
     if fit is not None:
         return _show_fit(models, fit, device, inputs, plot, allow_cpu=allow_cpu, as_json=as_json)
     if plot is not None or len(models) > 1:
@@ -166,12 +176,9 @@ def _show_fit(
     as_json: bool,
 ) -> int:
     """Show what ``ortgpu.fit`` measures, and return the exit code."""
-    import ortgpu
-    from ortgpu.cli import inputs
-
     if not models:
         raise click.UsageError("--fit needs a MODEL")
-    feeds = [inputs.read_inputs(file)] if file is not None else None
+    feeds = [read_inputs(file)] if file is not None else None
     names = [str(model) for model in models]
     try:
         fit = ortgpu.fit(names, batches, feeds, device, allow_cpu=allow_cpu or None)
@@ -185,9 +192,7 @@ def _show_fit(
         for text in str(fit).splitlines():
             output.line(output.stdout(), text)
     if plot is not None:
-        from ortgpu.cli.bench.plot import draw_fit
-
-        draw_fit(fit, plot)
+        pictures.draw_fit(fit, plot)
         if not as_json:
             output.line(output.stdout(), f"Written: {plot}")
     return int(not ok)
@@ -203,39 +208,30 @@ def _open_and_run(
     compare: str | None,
     shapes: tuple[int, ...] | None,
 ) -> tuple[SessionReport, Comparison | None, str | None, list[shape_times.ShapeTimes]]:
-    from ortgpu import GPUSession
-    from ortgpu.cli import report
-
     source = str(model) if model else RELU
-    with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu or None) as session:
-        from ortgpu.cli import inputs  # after the session, which reports a missing NumPy better
-        from ortgpu.running.made_inputs import UnknownInputError, make_inputs
-
+    with ortgpu.GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu or None) as session:
         declared = session.get_inputs()
         feeds, reason = None, None
         try:
             if runs > 0 or compare:
-                feeds = make_inputs(declared) if file is None else inputs.read_inputs(file, declared)
-        except UnknownInputError as error:
+                feeds = made_inputs.make_inputs(declared) if file is None else read_inputs(file, declared)
+        except made_inputs.UnknownInputError as error:
             reason = str(error)
-        found = report.read(session, feeds if runs > 0 else None, runs, reason, inputs.refusal(file))
+        found = report.read(session, feeds if runs > 0 else None, runs, reason, refusal(file))
         times: list[shape_times.ShapeTimes] = []
         if shapes is not None:
             try:
                 times = shape_times.measure(session, shapes)
-            except UnknownInputError as error:
+            except made_inputs.UnknownInputError as error:
                 raise click.UsageError(f"--shapes: {error}") from error
         if not compare or feeds is None or found.latency_error is not None:
             return found, None, None, times
-        from ortgpu.cli.divergence import compare_with_cpu
-
-        return found, *compare_with_cpu(session, source, feeds), times
+        return found, *divergence.compare_with_cpu(session, source, feeds), times
 
 
 def _look_closer(model: Path | None, device: str | None) -> PlacementDetails:
     from ortgpu.session import gpu_session  # noqa: F401 - the child opens a GPUSession
-    from ortgpu.session.placement_details import explain_placement
 
     doing = "Opening the model once more, to see why its nodes are where they are"
     with output.progress(doing), signals.raise_on_signals():
-        return explain_placement(str(model) if model else RELU, device=device)
+        return placement_details.explain_placement(str(model) if model else RELU, device=device)

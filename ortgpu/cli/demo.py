@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +16,13 @@ from ortgpu.cli.check import check
 from ortgpu.diagnosis.probe.probing import RELU
 from ortgpu.environment.child import cause_of_death, run_python
 from ortgpu.environment.packages.plugins import environ_of_child
+from ortgpu.process.late import late
 from ortgpu.provider.requests import CPU, CUDA
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = late("onnx")
 
 _MARK = "ORTGPU-DEMO "  # the start of the line that reports; libraries print the rest
 _SHOWN = 8  # lines of what ONNX Runtime writes
@@ -86,8 +93,6 @@ def demo(timeout: float, save: Path | None) -> int:
 
 def example_model() -> bytes:
     """Return a model that programs of one's own can open: one Relu, with any number of rows."""
-    import onnx.parser  # not at the top: `ortgpu --help` imports this module
-
     text = '<ir_version: 8, opset_import: ["": 17]> relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'
     return bytes(onnx.parser.parse_model(text).SerializeToString())
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortgpu.model.files import ModelSource
+from ortgpu.process.late import late
 from ortgpu.provider.interfaces import VerifiedSession
 from ortgpu.provider.lifetime import device_of
 from ortgpu.provider.settings import SETTINGS, Settings
@@ -15,6 +16,11 @@ from ortgpu.session.tuning.comparing import TOLERANCE, Comparison, compare, seve
 from ortgpu.session.tuning.halving import LARGE, source_of
 from ortgpu.session.tuning.trial import open_at, results
 from ortgpu.session.tuning.tuning import asked, results_of_cpu
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = late("onnx")
 
 _EXPOSED = 8  # tensors at a time
 _VANISHED = "exposing tensors made it vanish: with them as outputs, operators are not fused"
@@ -65,8 +71,6 @@ def locate(model: bytes | str, place: Place, feed: Mapping[str, Any], settings: 
     Args:
         has_cpu: True if the CPU gives results to compare with. Otherwise plain ONNX Runtime gives them.
     """
-    import onnx
-
     if isinstance(model, bytes):
         loaded = onnx.load_model_from_string(model)
     elif os.path.getsize(model) > LARGE:

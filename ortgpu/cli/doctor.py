@@ -8,8 +8,13 @@ from typing import Literal
 
 import click
 
-from ortgpu.cli import output, signals
+import ortgpu
+from ortgpu.cli import output, redaction, signals
+from ortgpu.cli.findings import Report
 from ortgpu.cli.other_python import diagnose_in, find_python
+from ortgpu.diagnosis.requirements import check_inference
+from ortgpu.distributed.diagnosis.requirements import check_training
+from ortgpu.distributed.diagnosis.training import TrainingFacts
 from ortgpu.errors import LauncherConflictError
 
 
@@ -100,12 +105,6 @@ def doctor(
     or "error", where the launcher's variables do not say which rank this is,
     and where the interpreter of --python does not run this library.
     """
-    from ortgpu import diagnose
-    from ortgpu.cli.findings import Report
-    from ortgpu.diagnosis.requirements import check_inference
-    from ortgpu.distributed.diagnosis.requirements import check_training
-    from ortgpu.distributed.diagnosis.training import TrainingFacts
-
     if profile == "inference" and (hosts or shared_folder is not None):
         raise click.UsageError("--ssh and --shared-folder need --profile training")
     if shared_folder == "":  # "$FOLDER" where nothing set it
@@ -114,7 +113,7 @@ def doctor(
         raise click.UsageError("--model is for --profile inference")
     try:
         with output.progress("Looking at this machine"), signals.raise_on_signals():
-            judge = diagnose if python is None else functools.partial(diagnose_in, python)
+            judge = ortgpu.diagnose if python is None else functools.partial(diagnose_in, python)
             diagnosis = judge(
                 model, probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
             )
@@ -129,8 +128,6 @@ def doctor(
         rows = check_inference(environment)
     report = Report(str(model) if model else None, diagnosis, rows)
     if redact:
-        from ortgpu.cli import redaction
-
         report = redaction.redact(report, redaction.redactor_for_this_process())
     if as_json:
         output.write_json(report.as_dict())

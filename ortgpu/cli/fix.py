@@ -17,6 +17,7 @@ from rich.console import Console
 
 import ortgpu
 from ortgpu.cli import output, signals
+from ortgpu.cli.findings import Report
 from ortgpu.cli.other_python import diagnose_in, find_python
 from ortgpu.environment.child import interpreter
 from ortgpu.errors import Fix, GPUError
@@ -138,8 +139,6 @@ class Repair:
     @property
     def failure(self) -> str | None:
         """What failed in the probe though no check finds a fault; None if nothing did."""
-        from ortgpu.cli.findings import Report  # not at the top: `ortgpu --help` imports this module
-
         if self.diagnosis is None or not self.diagnosis.ok:
             return None
         return Report(None, self.diagnosis, ()).failure

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
-from numpy.typing import NDArray
 
 from ortgpu.model.files import open_model
+from ortgpu.process.late import late
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ortgpu.provider.interfaces import Value
+else:
+    np = late("numpy")
 
 
 def read_inputs(path: Path, descriptions: Sequence[Value] | None = None) -> dict[str, NDArray[Any]]:

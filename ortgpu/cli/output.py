@@ -12,14 +12,23 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from ortgpu import __version__
 from ortgpu.errors import GPUError, escape_controls
+from ortgpu.process.late import late
+
+if TYPE_CHECKING:
+    from ortgpu.diagnosis.checks import model as model_check
+    from ortgpu.model import contents
+else:
+    model_check = late("ortgpu.diagnosis.checks.model")
+    contents = late("ortgpu.model.contents")
 
 _UNLIMITED = 1 << 20  # columns without a terminal, so that lines are not folded
 _USUAL = 80  # columns of a terminal that does not say how wide it is
@@ -224,10 +233,7 @@ def show_problem(error: Exception, as_json: bool, *, model: Path | None = None, 
     With an error of ONNX Runtime goes what our own reader finds wrong with the model, and what is ``also`` known.
     """
     if model is not None and not isinstance(error, GPUError):
-        from ortgpu.diagnosis.checks.model import judge_file
-        from ortgpu.model.contents import read_model
-
-        also = (*judge_file(read_model(model)), *also)
+        also = (*model_check.judge_file(contents.read_model(model)), *also)
     if as_json:
         name = str(model) if model else None
         write_json(document(ok=False, model=name, error=error_document(error, also)))
@@ -267,8 +273,6 @@ def error_document(error: Exception, also: Sequence[GPUError] = ()) -> dict[str,
 
 def document(*, ok: bool, **content: object) -> dict[str, object]:
     """Return the document of a command with --json, which begins with the same keys for every command."""
-    from ortgpu import __version__
-
     return {"schema": SCHEMA, "ortgpu": __version__, "ok": ok, **content}
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ortgpu.cli import output, signals
+from ortgpu.distributed import current_rank
+from ortgpu.distributed import preflight as run
 from ortgpu.errors import DistributedError, GPUError
 
 if TYPE_CHECKING:
@@ -51,9 +53,6 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
       "seconds"
     null is unknown.
     """
-    from ortgpu.distributed import current_rank
-    from ortgpu.distributed import preflight as run
-
     rank: Rank | None = None
     try:
         rank = current_rank()

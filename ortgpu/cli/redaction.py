@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ortgpu.errors import Fix, GPUError
+
+if sys.platform != "win32":
+    import pwd
 
 HOME, USER, HOST, CREDENTIALS, VALUE = "~", "<user>", "<host>", "<credentials>", "<value>"
 
@@ -71,15 +76,11 @@ def redactor_for_this_process() -> Redactor:
     """Return a redactor for the user and host of this process, as far as the system tells them."""
     homes = {os.path.expanduser("~"), os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")}
     users = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER")}
-    try:
-        import pwd
-
-        account = pwd.getpwuid(os.getuid())
-    except (ImportError, KeyError):  # Windows; a user id without a name, in containers
-        pass
-    else:
-        homes.add(account.pw_dir)
-        users.add(account.pw_name)
+    if sys.platform != "win32":
+        with contextlib.suppress(KeyError):  # a user id without a name, in containers
+            account = pwd.getpwuid(os.getuid())
+            homes.add(account.pw_dir)
+            users.add(account.pw_name)
     users |= {os.path.basename(home) for home in homes}
     homes |= {os.path.realpath(home) for home in homes if os.path.isabs(home)}
     host = socket.gethostname()

@@ -17,9 +17,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ortgpu.cli import output
+from ortgpu.environment.gpu import driver
 from ortgpu.environment.inspection import plain_data
+from ortgpu.environment.packages.installed import read_held
 from ortgpu.errors import CPUExecutionWarning, GPUError
+from ortgpu.provider.records import describe_record
 from ortgpu.provider.requests import CPU, CUDA
+from ortgpu.provider.runtime import load_runtime
 
 if TYPE_CHECKING:
     from ortgpu import GPUSession
@@ -137,10 +141,6 @@ def read(
             if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
                 raise
             times, reason = [], f"{refused}: {error}"
-    from ortgpu.environment.gpu import driver
-    from ortgpu.environment.packages.installed import read_held
-    from ortgpu.provider.records import describe_record
-
     uuid = session.device.uuid
     return SessionReport(
         device=session.device,
@@ -166,8 +166,6 @@ def quiet() -> Iterator[list[warnings.WarningMessage]]:
     ONNX Runtime's Python code and other libraries may print to stdout. Inside this block that goes to stderr. ONNX
     Runtime's log is silent from here on: for each session it would repeat what the report says once.
     """
-    from ortgpu.provider.runtime import load_runtime
-
     with (
         _libraries_print_to_stderr(),
         contextlib.redirect_stdout(sys.stderr),

@@ -9,11 +9,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ortgpu.cli import output
+from ortgpu.process.late import late
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ortgpu import GPUSession
+    from ortgpu.running import made_inputs
+else:
+    made_inputs = late("ortgpu.running.made_inputs")
 
 _REPEATS = 3
 
@@ -41,15 +45,13 @@ def measure(session: GPUSession, sizes: Sequence[int]) -> list[ShapeTimes]:
     """Run made-up inputs of each size, repeated and in turn, without plans and with them.
 
     Raises:
-        UnknownInputError: no inputs can be made up, or none of several batches.
+        made_inputs.UnknownInputError: no inputs can be made up, or none of several batches.
         GPUError, Exception: as ``run`` raises.
     """
-    from ortgpu.running.made_inputs import UnknownInputError, batch_dimension, make_inputs
-
     declared = session.get_inputs()
-    if batch_dimension(declared) is None:
-        raise UnknownInputError("the model has no free batch dimension")
-    feeds = {size: make_inputs(declared, size) for size in sizes}
+    if made_inputs.batch_dimension(declared) is None:
+        raise made_inputs.UnknownInputError("the model has no free batch dimension")
+    feeds = {size: made_inputs.make_inputs(declared, size) for size in sizes}
     own = session._gpu_runner.own
 
     def seconds(feed: Mapping[str, Any]) -> float:

@@ -8,18 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.progress import Progress
 
-from ortgpu.cli import output, signals
+from ortgpu.cli import output, report, signals
 from ortgpu.cli.batches import parse_batches
 from ortgpu.cli.bench import check_plot
+from ortgpu.cli.inputs import read_inputs
 from ortgpu.errors import GPUError
+from ortgpu.process.late import late
 from ortgpu.provider.settings import described
+from ortgpu.session.tune import tune as search
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ortgpu.cli.bench import plot as pictures
     from ortgpu.session.tuning.children import Trial, Tuning
     from ortgpu.session.tuning.tuning import Objective, Precision
+else:
+    pictures = late("ortgpu.cli.bench.plot")
 
 
 @click.command()
@@ -74,11 +81,6 @@ def tune(
       "trials", "left_out", "shapes", "seconds"
     A "ratio" is the time relative to that of plain ONNX Runtime.
     """
-    from rich.progress import Progress
-
-    from ortgpu.cli import report
-    from ortgpu.cli.inputs import read_inputs
-    from ortgpu.session.tune import tune as search
 
     if inputs is not None and batches is not None:
         raise click.UsageError("--inputs is one batch: leave --batch out")
@@ -113,9 +115,7 @@ def tune(
     else:
         _show(output.stdout(), str(model), found)
     if plot is not None:
-        from ortgpu.cli.bench.plot import draw_trials
-
-        draw_trials(found.trials, f"{model.name} on {found.device}", plot)
+        pictures.draw_trials(found.trials, f"{model.name} on {found.device}", plot)
         if not as_json:
             output.line(output.stdout(), f"Written: {plot}")
     return 0

@@ -17,6 +17,7 @@ import operator
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ from typing import Any, Final
 
 from ..environment.ranks import Rank, current_rank
 from ..errors import DistributedError, Fix, manual, python
+from .diagnosis.packages import require_training
+
+if sys.platform != "win32":
+    import fcntl
 
 FORMAT: Final = 1  # of the manifest; it changes when older ones cannot be read any more
 _MANIFEST: Final = "manifest.json"
@@ -64,8 +69,6 @@ class Checkpoint:
             files = f"files: {', '.join(self.files) or 'none'}"
             fix = manual("read the files by path(); checkpoint.save(..., state) writes the state, too")
             raise _error(f"{self.folder} holds no state of ONNX Runtime", [files], fix)
-        from .diagnosis.packages import require_training
-
         require_training()
         from onnxruntime.training.api import CheckpointState
 
@@ -148,8 +151,6 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
     root = Path(folder)
     known = steps(root)
     if not known and any(name.endswith(".ort.pt") for name in _names(root)):
-        from .diagnosis.packages import require_training
-
         require_training("checkpoint shards")  # raises
     wanted = operator.index(step) if step is not None else max(known, default=None)
     if wanted is None or wanted not in known:
@@ -199,9 +200,7 @@ def _make(root: Path) -> None:
 @contextlib.contextmanager
 def _only_writer(root: Path) -> Iterator[None]:
     """Lock the folder. The kernel releases the lock when this process ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         yield
         return
     descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)

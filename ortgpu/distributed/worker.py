@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -42,11 +42,22 @@ from ..errors import (
     NCCLError,
     manual,
 )
+from ..process.late import late
 from ..provider.preloading import open_library, plan
 from ..provider.rank_devices import own_device
 from ..running.cudart import CudaCallError, CudaRuntime
 from .reports import Collective, RankFacts
 from .wire import Connection, Message, error_to_message
+
+if TYPE_CHECKING:
+    from nccl.bindings import nccl
+
+    from ..diagnosis import diagnosing
+    from ..provider import runtime
+else:
+    nccl = late("nccl.bindings.nccl")
+    diagnosing = late("ortgpu.diagnosis.diagnosing")
+    runtime = late("ortgpu.provider.runtime")
 
 _RUNTIME = "libcudart"
 COMMUNICATOR = "setting up the communicator"
@@ -194,10 +205,7 @@ def _describe(channel: Channel, rank: Rank) -> CudaDevice | None:
 
 
 def _why_no_device() -> GPUError:
-    from ..diagnosis import diagnosing
-    from ..provider.runtime import load_runtime
-
-    error = diagnosing.why_unusable(load_runtime(), cuda=initialise())
+    error = diagnosing.why_unusable(runtime.load_runtime(), cuda=initialise())
     assert error is not None  # a process without a device has a cause
     found = (error, *error.others)  # faults of ONNX Runtime or its libraries do not matter here
     return next((each for each in found if isinstance(each, (DriverError, DeviceError))), error)
@@ -259,7 +267,7 @@ def _load_library() -> str:
 def load_nccl() -> tuple[str, str]:
     """Load libnccl into this process. Return its version and path."""
     try:
-        from nccl.bindings import nccl
+        get_version = nccl.get_version  # which imports it
     except ImportError as error:
         raise NCCLError(
             "the collective operations need nccl4py, which cannot be imported",
@@ -267,7 +275,7 @@ def load_nccl() -> tuple[str, str]:
             fixes=[remedies.install(inspect_environment(), [REQUIREMENT])],
         ) from error
     try:
-        number = _checked(nccl.get_version)
+        number = _checked(get_version)
         path = str(nccl.get_library_path())
     except RuntimeError as error:  # cuda.pathfinder found no library, or could not load it
         environment = inspect_environment()
@@ -287,8 +295,6 @@ def parse_version_number(number: int) -> tuple[int, int, int]:
 
 def make_unique_id() -> bytes:
     """Return the id that the ranks of a communicator share. This process must live until all of them have joined."""
-    from nccl.bindings import nccl
-
     return bytes(_checked(nccl.get_unique_id))
 
 
@@ -296,9 +302,6 @@ class Communicator:
     """One rank's end of the connection between all ranks. The current device must be the rank's own."""
 
     def __init__(self, rank: int, world_size: int, unique_id: bytes) -> None:
-        from nccl.bindings import nccl
-
-        self._nccl: Any = nccl
         config = nccl.Config()
         config.blocking = 0
         shared = nccl.UniqueId.from_buffer(bytearray(unique_id))
@@ -306,7 +309,7 @@ class Communicator:
 
     def is_ready(self) -> bool:
         """Return True once NCCL has taken the last call in. The stream says when the GPU is done."""
-        status = int(_checked(lambda: self._nccl.comm_get_async_error(self._handle)))
+        status = int(_checked(lambda: nccl.comm_get_async_error(self._handle)))
         if status not in (_SUCCESS, _IN_PROGRESS):
             raise nccl_error(status, self._last_error())
         return status == _SUCCESS
@@ -314,18 +317,18 @@ class Communicator:
     def call(self, collective: Collective, send: int, receive: int, stream: int) -> None:
         reduction = () if collective.operation == "all_gather" else (_SUM,)
         data_type = _DATA_TYPES[collective.dtype]
-        function = getattr(self._nccl, collective.operation)
+        function = getattr(nccl, collective.operation)
         try:
             _checked(lambda: function(send, receive, collective.count, data_type, *reduction, self._handle, stream))
         except NCCLError as error:
             raise nccl_error(error.status, self._last_error()) from error
 
     def abort(self) -> None:
-        _checked(lambda: self._nccl.comm_abort(self._handle))
+        _checked(lambda: nccl.comm_abort(self._handle))
 
     def _last_error(self) -> str | None:
         try:
-            return str(self._nccl.get_last_error(self._handle)) or None
+            return str(nccl.get_last_error(self._handle)) or None
         except Exception:  # noqa: BLE001 - only words to add to an error
             return None
 
@@ -342,8 +345,6 @@ def nccl_error(status: int | None, words: str | None = None) -> NCCLError:
 
 def _checked(call: Callable[[], Result]) -> Result:
     """Return the result of a call of nccl4py. Raises the NCCLError of ortgpu for its own."""
-    from nccl.bindings import nccl
-
     try:
         return call()
     except nccl.NCCLError as error:

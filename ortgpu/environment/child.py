@@ -10,10 +10,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from ..process.late import late
 from .packages.interpreter import is_frozen, this_interpreter
 from .packages.metadata import search_path
+
+if TYPE_CHECKING:
+    import tempfile
+else:
+    tempfile = late("tempfile")
 
 _DEATH = 2.0  # seconds that a killed process may take to be gone; one that is stuck in the driver takes for ever
 
@@ -69,8 +75,6 @@ def output_file() -> IO[bytes]:
     try:
         return open(os.memfd_create("output"), "w+b")
     except (AttributeError, OSError):  # not Linux, or an old or restricted one
-        import tempfile  # not at the top: it is slow to import, and seldom needed
-
         return tempfile.TemporaryFile()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import platform
@@ -15,6 +16,9 @@ from typing import Final
 
 from .packages.interpreter import is_frozen, is_pex
 from .packages.metadata import LINUX_ROOT, read_below, read_text
+
+if sys.platform != "win32":
+    import resource
 
 _DISPLAY_CLASS: Final = 0x03
 # The machine of a 32-bit Python, by the machine that the system reports
@@ -116,9 +120,7 @@ def _read_service(environ: Mapping[str, str]) -> str | None:
 
 
 def _read_limits(name: str) -> tuple[int | None, int | None]:
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return None, None
     soft, hard = (
         None if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(getattr(resource, name))
@@ -176,8 +178,6 @@ def _read_memory(root: Path) -> int | None:
 
 
 def _read_memory_of_windows() -> int | None:
-    import ctypes
-
     if sys.platform != "win32":
         return None
     status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: two DWORDs, of which the first is its size; then ullTotalPhys

@@ -14,6 +14,7 @@ from .host import Host, read_host
 from .libraries.catalogue import CUDNN_CODE, TOOLKIT_MAJORS
 from .libraries.library_file import LibraryFile, read_library
 from .libraries.loader import read_mapped_libraries
+from .libraries.loader_windows import WindowsLoader, missing_from_the_system
 from .libraries.search import Resolution, places_for, resolve
 from .libraries.wheel import (
     Architecture,
@@ -109,8 +110,6 @@ def _missing_from_the_system(
 ) -> tuple[str, ...]:
     if sys.platform != "win32":
         return ()
-    from .libraries.loader_windows import WindowsLoader, missing_from_the_system
-
     loader = WindowsLoader()
     absent: list[str] = []
     if extension is not None:  # which Python opens without PATH

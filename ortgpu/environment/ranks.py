@@ -8,16 +8,23 @@ of DeepSpeed 0.19.8. Not verified: the variables that srun --mpi=pmi2 adds, whic
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import LauncherConflictError, manual
+from ..process.late import late
 from ..process.temporary import make_own_folder
+
+if TYPE_CHECKING:
+    import tempfile
+else:
+    tempfile = late("tempfile")
 
 MOST_RANKS = 1_000_000  # more than any job has; a wrong number would cost memory for each rank
 Launcher = Literal["torchrun", "openmpi", "mpich", "srun", "environment"]
@@ -316,15 +323,11 @@ def _named(rank: Rank, variables: Mapping[str, str]) -> list[str]:
 
 
 def short_name(identity: str) -> str:
-    import hashlib  # which loads OpenSSL: milliseconds that most ranks do without
-
     return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def runtime_folder() -> Path:
     """Return a folder of this user alone, in XDG_RUNTIME_DIR or else where temporary files are. Raises OSError."""
-    import tempfile
-
     if sys.platform == "win32":  # where the temporary folder is this user's own
         folder = Path(tempfile.gettempdir(), "ortgpu")
         folder.mkdir(exist_ok=True)

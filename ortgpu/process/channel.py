@@ -15,6 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+if sys.platform != "win32":
+    import fcntl
+
 _LENGTH = struct.Struct("<Q")
 _DESCRIPTOR = struct.Struct("i")
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # SIGPIPE at its default would end the process.
@@ -174,8 +177,6 @@ def avoid_standard_streams(descriptor: int) -> int:
     """
     if descriptor > _STANDARD or sys.platform == "win32":
         return descriptor
-    import fcntl  # Windows has no such module.
-
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _STANDARD + 1)
     finally:

@@ -9,6 +9,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .late import late
+
+if TYPE_CHECKING:
+    import shutil
+    import tempfile
+else:
+    tempfile = late("tempfile")
+    shutil = late("shutil")
 
 _ABANDONED = 86_400.0  # After so many seconds no living process uses a folder.
 
@@ -29,8 +39,6 @@ def private_folder(prefix: str) -> Iterator[str]:
 
     A process that is killed leaves its folder behind. A later process of the same user removes it, from a day on.
     """
-    import tempfile  # A session imports this module and never uses a temporary folder.
-
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(prefix):
@@ -41,8 +49,6 @@ def private_folder(prefix: str) -> Iterator[str]:
 
 
 def _remove_if_abandoned(entry: os.DirEntry[str]) -> None:
-    import shutil
-
     status = entry.stat(follow_symlinks=False)
     is_own = sys.platform == "win32" or status.st_uid == os.getuid()
     if is_own and entry.is_dir(follow_symlinks=False) and status.st_mtime < time.time() - _ABANDONED:

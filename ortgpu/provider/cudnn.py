@@ -20,10 +20,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..model.files import is_ort_format
 from ..model.outline import GraphOutline
+from ..process.late import late
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = late("onnx")
 
 _REDUCTIONS = frozenset(("ReduceMin", "ReduceMax", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"))
 _REDUCTIONS_OF_MATRICES = frozenset(("ReduceMean", "ReduceLogSum", "ReduceSumSquare"))
@@ -126,8 +132,6 @@ _NEEDS_IT: Mapping[str, Callable[[_Node], bool]] = {
 
 def _nodes_of(outline: GraphOutline) -> Iterator[_Node]:
     """Yield the nodes of a model, also those of its graphs and functions. A model that cannot be read has none."""
-    import onnx  # not imported above: a healthy session does not need it
-
     if is_ort_format(outline.model):
         return
     proto = onnx.ModelProto()
@@ -153,8 +157,6 @@ def _nodes_of(outline: GraphOutline) -> Iterator[_Node]:
 
 
 def _nodes_of_graph(graph: Any, outer_types: Mapping[str, Any], outer_constants: Mapping[str, Any]) -> Iterator[_Node]:
-    import onnx
-
     types = {**outer_types, **{value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input)}}
     constants = {**outer_constants, **{tensor.name: tensor for tensor in graph.initializer}}
     for node in graph.node:
@@ -167,8 +169,6 @@ def _nodes_of_graph(graph: Any, outer_types: Mapping[str, Any], outer_constants:
 
 
 def _node(node: Any, types: Mapping[str, Any], constants: Mapping[str, Any]) -> _Node:
-    import onnx
-
     attributes = {
         each.name: onnx.helper.get_attribute_value(each) for each in node.attribute if each.name in _READ_ATTRIBUTES
     }

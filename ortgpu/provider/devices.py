@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from ..environment.gpu.cuda import CudaDevice, CudaState
+from ..environment.gpu.driver import read_gpu_memory
 from ..errors import DeviceNotFoundError, Fix, manual
 
 DeviceRequest = int | str | None
@@ -148,8 +149,6 @@ def choose_visible(device: DeviceRequest, cuda: CudaState) -> CudaDevice:
 
 def free_memory(uuid: str) -> int | None:
     """Return the free bytes of a GPU. None if they are unknown."""
-    from ..environment.gpu.driver import read_gpu_memory
-
     memory = read_gpu_memory(uuid)
     return memory[0] if memory is not None else None
 

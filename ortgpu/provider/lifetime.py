@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -204,8 +205,6 @@ def forked_error(code: int | None) -> ForkedSessionError | None:
 
 def let_go_of_variables(error: BaseException) -> None:
     """Clear the frames of an error and its causes, which would keep GPU memory until a garbage collection."""
-    import traceback
-
     each: BaseException | None = error
     while each is not None:
         traceback.clear_frames(each.__traceback__)

@@ -11,10 +11,20 @@ import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..environment.libraries.library_file import read_section
 from ..errors import ProviderRequestError, manual
 from ..process.background import fork_safe_lock
+from ..process.late import late
+from .runtime import load_runtime
+
+if TYPE_CHECKING:
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as extension
+else:
+    onnxruntime = late("onnxruntime")
+    extension = late("onnxruntime.capi.onnxruntime_pybind11_state")
 
 _PROPERTIES = (
     "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "enable_profiling", "execution_mode",
@@ -79,8 +89,6 @@ def not_sent() -> ProviderRequestError:
 
 
 def _copied(state: dict[str, dict[str, Any]]) -> Any:
-    import onnxruntime
-
     options = onnxruntime.SessionOptions()
     for name, value in state["properties"].items():
         if hasattr(options, name):
@@ -102,11 +110,6 @@ def _state_of(options: Any) -> dict[str, dict[str, Any]]:
 @functools.cache
 def _entry_names() -> tuple[str, ...]:
     """Return the names of configuration entries that the installed ONNX Runtime or its CUDA provider reads."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as extension
-
-    from ..environment.libraries.library_file import read_section
-    from .runtime import load_runtime
-
     names = set(_ENTRIES)
     for path in filter(None, (extension.__file__, load_runtime().provider_library)):
         content = read_section(path, ".rodata")
@@ -118,8 +121,6 @@ def _entry_names() -> tuple[str, ...]:
 
 def recording_options() -> Any:
     """Return new SessionOptions with the entry that makes ONNX Runtime record where it places nodes."""
-    import onnxruntime
-
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry(RECORDING_KEY, "1")
     return options

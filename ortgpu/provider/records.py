@@ -18,17 +18,26 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..environment.gpu.cuda import CudaDevice, count_multiprocessors
 from ..environment.gpu.driver import read_driver_version
 from ..environment.libraries.loader import loader_of_this_process
 from ..model.files import ModelSource, is_ort_format, stamp_of
 from ..model.outline import UNREADABLE, GraphOutline
+from ..process.late import late
 from ..process.temporary import make_own_folder
 from .devices import Device
 from .runtime import load_runtime, open_provider
 from .settings import AUTOMATIC, SETTINGS, described, options_of
+
+if TYPE_CHECKING:
+    import tempfile
+
+    import platformdirs
+else:
+    tempfile = late("tempfile")
+    platformdirs = late("platformdirs")
 
 logger = logging.getLogger("ortgpu")
 
@@ -101,8 +110,6 @@ class Record:
 
     def write(self, path: Path) -> None:
         """Write the record so that a reader sees the old one or the new one. Raises OSError."""
-        import tempfile
-
         if path.is_symlink() and is_own(path.lstat()):  # the user's own link stays, another user's is replaced
             path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,7 +219,7 @@ def default_path(model: ModelSource, gpu: str | None) -> Path | None:
     beginning and their end.
     """
     try:
-        from platformdirs import user_cache_path
+        user_cache_path = platformdirs.user_cache_path  # which imports it
     except ImportError:  # a source tree on PYTHONPATH, whose dependencies are not all there
         return None
     if isinstance(model, bytes):

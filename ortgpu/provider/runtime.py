@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
+from ..environment.gpu.driver import load_libcuda
 from ..environment.libraries.library_file import read_elf, read_library, this_machine, wrong_machine
 from ..environment.libraries.loader import loaded_plugin
 from ..environment.libraries.loader_words import blames_numpy
@@ -24,10 +25,16 @@ from ..environment.packages.interpreter import IN_SUB_INTERPRETER, is_sub_interp
 from ..environment.packages.plugins import CUDA, Arrival, registered_library
 from ..model.files import stamp_of
 from ..process.background import fork_safe_lock
+from ..process.late import late
 from ..process.untranslated import untranslated
+from .preloading import load, plan, why_another_answers, why_provider_does_not_load
 
 if TYPE_CHECKING:
+    from onnxruntime.capi import onnxruntime_pybind11_state as extension
+
     from .preloading import Plan, PreloadReport
+else:
+    extension = late("onnxruntime.capi.onnxruntime_pybind11_state")
 
 logger = logging.getLogger("ortgpu")
 
@@ -87,8 +94,6 @@ class Runtime:
         """True if this build has the operators that work between processes; None if there is no module to ask."""
         if self.module is None:
             return None
-        from onnxruntime.capi import onnxruntime_pybind11_state as extension
-
         ask = getattr(extension, "has_collective_ops", None)
         return ask is not None and bool(ask())
 
@@ -164,16 +169,12 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
     bundled = installed.arrival is not None and installed.arrival.way == "bundled plugin"
     if not bundled and not any(soname.startswith("libcu") for file in native for soname in file.needed):
         return None, None
-    from .preloading import load, plan
-
     return None, load(plan(packages), lazily_opened=frozenset())
 
 
 def open_provider(*, register: bool = True) -> Runtime:
     """Load what the provider links, then the provider: once per process. ``register`` False: register no plugin."""
     global _runtime
-    from .preloading import load, plan, why_provider_does_not_load
-
     with _lock:
         runtime = load_runtime()
         if runtime.provider_opened:
@@ -225,11 +226,8 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
     if not register:  # a file that is loaded was registered, and lists no device
         return ("no device" if loaded_plugin() is not None else "not registered"), None
     bridge = runtime.packages.onnxruntime.bridge
-    if bridge is not None and uses_internals(path):
-        from .preloading import why_another_answers
-
-        if (conflict := why_another_answers(bridge)) is not None:
-            return None, conflict
+    if bridge is not None and uses_internals(path) and (conflict := why_another_answers(bridge)) is not None:
+        return None, conflict
     try:
         function(CUDA, path)
     except Exception as error:  # noqa: BLE001 - of classes that differ between releases
@@ -239,8 +237,6 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
 
 
 def _is_for_newer_cuda(path: str) -> bool:
-    from ..environment.gpu.driver import load_libcuda
-
     *_, supported = load_libcuda()
     wanted = cuda_major_of(read_library(path).needed)
     return supported is not None and wanted is not None and supported[0] < wanted
@@ -253,8 +249,6 @@ def load_lazily_opened(stems: frozenset[str]) -> Runtime:
     the loader's own search decides; the time is the same.
     """
     global _runtime
-    from .preloading import load
-
     with _lock:
         runtime = load_runtime()
         wanted = runtime.lazily_opened | stems

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..environment.gpu.cuda import CudaDevice
 from ..environment.libraries.catalogue import is_dll
@@ -16,8 +16,14 @@ from ..environment.libraries.wheel import provider_beside
 from ..environment.packages.metadata import search_path
 from ..environment.packages.plugins import takes_ordinal
 from ..errors import BrokenPackageError, LibraryNotFoundError, ProviderRequestError, manual
+from ..process.late import late
 from .preloading import open_library
 from .requests import CUDA, TENSORRT
+
+if TYPE_CHECKING:
+    from onnxruntime.capi import onnxruntime_inference_collection as collection
+else:
+    collection = late("onnxruntime.capi.onnxruntime_inference_collection")
 
 
 def check_loadable(beside: str, *, in_wheels: bool = True, loader: Loader | None = None) -> None:
@@ -85,8 +91,6 @@ def check_plugin(name: str, gpu: CudaDevice | None = None) -> None:
     Raises:
         ProviderRequestError: this release does so by device only, or the plugin takes no ``device_id``.
     """
-    from onnxruntime.capi import onnxruntime_inference_collection as collection
-
     registration = _REGISTRATIONS[name]
     caller: Any = getattr(collection.InferenceSession, "_register_ep_custom_ops", None)
     is_called = registration in getattr(getattr(caller, "__code__", None), "co_names", ())

@@ -21,6 +21,8 @@ from ..process.background import is_of_a_handler
 from ..process.threads import Executor, Outcome
 from ..provider import lifetime
 from ..provider.settings import DEPTH, MAP_DEPTH, STAGING
+from .device_arrays import with_values
+from .feed_copies import copies_for
 from .pinned import may_be_staged, memory_of
 
 if TYPE_CHECKING:
@@ -41,9 +43,6 @@ def map_session(
     session: RunningSession, feeds: Iterable[Mapping[str, Any]], in_flight: int | None, output_names: Any
 ) -> Iterator[Any]:
     """Yield the results of ``session`` for ``feeds``; see GPUSession.map."""
-    from .device_arrays import with_values
-    from .feed_copies import copies_for
-
     lifetime.refuse_if_unusable(session)
     chosen = session._verified.options_chosen
     threads = int(chosen[DEPTH][0]) if DEPTH in chosen else MAP_DEPTH

@@ -15,7 +15,9 @@ from numpy import ndarray
 
 from ..errors import GPUError
 from ..provider.requests import CPU, CUDA
+from .kept_shapes import SessionShapes
 from .onnxruntimes import InferenceSession, Results, onnxruntimes_method, onnxruntimes_run, run_behind
+from .streams import refuse_foreign, wait_for_values
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -93,8 +95,6 @@ class PlainRunner:
 
     def _run_indirectly(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
         if isinstance(feed, Mapping) and not all(type(value) is ndarray for value in feed.values()):
-            from .streams import refuse_foreign, wait_for_values
-
             refuse_foreign(feed)
             wait_for_values(session, feed)
         return run_behind(session)(output_names, feed, run_options)
@@ -114,8 +114,6 @@ class PlainRunner:
 
     def shapes(self) -> SessionShapes:
         """Return the shapes that have plans."""
-        from .kept_shapes import SessionShapes
-
         return SessionShapes((), 0, None)
 
     def note_bound(self, session: RunningSession, binding: Any, began: float) -> None:

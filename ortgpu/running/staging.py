@@ -14,8 +14,10 @@ from ..model.tensor_types import DTYPES
 from ..process.background import fork_safe_lock, is_of_a_handler
 from ..provider.lifetime import device_of, refuse_if_unusable
 from ..provider.requests import CPU, CUDA
+from .cudart import runtime_of
 from .onnxruntimes import InferenceSession, onnxruntimes_run
 from .plain_runs import PlainRunner
+from .staged_runs import StagedRuns
 
 if TYPE_CHECKING:
     from ..provider.interfaces import VerifiedSession
@@ -113,9 +115,6 @@ class StagedRunner(PlainRunner):
             return None
 
     def _make_runs(self, session: RunningSession) -> StagedRuns | None:
-        from .cudart import runtime_of
-        from .staged_runs import StagedRuns
-
         with _creating:
             if self._runs is None:
                 runtime = runtime_of(device_of(session))

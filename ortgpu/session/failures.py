@@ -15,10 +15,11 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxruntime.capi.onnxruntime_inference_collection import IOBinding  # a tracer may replace the public name
 
+from ..diagnosis.messages.runtime_words import telling_line
 from ..environment.gpu.cuda import initialised_in
 from ..errors import (
     GPUError,
@@ -28,8 +29,18 @@ from ..errors import (
     ProviderFailureError,
     manual,
 )
+from ..process.late import late
 from ..provider import lifetime
 from ..provider.interfaces import Opened
+from ..running.memory import give_back
+from ..running.streams import streams_of, wait_for_caller
+from .budget import exceeded
+from .chosen import with_a_handle
+
+if TYPE_CHECKING:
+    from ..diagnosis.checks import classifier
+else:
+    classifier = late("ortgpu.diagnosis.checks.classifier")
 
 logger = logging.getLogger("ortgpu")
 
@@ -97,8 +108,6 @@ def call_again(session: Any, error: Exception, call: Callable[[], Any], *, is_bo
         budget = session._holdings.budget if session._holdings is not None else None
         if budget is None or not isinstance(refusal, GPUOutOfMemoryError):
             raise refusal
-        from ..running.memory import give_back
-
         if not is_bound or session._gpu_context is not lifetime.OUTDATED:
             with session._holdings.retrying:  # one at a time, so that no other takes what was given back
                 try:
@@ -110,22 +119,16 @@ def call_again(session: Any, error: Exception, call: Callable[[], Any], *, is_bo
                 give_back(session)
         if not isinstance(refusal, GPUOutOfMemoryError):
             raise refusal
-        from .budget import exceeded
-
         raise exceeded(refusal, session, budget) from refusal.__cause__
     finally:
         del refusal, error  # else the error and this frame, in its traceback, would refer to each other
 
 
 def _found(session: Opened, text: str, exception: str | None) -> GPUError | None:
-    from ..diagnosis.messages.runtime_words import telling_line
-
     gone = lifetime.context_is_gone(session, telling_line(text))
     if gone is not None or not lifetime.is_on_gpu(session):  # on the CPU the same words are about host memory
         return gone
-    from ..diagnosis.checks.classifier import of_run
-
-    error = of_run(text, exception, lifetime.device_of(session))
+    error = classifier.of_run(text, exception, lifetime.device_of(session))
     if isinstance(error, PoisonedContextError) and lifetime.gpu_works(lifetime.device_of(session).ordinal):
         return None  # the words come from a name in the model, for instance of an input
     chosen = getattr(vars(session).get("_verified"), "options_chosen", {})
@@ -133,8 +136,6 @@ def _found(session: Opened, text: str, exception: str | None) -> GPUError | None
         without = "if it comes again, do without the layout that a record of `ortgpu tune` has chosen"
         error.fixes = (*error.fixes, manual(f"{without}: GPUSession(model, tuned=False)"))
     if isinstance(error, LibraryNotFoundError) and "enable_cudnn" in chosen:
-        from .chosen import with_a_handle
-
         return with_a_handle(error)
     return error
 
@@ -227,8 +228,6 @@ def move_binding(binding: Any, session: Opened) -> None:
 
 def _wait_for_input(session: Any, name: Any = None, *_: Any, **__: Any) -> None:
     """Wait for the memory of an input that ONNX Runtime copies to the host now, and not in the run."""
-    from ..running.streams import streams_of, wait_for_caller
-
     streams = streams_of(session) if session is not None else None
     if streams is not None and name in streams.read_on_host:
         wait_for_caller(session)

@@ -25,15 +25,31 @@ from ..environment.gpu.cuda import initialising
 from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
 from ..model.files import stamp_of
 from ..model.outline import GraphOutline
+from ..process.late import late
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest, as_request
+from ..provider.living import register
+from ..provider.placement import has_convolutions
+from ..provider.rank_devices import claimed_ordinal
 from ..provider.requests import CPUNodes, check_names, parse  # CPUNodes for typing.get_type_hints
 from ..provider.settings import CAPTURE
 from ..provider.sizes import GPUSize, Size, parse_size
+from ..running.device_arrays import run_on_device, with_values
+from ..running.memory import holdings_of, read_memory, trim
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
+from ..running.pinned import memory_of
+from ..running.pipeline import map_session
 from ..running.plain_runs import PlainRunner
+from ..running.shaped_runs import ShapedRunner
+from ..running.staging import StagedRunner, may_stage
 from ..running.streams import order_results, streams_of, wait_for_caller, wait_for_values
+from ..running.turns import take_turns, trim_when_idle
+from ..running.warming import warm, warm_sizes
 from . import failures
+from .async_runs import run_async
+from .budget import holdings_within
+from .guard_policy import judge
+from .reopening import reduced, unchanged_on_error
 from .request import (
     FACTS,
     PINNED_MEMORY_LIMIT,
@@ -46,6 +62,7 @@ from .request import (
     checked,
     no_fallback,
 )
+from .shapes import maker_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -53,12 +70,22 @@ if TYPE_CHECKING:
 
     from ..model.files import ModelSource
     from ..provider.placement import Placement
+    from ..running import graph_requests
     from ..running.kept_shapes import SessionShapes
     from ..running.memory import Holdings, SessionMemory
     from ..running.pinned import PinnedMemory
+    from . import opening, placement_details
     from .placement_details import PlacementDetails
+    from .pool import batching
     from .pool.batching import Batched
     from .request import Verified
+    from .tuning import tuning
+else:
+    opening = late("ortgpu.session.opening")
+    tuning = late("ortgpu.session.tuning.tuning")
+    batching = late("ortgpu.session.pool.batching")
+    placement_details = late("ortgpu.session.placement_details")
+    graph_requests = late("ortgpu.running.graph_requests")
 
 Measured = TypeVar("Measured")
 
@@ -247,19 +274,13 @@ class GPUSession(LastOfOurs):
             try:
                 self._refuse_if_lost()
                 driver = initialising() if load_runtime().provider_library is not None else None
-                from .opening import open_on_gpu  # while the driver initialises: neither waits for the other
-
-                verified = open_on_gpu(self, construct, request, outline, driver)
+                verified = opening.open_on_gpu(self, construct, request, outline, driver)
             except GPUError as error:
                 self._let_go(error)
-                from .opening import open_on_cpu
-
-                verified = open_on_cpu(self, construct, request, outline, error)
+                verified = opening.open_on_cpu(self, construct, request, outline, error)
             self._keep(request, verified)
             self._gpu_runner = _runner_of(self, self._request, verified)
             if request.trim_idle is not None:
-                from ..running.turns import trim_when_idle
-
                 trim_when_idle(self, self._gpu_runner, request.trim_idle)
         except BaseException as error:
             self._let_go(error)  # a failure must leave nothing behind
@@ -270,8 +291,6 @@ class GPUSession(LastOfOurs):
             outline.close()
             if driver is not None:
                 driver.result()  # wait, so that no thread is left behind
-        from ..provider.living import register  # not imported above if the GPU was already lost
-
         register(self)
         self._gpu_context = lifetime.context_check(self)
         self._own_names = frozenset((*vars(self), "_own_names", "_pinned", "_holdings")) - others
@@ -284,9 +303,7 @@ class GPUSession(LastOfOurs):
 
     def _gpu_tune(self, model: ModelSource, ordinal: int | None) -> None:
         """Tune a model for ``tuned="now"``, as :func:`ortgpu.tune` does. The opening of a session calls this."""
-        from .tuning.tuning import tune_unless_tuned
-
-        tune_unless_tuned(model, ordinal)
+        tuning.tune_unless_tuned(model, ordinal)
 
     @classmethod
     def for_rank(
@@ -312,8 +329,6 @@ class GPUSession(LastOfOurs):
         Not promised: ranks in separate containers that share no folder for temporary files do not notice that they use
         the same GPU. ``ortgpu.distributed.preflight`` does.
         """
-        from ..provider.rank_devices import claimed_ordinal
-
         if "device" in kwargs:
             raise TypeError("for_rank() takes no device: the rank decides")
         return cls(path_or_bytes, sess_options, providers, provider_options, device=claimed_ordinal(), **kwargs)
@@ -343,8 +358,6 @@ class GPUSession(LastOfOurs):
             if self._gpu_context is context:
                 return results  # else a run beside this one may have left a wrong plan to it
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            from ..running.device_arrays import with_values
-
             values = with_values(self, input_feed)
             if values is None and isinstance(error, AttributeError) and self._gpu_context is not context:
                 values = dict(input_feed)  # the C++ session was not there, as another thread opened it again
@@ -378,8 +391,6 @@ class GPUSession(LastOfOurs):
         if not callable(callback):  # ONNX Runtime would notice in its own thread and end the process
             raise TypeError(f"callback must be callable, not {callback!r}")
 
-        from .async_runs import run_async
-
         try:
             lifetime.refuse_after_reset(self, self._gpu_context)
             if isinstance(input_feed, Mapping):
@@ -400,8 +411,6 @@ class GPUSession(LastOfOurs):
         tensors and not of strings. ONNX Runtime raises RuntimeError for other types, and for wrong names, shapes and
         types.
         """
-        from ..running.device_arrays import run_on_device
-
         return run_on_device(self, output_names, input_feed, run_options)
 
     def map(
@@ -435,8 +444,6 @@ class GPUSession(LastOfOurs):
             ExecutionError: the session is closed.
             TypeError, ValueError: ``feeds`` is not iterable or is a single feed; ``in_flight`` is not a positive int.
         """
-        from ..running.pipeline import map_session
-
         return map_session(self, feeds, in_flight, output_names)
 
     def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Unpack[BatchedOptions]) -> Batched:
@@ -446,11 +453,8 @@ class GPUSession(LastOfOurs):
         serve it: two run, and one collects. :class:`ortgpu.session.pool.batching.Batched` has the options, and says
         what is raised.
         """
-        from ..running.warming import warm_sizes
-        from .pool.batching import batched_session
-
         warm = functools.partial(warm_sizes, self)
-        return batched_session(self, max_batch=max_batch, max_wait=max_wait, warm=warm, **options)
+        return batching.batched_session(self, max_batch=max_batch, max_wait=max_wait, warm=warm, **options)
 
     def pinned_empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
         """Return an empty array of ``shape`` and ``dtype`` in pinned memory, from which copies to the GPU are fastest.
@@ -463,8 +467,6 @@ class GPUSession(LastOfOurs):
             ExecutionError: the session is closed.
             TypeError: ``dtype`` is that of Python objects.
         """
-        from ..running.pinned import memory_of
-
         return memory_of(self).empty(shape, dtype)
 
     @measured
@@ -474,8 +476,6 @@ class GPUSession(LastOfOurs):
         Raises:
             ExecutionError: the session is closed, or lost the GPU.
         """
-        from ..running.memory import read_memory
-
         return read_memory(self)
 
     def trim(self) -> None:
@@ -489,8 +489,6 @@ class GPUSession(LastOfOurs):
         Raises:
             ExecutionError: the session is closed, or lost the GPU.
         """
-        from ..running.memory import trim
-
         trim(self)
 
     def warm(
@@ -511,8 +509,6 @@ class GPUSession(LastOfOurs):
             TypeError, ValueError: a feed is no mapping, or the model declares no type for a shape.
             GPUError, Exception: as ``run`` raises.
         """
-        from ..running.warming import warm
-
         return warm(self, feeds, progress)
 
     @property
@@ -596,11 +592,11 @@ class GPUSession(LastOfOurs):
             GPUError: the child could not open the model on this session's device.
             TimeoutError: it took more than five minutes.
         """
-        from .placement_details import explain_placement
-
         lifetime.refuse_if_closed(self)
         device = lifetime.device_of(self)
-        return explain_placement(self._request.model, device=device.ordinal if device.is_gpu else device.kind)
+        return placement_details.explain_placement(
+            self._request.model, device=device.ordinal if device.is_gpu else device.kind
+        )
 
     def close(self) -> None:
         """Close the session and free its GPU memory. Any later use raises ExecutionError. Closing twice is fine.
@@ -630,8 +626,6 @@ class GPUSession(LastOfOurs):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from .reopening import reduced
-
         return reduced(self, type(self))
 
     @property
@@ -660,9 +654,6 @@ class GPUSession(LastOfOurs):
             ProviderRequestError: the providers are malformed or do not include CUDA.
             GPUError, Exception: as the constructor raises.
         """
-        from .guard_policy import judge
-        from .reopening import unchanged_on_error
-
         lifetime.refuse_if_unusable(self)
         request, device = self._request, lifetime.device_of(self)
         requested, verdict = parse(providers, provider_options), judge(providers, provider_options)
@@ -706,8 +697,6 @@ class GPUSession(LastOfOurs):
         self._request = request
         self._model_stamp = stamp_of(request.model)
         if verified.budget is not None:
-            from .budget import holdings_within
-
             self._holdings = holdings_within(verified.budget)
         self._pinned_memory_limit = parse_size("pinned_memory_limit", request.pinned_memory_limit)
 
@@ -727,30 +716,17 @@ def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified)
     if not verified.device.is_gpu:
         return PlainRunner(session)
     if request.cuda_graph or CAPTURE in verified.options_chosen:
-        from ..running.graph_requests import captured
-
-        return captured(session)
-    from ..running.staging import StagedRunner, may_stage
-
+        return graph_requests.captured(session)
     staged = may_stage(session)
     runner = StagedRunner(session) if staged else PlainRunner(session)
     if session._holdings is not None and session._holdings.turns is not None:
-        from ..running.turns import take_turns
-
         take_turns(runner, session._holdings.turns)
         return runner  # a budget leaves no room for plans
-    from ..provider.placement import has_convolutions
-
     if not has_convolutions(verified.placement):
         return runner
-    from .shapes import maker_of
-
     make = maker_of(session, request, verified, staged=staged)
     if make is None:
         return runner
-    from ..running.memory import holdings_of
-    from ..running.shaped_runs import ShapedRunner
-
     shaped = ShapedRunner(session, runner, make)
     holdings_of(session).add("plans", shaped)
     return shaped

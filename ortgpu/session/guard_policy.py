@@ -13,6 +13,8 @@ from ..environment.packages.plugins import listed_accelerators, listed_providers
 from ..errors import GPUError, ProviderRequestError
 from ..provider.options import carries_providers
 from ..provider.requests import CPU, CUDA, TENSORRT, ProviderList, parse, suggest
+from ..provider.runtime import load_runtime
+from ..provider.tensorrt import check_loadable, check_plugin
 
 logger = logging.getLogger("ortgpu")
 
@@ -100,9 +102,6 @@ def _known() -> set[str]:
 
 def _is_usable(tensorrt: str) -> bool:
     """Return False for a TensorRT that keeps a session from opening, which would open without it."""
-    from ..provider.runtime import load_runtime
-    from ..provider.tensorrt import check_loadable, check_plugin
-
     bridge = load_runtime().packages.onnxruntime.bridge
     try:
         if tensorrt in listed_providers():

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import PackageError
+from ..process.late import late
+
+if TYPE_CHECKING:
+    from . import gpu_session
+else:
+    gpu_session = late("ortgpu.session.gpu_session")
 
 
 def gpu_session_class() -> type[Any]:
     """Return GPUSession, or a stand-in that raises the PackageError where a session is opened."""
     try:
-        from .gpu_session import GPUSession
+        return gpu_session.GPUSession
     except PackageError:
         return _Unavailable
-    return GPUSession
 
 
 class _Unavailable:
     """A stand-in for GPUSession. Each use tries the import again, so that it notices a repaired environment."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        from .gpu_session import GPUSession
-
-        return GPUSession(*args, **kwargs)
+        return gpu_session.GPUSession(*args, **kwargs)
 
     @classmethod
     def for_rank(cls, *args: Any, **kwargs: Any) -> Any:
-        from .gpu_session import GPUSession
-
-        return GPUSession.for_rank(*args, **kwargs)
+        return gpu_session.GPUSession.for_rank(*args, **kwargs)
 
 
 _Unavailable.__name__ = _Unavailable.__qualname__ = "GPUSession"

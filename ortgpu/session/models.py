@@ -15,8 +15,10 @@ from ..environment.gpu.cuda import initialise
 from ..errors import ExecutionError, GPUError, GPUOutOfMemoryError, InsufficientDeviceMemoryError, manual
 from ..model.files import stamp_of
 from ..model.weights import bytes_of_weights
+from ..process.late import late
 from ..process.reminders import Reminder
 from ..provider.devices import as_request, choose_visible, is_cpu
+from ..provider.requests import parse
 from ..provider.sizes import GPUSize, bytes_of_gpu, parse_gpu_size
 from ..running import arena
 from .budget import with_room_outside
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
 
     from ..running.onnxruntimes import Results
+    from . import gpu_session
     from .gpu_session import GPUSession
+else:
+    gpu_session = late("ortgpu.session.gpu_session")
 
 Result = TypeVar("Result")
 
@@ -312,14 +317,12 @@ class GPUModels(Mapping[str, GPUModel]):
 
     def _open(self, model: GPUModel, share: int) -> None:
         """Open a session with a share of the budget, for which others are closed. The lock is held."""
-        from .gpu_session import GPUSession
-
         budget = self._budget
         memory: dict[str, Any] = {} if budget is None else {"memory": share}
         if os.path.exists(model.path):  # else ONNX Runtime refuses it, and nothing has to make room
             self._make_room(model, share)
         try:
-            session = GPUSession(model.path, **self._arguments, **memory)
+            session = gpu_session.GPUSession(model.path, **self._arguments, **memory)
         except InsufficientDeviceMemoryError as error:
             model._last_error = error
             if budget is None or share >= budget:
@@ -411,8 +414,6 @@ class GPUModels(Mapping[str, GPUModel]):
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raise what the constructor of GPUSession would raise for arguments, before a model is opened."""
-    from ..provider.requests import parse
-
     others = {name: value for name, value in arguments.items() if name not in NAMES}
     own = {name: arguments[name] for name in NAMES if name in arguments}
     providers = parse(own.pop("providers", None), own.pop("provider_options", None))

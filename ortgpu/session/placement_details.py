@@ -10,12 +10,13 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..environment.child_process import ChildFailedError, ChildProcess
 from ..errors import GPUError, counted
 from ..model.files import ModelSource
 from ..model.outline import GraphOutline, Node
+from ..process.late import late
 from ..process.temporary import private_folder
 from ..provider.devices import is_cpu
 from ..provider.placement import (
@@ -29,6 +30,14 @@ from ..provider.placement import (
     not_recorded,
 )
 from ..provider.requests import CPU, CUDA
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+    from ..running import onnxruntimes
+else:
+    onnxruntimes = late("ortgpu.running.onnxruntimes")
+    onnxruntime = late("onnxruntime")
 
 # The log messages of 1.24 to 1.31: cuda_execution_provider.cc, fallback_cpu_capability.cc, transformer_memcpy.cc.
 _NO_KERNEL = re.compile(
@@ -109,13 +118,13 @@ def explain_placement(
         GPUError: the model cannot be opened on the GPU, with the error class that GPUSession would raise.
         TimeoutError: it took more than ``timeout`` seconds.
     """
-    from ..running.onnxruntimes import gpu_session_class  # not above: it imports ONNX Runtime
-
     source = model if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
     with private_folder("ortgpu-placement-") as folder, ChildProcess(keeps_output=True) as child:
         optimised = os.path.join(folder, "optimised.onnx")
         try:
-            placed, on_gpu = child.ask(open_and_record, gpu_session_class(), source, device, optimised, timeout=timeout)
+            placed, on_gpu = child.ask(
+                open_and_record, onnxruntimes.gpu_session_class(), source, device, optimised, timeout=timeout
+            )
         except GPUError:
             raise
         except Exception as error:
@@ -142,10 +151,8 @@ def open_and_record(
     Raises:
         GPUError: it does not open, or ONNX Runtime did not record its placement.
     """
-    from onnxruntime import SessionOptions  # not above: session_class has been imported, which loads its libraries
-
     os.umask(0o077)  # the optimised model contains the weights
-    options = SessionOptions()
+    options = onnxruntime.SessionOptions()
     options.log_severity_level = 0
     options.optimized_model_filepath = optimised
     allow_cpu = True if is_cpu(device) else None  # of a session that was allowed to be there

@@ -19,6 +19,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..model.files import ModelSource, is_ort_format, stamp_of
+from ..process.late import late
 from ..process.temporary import private_folder
 from ..process.threads import Executor, Outcome
 from ..provider.devices import Device, free_memory
@@ -34,8 +35,13 @@ from .plan import STREAM
 from .request import SessionRequest, Verified
 
 if TYPE_CHECKING:
+    from ..model import branches as graph_branches
+    from ..running import shape_plans
     from ..running.plain_runs import RunningSession
     from ..running.shape_plans import Lane, ShapePlans
+else:
+    shape_plans = late("ortgpu.running.shape_plans")
+    graph_branches = late("ortgpu.model.branches")
 
 # The part of the GPU's free memory that the plans of a session may take, when they are made
 PART_OF_FREE_MEMORY = 0.5
@@ -78,9 +84,7 @@ class PlanSource:
             NoPlansError: the model does not allow it, or the GPU has no room.
             Exception: ONNX Runtime's own.
         """
-        from ..running.shape_plans import ShapePlans
-
-        return ShapePlans(self._open(branches, 1), functools.partial(self._open, branches))
+        return shape_plans.ShapePlans(self._open(branches, 1), functools.partial(self._open, branches))
 
     def _device_guard(self) -> contextlib.AbstractContextManager[None]:
         """Return a guard for this thread: memory for a session must not spoil a graph that another one captures."""
@@ -93,8 +97,6 @@ class PlanSource:
 
     def _open(self, branches: int, count: int) -> list[Lane]:
         """Return so many sessions with branches, or as many as the GPU has room for. Raises as :meth:`make` does."""
-        from ..running.shape_plans import FurtherSession, Lane
-
         with private_folder("ortgpu-shapes-") as folder, self._device_guard():
             path, size = self._optimised(folder)
             room = room_for(self.device, size)
@@ -110,7 +112,7 @@ class PlanSource:
 
             def opened() -> Lane:
                 with self._device_guard():
-                    session = FurtherSession(
+                    session = shape_plans.FurtherSession(
                         self.device,
                         self.pinned_memory_limit,
                         path,
@@ -120,9 +122,9 @@ class PlanSource:
                     )
                 self._check_placement(session, branches)
                 runner = StagedRunner(session) if self.staged else PlainRunner(session)
-                return Lane(session, runner, selectors, branches)
+                return shape_plans.Lane(session, runner, selectors, branches)
 
-            outcomes = [Outcome[Lane]() for _ in range(count)]
+            outcomes = [Outcome[shape_plans.Lane]() for _ in range(count)]
             executor = Executor(count, "ortgpu-shapes")
             for outcome in outcomes:
                 executor.submit(outcome, opened)
@@ -258,9 +260,7 @@ def room_for(device: Device, weights: int) -> int | None:
 
 def _rewritten(path: str, branches: int, overridable: tuple[str, ...]) -> list[str]:
     """Rewrite the file of a model as one with branches. Return the names of the inputs that choose one."""
-    from ..model.branches import read_model, with_branches  # imports onnx
-
-    model, selectors = with_branches(read_model(path), branches, overridable)
+    model, selectors = graph_branches.with_branches(graph_branches.read_model(path), branches, overridable)
     with open(path, "wb") as file:
         file.write(model.SerializeToString())
     return selectors

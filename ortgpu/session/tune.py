@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..model.files import ModelSource
+from ..process.late import late
 from ..provider.requests import parse
 from .tuning.children import Place, Trial, Tuning
 
 if TYPE_CHECKING:
     from ..provider.devices import Device, DeviceRequest
+    from .tuning import tuning
     from .tuning.tuning import Objective, Precision
+else:
+    tuning = late("ortgpu.session.tuning.tuning")
 
 BUDGET = 60.0  # seconds
 _BATCHES: Mapping[str, tuple[int, ...]] = {"latency": (1,), "throughput": (32,)}
@@ -71,7 +75,6 @@ def tune(
         raise ValueError("there must be a feed, or a batch, and batches must be of one item or more")
     given = tuple(parse(list(providers), None).as_arguments())
     from .gpu_session import GPUSession as GPUSession  # raises the reason if ONNX Runtime cannot be imported
-    from .tuning.tuning import Wanted, tune_at
 
-    wanted = Wanted(model, device, feeds, shapes, objective, precision, budget, on_trial, given)
-    return tune_at(Place(), wanted, record)
+    wanted = tuning.Wanted(model, device, feeds, shapes, objective, precision, budget, on_trial, given)
+    return tuning.tune_at(Place(), wanted, record)

@@ -11,16 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ortgpu.cli import output, shape_times
+from ortgpu.cli import output, report, shape_times
 from ortgpu.cli.batches import parse_batches
+from ortgpu.cli.bench.measuring import RUN, Bench, LeftOut, recommend
+from ortgpu.cli.inputs import read_inputs, refusal
 from ortgpu.environment.packages.installer import install_extra
 from ortgpu.errors import GPUError
+from ortgpu.process.late import late
+from ortgpu.session.tuning.children import first_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ortgpu.cli.bench.measuring import Bench, Feed, Figure, LeftOut
+    from ortgpu.cli.bench import plot as pictures
+    from ortgpu.cli.bench.measuring import Feed, Figure
     from ortgpu.provider.devices import Device
+    from ortgpu.running import made_inputs
+else:
+    pictures = late("ortgpu.cli.bench.plot")
+    made_inputs = late("ortgpu.running.made_inputs")
 
 PLOTS = (".png", ".svg")
 _DEFAULT_BATCHES = (1, 8, 64)
@@ -89,9 +98,6 @@ def bench(
       "recommended", "shapes"
     A "batch" of null is a fixed one. In "left_out" it means all of them.
     """
-    from ortgpu.cli import report
-    from ortgpu.cli.bench.measuring import recommend
-    from ortgpu.cli.inputs import refusal
 
     try:
         with report.quiet() as caught:
@@ -130,9 +136,7 @@ def bench(
         if on_cpu_because:
             output.show_that_on_cpu(console, f"{model} was measured", by_option=allow_cpu)
     if plot is not None:  # after the figures, since a full disk must not lose them
-        from ortgpu.cli.bench.plot import draw
-
-        draw(figures, f"{model.name} on {_place(device)}", plot)
+        pictures.draw(figures, f"{model.name} on {_place(device)}", plot)
         if not as_json:
             output.line(output.stdout(), f"Written: {plot}")
     return 0
@@ -158,7 +162,6 @@ def _show(console: Console, figures: list[Figure], left_out: list[LeftOut], reco
 def _measure(
     model: Path, batches: tuple[int, ...] | None, inputs: Path | None, rounds: int, allow_cpu: bool
 ) -> tuple[Bench, list[Figure], list[shape_times.ShapeTimes]]:
-    from ortgpu.cli.bench.measuring import Bench
 
     with contextlib.ExitStack() as stack:
         with output.progress("Opening the model in each way"):
@@ -171,9 +174,6 @@ def _measure(
 
 def _times_of_shapes(opened: Bench, figures: list[Figure]) -> list[shape_times.ShapeTimes]:
     """Return what a change between the measured batches costs; nothing where there was one batch alone."""
-    from ortgpu.cli.bench.measuring import RUN, LeftOut
-    from ortgpu.session.tuning.children import first_line
-
     sizes = [figure.batch for figure in figures if figure.way == RUN and figure.batch is not None]
     try:
         return shape_times.measure(opened.session, sizes) if len(sizes) > 1 else []
@@ -183,23 +183,20 @@ def _times_of_shapes(opened: Bench, figures: list[Figure]) -> list[shape_times.S
 
 
 def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) -> dict[int | None, Feed]:
-    from ortgpu.cli.inputs import read_inputs
-    from ortgpu.running.made_inputs import UnknownInputError, batch_dimension, make_inputs
-
     declared: list[Any] = opened.session.get_inputs()
     if inputs is not None:
         if batches is not None:
             raise click.UsageError("--inputs is one batch: leave --batch out")
         return {None: read_inputs(inputs, declared)}
-    is_fixed = batch_dimension(declared) is None
+    is_fixed = made_inputs.batch_dimension(declared) is None
     if is_fixed and batches is not None:
         shapes = ", ".join(f"{each.name} {each.shape}" for each in declared) or "it has no inputs"
         raise click.UsageError(f"MODEL has no free batch dimension ({shapes}): leave --batch out")
     feeds: dict[int | None, Feed] = {}
     for size in (None,) if is_fixed else batches or _DEFAULT_BATCHES:
         try:
-            feeds[size] = make_inputs(declared, size or 1)
-        except UnknownInputError as error:
+            feeds[size] = made_inputs.make_inputs(declared, size or 1)
+        except made_inputs.UnknownInputError as error:
             opened.leave_out(size, error)
     return feeds
 

@@ -14,13 +14,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ortgpu.process.late import late
 
 from ...errors import GPUError
 from ...process.timing import alternate, quartiles
 from ...provider.devices import Device
 from ...session.gpu_session_pool import GPUSessionPool
+from ...session.guard.guard import uninstall
 from ...session.tuning.children import Place, first_line
+
+if TYPE_CHECKING:
+    from ...session import gpu_session
+    from ...session.tuning import trial
+else:
+    gpu_session = late("ortgpu.session.gpu_session")
+    trial = late("ortgpu.session.tuning.trial")
 
 Feed = Mapping[str, Any]
 
@@ -139,17 +149,15 @@ class Bench:
     """
 
     def __init__(self, model: str, opened: ExitStack, *, allow_cpu: bool | None = None) -> None:
-        from ...session.gpu_session import GPUSession
-
         self.left_out: list[LeftOut] = []
         self.error: Exception | None = None
-        self.session = opened.enter_context(GPUSession(model, allow_cpu=allow_cpu))
+        self.session = opened.enter_context(gpu_session.GPUSession(model, allow_cpu=allow_cpu))
         self._ways: list[_Way] = []
         device = self.session.device
 
         def graph() -> _Way:
             options: dict[str, Any] = {"device": device.ordinal, "cpu_nodes": "allow"}
-            return _Way("graph", opened.enter_context(GPUSession(model, cuda_graph=True, **options)).run)
+            return _Way("graph", opened.enter_context(gpu_session.GPUSession(model, cuda_graph=True, **options)).run)
 
         def pool() -> _Way:
             opened_pool = opened.enter_context(GPUSessionPool(model, allow_cpu=allow_cpu, cpu_nodes="allow"))
@@ -214,11 +222,8 @@ class Bench:
 
 
 def _open_plain(model: str, device: Device) -> Any:
-    from ...session.guard.guard import uninstall
-    from ...session.tuning.trial import open_session
-
     uninstall()  # else ORTGPU_ENFORCE=1 would make it a GPUSession
-    return open_session(model, {}, Place(device.ordinal if device.is_gpu else None), {})
+    return trial.open_session(model, {}, Place(device.ordinal if device.is_gpu else None), {})
 
 
 def recommend(figures: Sequence[Figure]) -> list[str]:

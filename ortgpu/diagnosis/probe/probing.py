@@ -7,25 +7,42 @@ reports each step before and after it is tried; the parent kills it, with all th
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...environment.child import cause_of_death
 from ...environment.child_process import ChildFailedError, ChildProcess
+from ...environment.gpu.cuda import initialise
 from ...environment.gpu.driver import LIBCUDA, load_libcuda, read_nvml
+from ...environment.libraries.wheel import read_provider
 from ...environment.packages.plugins import environ_of_child
 from ...errors import GPUError, counted
 from ...model.files import is_special_file
 from ...process import parent
+from ...process.late import late
 from ...process.temporary import private_folder
-from ...provider.preloading import OPENING, logger, preload
+from ...provider.options import recording_options
+from ...provider.placement import read_placement
+from ...provider.preloading import OPENING, logger, preload, why_provider_does_not_load
+from ...provider.records import describe_record
 from ...provider.requests import CPU, CUDA
+from ...provider.runtime import load_runtime, why_plugin_is_of_no_use
 from .result import NVML, ProbeResult, ProbeStep
+
+if TYPE_CHECKING:
+    import numpy
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as extension
+else:
+    onnxruntime = late("onnxruntime")
+    extension = late("onnxruntime.capi.onnxruntime_pybind11_state")
+    numpy = late("numpy")
 
 # y = Relu(x) for four floats: opset 13, IR version 7, which every release since 1.7 reads.
 RELU = bytes.fromhex(
@@ -169,8 +186,6 @@ _ACCESS_VIOLATION = 0xC0000005 - (1 << 32)  # as the signed number that os._exit
 
 
 def _driver() -> _Outcome:
-    from ...environment.gpu.cuda import initialise
-
     # The parent asks the driver only what this process survives.
     _report({"opening": NVML})
     read_nvml()
@@ -188,9 +203,6 @@ def _driver() -> _Outcome:
 
 def _record(model: str | bytes) -> _Outcome:
     """Say what a record of tune does for the model on the first GPU."""
-    from ...environment.gpu.cuda import initialise
-    from ...provider.records import describe_record
-
     return True, describe_record(model, next(iter(initialise().devices or ()), None)), {}
 
 
@@ -218,28 +230,19 @@ class _Opening(logging.Handler):
 
 
 def _import() -> _Outcome:
-    import onnxruntime
-
-    from ...provider.runtime import load_runtime
-
+    importlib.import_module("onnxruntime")
     providers = list(load_runtime().available_providers or onnxruntime.get_available_providers())
     return CUDA in providers, f"onnxruntime {onnxruntime.__version__}", {"providers": providers}
 
 
 def _training() -> _Outcome:
-    import onnxruntime
-    from onnxruntime import training
     from onnxruntime.training import api, artifacts
 
-    data = {"ort_module": hasattr(training, "ORTModule")}
+    data = {"ort_module": hasattr(onnxruntime.training, "ORTModule")}
     return bool(api and artifacts), f"onnxruntime.training of {onnxruntime.__version__}", data
 
 
 def _provider() -> _Outcome:
-    from ...environment.libraries.wheel import read_provider
-    from ...provider.preloading import why_provider_does_not_load
-    from ...provider.runtime import load_runtime, why_plugin_is_of_no_use
-
     runtime = load_runtime()
     path = runtime.provider_library
     if path is None:
@@ -257,19 +260,11 @@ def _load(model: str | bytes) -> _Outcome:
     No weights are read from other files, and the model is not made ready to run, which may take long and means other
     kernels on the CPU.
     """
-    from onnxruntime import SessionOptions
-    from onnxruntime.capi import onnxruntime_pybind11_state as extension
-
-    extension.InferenceSession(SessionOptions(), model, isinstance(model, str), False)
+    extension.InferenceSession(onnxruntime.SessionOptions(), model, isinstance(model, str), False)
     return True, "read", {}
 
 
 def _session(model: str | bytes, *, run: bool = False) -> _Outcome:
-    import onnxruntime
-
-    from ...provider.options import recording_options
-    from ...provider.placement import read_placement
-
     session = onnxruntime.InferenceSession(model, recording_options(), providers=[CUDA, CPU], enable_fallback=0)
     bound = list(session.get_providers())
     placement = read_placement(session)
@@ -280,8 +275,6 @@ def _session(model: str | bytes, *, run: bool = False) -> _Outcome:
     if CUDA not in bound:
         return False, f"bound: {', '.join(bound)}", data
     if run:
-        import numpy
-
         result = session.run(None, {"x": numpy.array([-1, 0, 1, 2], dtype=numpy.float32)})[0]
         return result.tolist() == [0, 0, 1, 2], f"ran: {result.tolist()}", data
     return True, counted(len(placement.nodes), "node") if placement.known else "opened", data

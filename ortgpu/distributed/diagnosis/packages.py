@@ -11,6 +11,7 @@ import shlex
 from importlib import import_module
 from typing import Final, Literal, get_args
 
+from ...diagnosis import diagnosing
 from ...diagnosis.checks.packages import broken_files, is_vital
 from ...diagnosis.facts import Facts
 from ...diagnosis.remedies import fixes as remedies
@@ -336,7 +337,5 @@ def has_collective_ops() -> bool:
     runtime = load_runtime()
     found = runtime.has_collective_ops
     if found is None:
-        from ...diagnosis import diagnosing
-
         raise diagnosing.why_no_module(runtime)
     return found

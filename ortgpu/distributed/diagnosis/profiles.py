@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...diagnosis.diagnosing import Diagnosis, check_timeout, diagnose_inference
+from ...process.late import late
+
+if TYPE_CHECKING:
+    from . import training
+else:
+    training = late("ortgpu.distributed.diagnosis.training")
 
 Profile = Literal["inference", "training"]
 
@@ -55,6 +61,4 @@ def diagnose(
         raise ValueError("the profile 'training' judges no model")
     if shared_folder is not None and not os.fspath(shared_folder):  # it would mean the working directory
         raise ValueError("shared_folder is empty")
-    from .training import diagnose_training  # its checks need much that inference does not
-
-    return diagnose_training(ssh, shared_folder, probe=probe, timeout=timeout)
+    return training.diagnose_training(ssh, shared_folder, probe=probe, timeout=timeout)

@@ -15,7 +15,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+from ...process.late import late
+
+if TYPE_CHECKING:
+    import sysconfig
+else:
+    sysconfig = late("sysconfig")
 
 # The same names for the same processors
 _ELF_MACHINES = {3: "i386", 21: "ppc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
@@ -95,8 +102,6 @@ def this_machine() -> str:
     """Return the machine that code in this process is for: on Windows that of Python, which may be emulated."""
     if hasattr(os, "uname"):
         return os.uname().machine
-    import sysconfig  # a millisecond, of which Linux has no need
-
     built_for = {"win-amd64": "x86_64", "win-arm64": "aarch64", "win32": "i386"}
     return built_for.get(sysconfig.get_platform()) or platform.machine()
 

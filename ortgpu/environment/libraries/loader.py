@@ -13,6 +13,7 @@ from ...process.untranslated import untranslated
 from ..packages.metadata import mapped_libraries, read_maps
 from ..packages.plugins import CUDA_LIBRARY
 from .library_file import read_elf
+from .loader_windows import WindowsLoader
 
 if TYPE_CHECKING:
     from .loader_windows import WindowsLoader
@@ -97,8 +98,6 @@ def _libc() -> ctypes.CDLL:
 @functools.cache
 def loader_of_this_process() -> Loader:
     if sys.platform == "win32":
-        from .loader_windows import WindowsLoader
-
         return WindowsLoader()
     return PosixLoader()
 

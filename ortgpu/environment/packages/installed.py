@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import hashlib
 import importlib.machinery
 import importlib.util
 import itertools
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from ..gpu.driver import load_libcuda
 from ..libraries.loader import loaded_plugin
 from .metadata import (
     MetadataFolder,
@@ -353,8 +355,6 @@ def _cuda_of_driver(plugins: Sequence[PluginPackage]) -> int | None:
     """Return the major version of CUDA that the driver supports, if several packages wait for that answer."""
     if sum(one.library is not None for one in plugins) < 2:
         return None
-    from ..gpu.driver import load_libcuda
-
     *_, version = load_libcuda()
     return version[0] if version is not None else None
 
@@ -481,8 +481,6 @@ def _fault_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> L
 
 def _hash_of(path: str) -> str | None:
     try:
-        import hashlib  # which loads OpenSSL: milliseconds that a session does without
-
         digest, block = hashlib.sha256(), 1 << 20
         with open(path, "rb") as file:
             while data := file.read(block):

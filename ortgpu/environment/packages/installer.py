@@ -11,11 +11,18 @@ import sys
 import sysconfig
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING
 
 from ...process.background import fork_safe_lock
+from ...process.late import late
 from . import interpreter
 from .interpreter import this_interpreter
 from .metadata import absolute, read_text, search_path
+
+if TYPE_CHECKING:
+    from . import origin
+else:
+    origin = late("ortgpu.environment.packages.origin")
 
 _of_sysconfig = fork_safe_lock()  # sysconfig has no lock before Python 3.13, and fails in a second thread
 
@@ -82,10 +89,10 @@ def quote_program(path: str, *, windows: bool) -> str:
 
 def install_extra(extra: str) -> str:
     """Return the command that adds an extra of ortgpu to this environment."""
-    from .origin import words_for_extra  # not at the top: it imports importlib.metadata
-
     windows = os.name == "nt"
-    return " ".join([read_installer().install, *(quoted(word, windows=windows) for word in words_for_extra(extra))])
+    return " ".join(
+        [read_installer().install, *(quoted(word, windows=windows) for word in origin.words_for_extra(extra))]
+    )
 
 
 def read_installer() -> Installer:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from ..libraries.library_file import read_section
 from .metadata import MetadataFolder, Place, list_distributions, list_names, read_text
 
 Way = Literal["built in", "registered by the program", "bundled plugin", "plugin package"]
@@ -211,8 +212,6 @@ def _bundles_plugin(extension: str | None, module: object) -> bool:
     package = os.path.dirname(os.path.dirname(extension))
     if "cuda-plugin-ep" not in read_text(os.path.join(package, "__init__.py")):
         return False
-    from ..libraries.library_file import read_section  # only for releases that may bundle a plugin
-
     return _MARK in (read_section(extension, ".rodata") or b"")
 
 

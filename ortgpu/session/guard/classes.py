@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from ...errors import GPUError
 from ...process.background import fork_safe_lock
 from ...provider.interfaces import Session
 from ...provider.lifetime import refuse_if_unusable
 from ...provider.living import register
-from ...provider.requests import CPU
 from ...running.onnxruntimes import InferenceSession
+from ..failures import without_our_frames
 from ..gpu_session import GPUSession
 from ..guard_policy import attainable, judge
 from ..reopening import has_own_state, reduced, set_class, unchanged_on_error
-from ..request import OWN, cpu_is_allowed_by_variable, misspelt
+from ..request import OWN, misspelt
 from .exemptions import is_exempt
+from .verification import is_on_plugin
 
 _lock = fork_safe_lock()
 
@@ -130,12 +132,22 @@ def _model_of(session: Session) -> str | bytes | None:
     return session._model_path if session._model_path is not None else session._model_bytes
 
 
-def check_carried(session: Session) -> None:
-    """Raise ProviderRequestError if the SessionOptions left a session on the CPU; warn if ORTGPU_ALLOW_CPU is set."""
-    if tuple(InferenceSession.get_providers(session)) != (CPU,):
-        return
-    from ..opening import warn_of_cpu, without_cuda
+def construct(session: Any, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Construct a session as a GPUSession, with the arguments of InferenceSession."""
+    try:
+        open_verified(session, *arguments, **kwargs)
+    except GPUError as error:
+        raise without_our_frames(error) from error.__cause__
 
-    if not cpu_is_allowed_by_variable():
-        raise without_cuda((CPU,))
-    warn_of_cpu(session, without_cuda((CPU,)), session._model_path or b"")
+
+def set_providers(session: Any, original: Any, providers: Any, provider_options: Any) -> None:
+    """Give a session other providers, and make it a GPUSession unless they are those of another GPU provider."""
+    with unchanged_on_error(session):
+        if judge(providers, provider_options) == "plugin":
+            original(session, providers, provider_options)
+            if is_on_plugin(session):
+                return
+        try:
+            open_again(session, providers, provider_options)
+        except GPUError as error:
+            raise without_our_frames(error) from error.__cause__

@@ -6,6 +6,14 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from ...process.late import late
+
+if TYPE_CHECKING:
+    from ...provider import living
+else:
+    living = late("ortgpu.provider.living")
 
 VARIABLE = "ORTGPU_ENFORCE_EXCEPT"
 
@@ -39,9 +47,7 @@ def is_exempt(session: object, model: object) -> bool:
     exempt = list_all()
     if not exempt:
         return False
-    from ...provider.living import list_makers  # only where there are exemptions: it loads what reads libraries
-
-    return is_covered(exempt, model, list_makers(session))
+    return is_covered(exempt, model, living.list_makers(session))
 
 
 def parse(names: object) -> frozenset[str]:

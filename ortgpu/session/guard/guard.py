@@ -15,18 +15,28 @@ import functools
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ...process.background import fork_safe_lock
+from ...process.late import late
 from . import exemptions, inheritance
 from .startup._ortgpu_hook import ImportHook, take_out
 
 if TYPE_CHECKING:
+    import inspect
     from types import TracebackType
 
+    from ...provider import runtime
     from ...provider.interfaces import Opened
+    from . import classes, verification
+else:
+    inspect = late("inspect")
+    runtime = late("ortgpu.provider.runtime")
+    verification = late("ortgpu.session.guard.verification")
+    classes = late("ortgpu.session.guard.classes")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,8 +116,6 @@ class Enforcement:
             _warn_of_no_session(sys._getframe(1))
 
     def __call__(self, function: F) -> F:
-        import inspect
-
         if isinstance(function, type) or not callable(function):
             raise TypeError(f"enforce() decorates functions, not {function!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -147,8 +155,6 @@ class _InForce:
 
 
 def _warn_of_no_session(caller: FrameType) -> None:
-    import warnings
-
     level = 3
     while caller.f_globals.get("__name__") == "contextlib" and caller.f_back is not None:  # the block of an ExitStack
         caller, level = caller.f_back, level + 1
@@ -254,9 +260,7 @@ def _restore() -> None:
 
 def _prepare(name: str) -> None:
     if name == _NATIVE and is_enforced():
-        from ...provider.runtime import prepare_import
-
-        prepare_import()
+        runtime.prepare_import()
 
 
 _finder: Any = ImportHook((_HOME, _NATIVE), _prepare, _change)
@@ -284,36 +288,9 @@ def _guarded_init(original: Any) -> Any:
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             _note(self, providers, provider_options, sess_options)
             return
-        from ...errors import GPUError
-        from ...provider.living import register
-        from ..failures import without_our_frames
-        from ..guard_policy import is_of_backend_on_cpu, judge
-
-        verdict = judge(providers, provider_options, sess_options)
-        if verdict == "guarded" and is_of_backend_on_cpu(sys._getframe(1)):
-            verdict = "cpu"
-        if verdict == "plugin":
-            without_fallback = {**kwargs, "enable_fallback": 0}
-            original(self, path_or_bytes, sess_options, providers, provider_options, **without_fallback)
-            verdict = "other" if _is_on_plugin(self) else "guarded"
-        elif verdict in ("cpu", "other"):
-            original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
-        if verdict == "guarded":
-            from .classes import open_verified
-
-            try:
-                open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
-            except GPUError as error:
-                raise without_our_frames(error) from error.__cause__
-        elif verdict == "carried":
-            original(self, path_or_bytes, sess_options, **{**kwargs, "enable_fallback": 0})
-            self.disable_fallback()  # releases before 1.23 ignore that argument
-            from .classes import check_carried
-
-            check_carried(self)
-            register(self, "other")
-        else:
-            register(self, verdict)
+        arguments = (path_or_bytes, sess_options, providers, provider_options)
+        if not verification.construct(self, original, arguments, kwargs, sys._getframe(1)):
+            classes.construct(self, arguments, kwargs)
 
     return __init__
 
@@ -321,50 +298,19 @@ def _guarded_init(original: Any) -> Any:
 def _guarded_set_providers(original: Any) -> Any:
     @functools.wraps(original)
     def set_providers(self: Any, providers: Any = None, provider_options: Any = None) -> None:
-        from ..guard_policy import judge
-
         if not is_enforced() or _is_gpu_session(self) or exemptions.is_exempt(self, self._model_path):
             original(self, providers, provider_options)
             _note(self, providers, provider_options)
             return
-        verdict = judge(providers, provider_options)
-        if verdict not in ("guarded", "plugin"):
-            original(self, providers, provider_options)
-            return
-        from ...errors import GPUError
-        from ..failures import without_our_frames
-        from ..reopening import unchanged_on_error
-        from .classes import open_again
-
-        with unchanged_on_error(self):
-            if verdict == "plugin":
-                original(self, providers, provider_options)
-            if verdict == "guarded" or not _is_on_plugin(self):
-                try:
-                    open_again(self, providers, provider_options)
-                except GPUError as error:
-                    raise without_our_frames(error) from error.__cause__
+        if not verification.set_providers(self, original, providers, provider_options):
+            classes.set_providers(self, original, providers, provider_options)
 
     return set_providers
 
 
-def _is_on_plugin(session: Opened) -> bool:
-    """Return True if a session is on a GPU provider other than CUDA that is registered."""
-    from ...environment.packages.plugins import CUDA, listed_accelerators
-
-    return not (listed_accelerators() - {CUDA}).isdisjoint(vars(session).get("_providers") or ())
-
-
 def _note(session: Opened, *request: Any) -> None:
-    """List an unguarded session that asked for CUDA, or for nothing, in ortgpu.sessions()."""
-    if not _noting or _is_gpu_session(session):  # uninstalled, but other code still calls our method
-        return
-    from ...provider.living import register
-    from ..guard_policy import judge
-
-    verdict = judge(*request)
-    if verdict == "guarded" or (verdict == "plugin" and not _is_on_plugin(session)):
-        register(session, "unguarded")
+    if _noting and not _is_gpu_session(session):  # uninstalled, but other code still calls our method
+        verification.note(session, *request)
 
 
 def _is_gpu_session(session: object) -> bool:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ...model.files import ModelSource
+from ...process.late import late
 from .children import LONGEST_START, Child
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = late("onnx")
 
 LARGE = 1 << 30  # bytes of a model that is converted or looked into
 
@@ -32,7 +39,6 @@ def halve(model: bytes | str) -> bytes:
     Raises:
         Exception: whatever onnxruntime.transformers raises for a model that it cannot convert.
     """
-    import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     loaded = onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model)

@@ -1,0 +1,68 @@
+"""Modules that are imported at their first use, each with the reason.
+
+    if TYPE_CHECKING:
+        import onnx
+    else:
+        onnx = late("onnx")
+
+So the head of a file shows what the file needs to readers, type checkers and tools that freeze programs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+_DIAGNOSIS = "a session that opens needs no diagnosis"
+_ENGINE = "it imports ONNX Runtime, whose absence is diagnosed first"
+_RARE = "few sessions use it"
+_SLOW = "milliseconds that few programs spend"
+
+REASONS = {
+    "inspect": _SLOW,
+    "nccl.bindings.nccl": "an extra",
+    "numpy": "its absence is diagnosed first",
+    "onnx": "0.2 s, which a session that opens does without",
+    "onnxruntime": "its absence is diagnosed first",
+    "onnxruntime.capi.onnxruntime_inference_collection": "its absence is diagnosed first",
+    "onnxruntime.capi.onnxruntime_pybind11_state": "its absence is diagnosed first",
+    "platformdirs": "optional in a source tree, and only records use it",
+    "shutil": _SLOW,
+    "sysconfig": _SLOW,
+    "tempfile": _SLOW,
+    "ortgpu.cli.bench.plot": "it imports matplotlib, an extra",
+    "ortgpu.cli.divergence": "it imports NumPy, whose absence a session diagnoses",
+    "ortgpu.diagnosis.checks.classifier": _DIAGNOSIS,
+    "ortgpu.diagnosis.checks.model": _DIAGNOSIS,
+    "ortgpu.diagnosis.diagnosing": _DIAGNOSIS,
+    "ortgpu.distributed.diagnosis.training": "inference needs nothing of it",
+    "ortgpu.environment.packages.origin": "it imports importlib.metadata: 40 ms",
+    "ortgpu.model.branches": "it imports onnx",
+    "ortgpu.model.contents": _DIAGNOSIS,
+    "ortgpu.provider.living": "the guard is light until a session is constructed",
+    "ortgpu.provider.runtime": "the guard is light until a session is constructed",
+    "ortgpu.running.graph_requests": _RARE,
+    "ortgpu.running.made_inputs": "it imports NumPy, whose absence a session diagnoses",
+    "ortgpu.running.onnxruntimes": _ENGINE,
+    "ortgpu.running.shape_plans": "it imports onnx",
+    "ortgpu.session.gpu_session": _ENGINE,
+    "ortgpu.session.guard.classes": "a program whose sessions are all on the CPU does without GPUSession",
+    "ortgpu.session.guard.verification": "the guard is light until a session is constructed",
+    "ortgpu.session.opening": "imported while the driver initialises: neither waits for the other",
+    "ortgpu.session.placement_details": _RARE,
+    "ortgpu.session.pool.batching": _RARE,
+    "ortgpu.session.tuning.trial": _ENGINE,
+    "ortgpu.session.tuning.tuning": _ENGINE,
+}
+
+
+class _Late(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self.__name__), name)
+
+
+def late(name: str) -> ModuleType:
+    """Return a module that is imported when its first attribute is asked for. It raises ImportError only then."""
+    assert name in REASONS, name
+    return _Late(name)

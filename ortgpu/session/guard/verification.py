@@ -1,0 +1,79 @@
+"""The judgement of sessions that are constructed or get other providers while a guard is in force."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ...environment.packages.plugins import CUDA, listed_accelerators
+from ...process.late import late
+from ...provider.interfaces import Opened, Session
+from ...provider.living import register
+from ...provider.requests import CPU
+from ...running.onnxruntimes import InferenceSession
+from ..guard_policy import is_of_backend_on_cpu, judge
+from ..request import cpu_is_allowed_by_variable
+
+if TYPE_CHECKING:
+    from .. import opening
+else:
+    opening = late("ortgpu.session.opening")
+
+
+def construct(
+    session: Any, original: Any, arguments: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType
+) -> bool:
+    """Construct a session as ``original`` does. Return False if it is to be a GPUSession instead.
+
+    ``arguments`` are the model, the SessionOptions, the providers and their options. ``caller`` is the frame that calls
+    the constructor.
+    """
+    model, sess_options, providers, provider_options = arguments
+    verdict = judge(providers, provider_options, sess_options)
+    if verdict == "guarded" and is_of_backend_on_cpu(caller):
+        verdict = "cpu"
+    if verdict == "guarded":
+        return False
+    if verdict == "plugin":
+        original(session, *arguments, **{**kwargs, "enable_fallback": 0})
+        if not is_on_plugin(session):
+            return False
+        verdict = "other"
+    elif verdict == "carried":
+        original(session, model, sess_options, **{**kwargs, "enable_fallback": 0})
+        session.disable_fallback()  # releases before 1.23 ignore that argument
+        _check_carried(session)
+        verdict = "other"
+    else:
+        original(session, *arguments, **kwargs)
+    register(session, verdict)
+    return True
+
+
+def set_providers(session: Any, original: Any, providers: Any, provider_options: Any) -> bool:
+    """Give a session other providers as ``original`` does. Return False if it is to be a GPUSession with them."""
+    if judge(providers, provider_options) in ("guarded", "plugin"):
+        return False
+    original(session, providers, provider_options)
+    return True
+
+
+def note(session: Opened, *request: Any) -> None:
+    """List an unguarded session that asked for CUDA, or for nothing, in ortgpu.sessions()."""
+    verdict = judge(*request)
+    if verdict == "guarded" or (verdict == "plugin" and not is_on_plugin(session)):
+        register(session, "unguarded")
+
+
+def is_on_plugin(session: Opened) -> bool:
+    """Return True if a session is on a GPU provider other than CUDA that is registered."""
+    return not (listed_accelerators() - {CUDA}).isdisjoint(vars(session).get("_providers") or ())
+
+
+def _check_carried(session: Session) -> None:
+    """Raise ProviderRequestError if the SessionOptions left a session on the CPU; warn if ORTGPU_ALLOW_CPU is set."""
+    if tuple(InferenceSession.get_providers(session)) != (CPU,):
+        return
+    if not cpu_is_allowed_by_variable():
+        raise opening.without_cuda((CPU,))
+    opening.warn_of_cpu(session, opening.without_cuda((CPU,)), session._model_path or b"")
