@@ -18,11 +18,12 @@ PYTEST_DONT_REWRITE (tells pytest not to rewrite this file: it would warn that t
 from __future__ import annotations
 
 import os as _os
-from importlib import import_module as _import_module
 
 TYPE_CHECKING = False  # typing itself would be most of the time of this import
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from . import distributed as distributed
     from . import testing as testing
     from .diagnosis.diagnosing import Diagnosis as Diagnosis
@@ -108,13 +109,19 @@ def _load(name: str) -> object:
         return found
     # Not `from . import errors`: that would ask __getattr__ for a submodule that is not loaded yet.
     if name in _MODULES:
-        return _import_module(f".{name}", __name__)
+        return _module(name)
     home = _HOMES.get(name, "errors")
-    module = _import_module(f".{home}", __name__)
+    module = _module(home)
     if home == "errors" and name not in module.__all__:
         return None
     globals()[name] = value = getattr(module, name)
     return value
+
+
+def _module(name: str) -> Any:
+    from importlib import import_module  # half of the time of `import ortgpu`
+
+    return import_module(f".{name}", __name__)
 
 
 def __dir__() -> list[str]:
@@ -122,7 +129,7 @@ def __dir__() -> list[str]:
 
 
 def _public_names() -> list[str]:
-    return sorted((*_HOMES, *_MODULES, *_import_module(".errors", __name__).__all__))
+    return sorted((*_HOMES, *_MODULES, *_module("errors").__all__))
 
 
 if "ORTGPU_ENFORCE" in _os.environ:

@@ -36,6 +36,7 @@ REASONS = {
     "ortgpu.diagnosis.checks.classifier": _DIAGNOSIS,
     "ortgpu.diagnosis.checks.model": _DIAGNOSIS,
     "ortgpu.diagnosis.diagnosing": _DIAGNOSIS,
+    "ortgpu.diagnosis.facts": _DIAGNOSIS,
     "ortgpu.distributed.diagnosis.training": "inference needs nothing of it",
     "ortgpu.environment.packages.origin": "it imports importlib.metadata: 40 ms",
     "ortgpu.model.branches": "it imports onnx",
@@ -52,6 +53,7 @@ REASONS = {
     "ortgpu.session.opening": "imported while the driver initialises: neither waits for the other",
     "ortgpu.session.placement_details": _RARE,
     "ortgpu.session.pool.batching": _RARE,
+    "ortgpu.session.tuning.halving": _RARE,
     "ortgpu.session.tuning.trial": _ENGINE,
     "ortgpu.session.tuning.tuning": _ENGINE,
 }

@@ -49,7 +49,7 @@ from . import failures
 from .async_runs import run_async
 from .budget import holdings_within
 from .guard_policy import judge
-from .reopening import reduced, unchanged_on_error
+from .reopening import reduced, reopen, unchanged_on_error
 from .request import (
     FACTS,
     PINNED_MEMORY_LIMIT,
@@ -297,8 +297,6 @@ class GPUSession(LastOfOurs):
 
     def _gpu_reopen(self) -> None:
         """Open the C++ session again, which a run has left in a bad state. See ``reopening.reopen``."""
-        from .reopening import reopen
-
         reopen(self)
 
     def _gpu_tune(self, model: ModelSource, ordinal: int | None) -> None:

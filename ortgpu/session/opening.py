@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..environment.gpu.cuda import CudaState, context_error, context_is_active, initialise
+from ..environment.gpu.driver import read_driver_version
 from ..environment.libraries.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from ..environment.libraries.loader import loader_of_this_process
 from ..environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
@@ -41,6 +42,7 @@ from ..model.contents import describe_model, read_collective_operators
 from ..model.files import ModelSource
 from ..model.outline import GraphOutline
 from ..process.background import Task, is_of_a_handler
+from ..process.late import late
 from ..provider import lifetime, requests
 from ..provider import placement as placements
 from ..provider.cudnn import cudnn_operators, operators_needing_cudnn
@@ -50,10 +52,12 @@ from ..provider.living import stacklevel
 from ..provider.options import CPU_FALLBACK_KEY, keeps_cpu_out, recording
 from ..provider.placement import CPUNodesWarning, Placement
 from ..provider.preloading import PreloadReport
+from ..provider.rank_devices import device_of_torch, local_rank_of_several, warning_of_rank
 from ..provider.records import Found, VoidRecordError, find_record
 from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
 from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, LIMIT, THREADS
+from ..provider.tensorrt import check_loadable, check_plugin
 from ..running.onnxruntimes import InferenceSession, session_on_cpu
 from . import other_plugins
 from .budget import not_limited, too_small
@@ -63,7 +67,17 @@ from .plugin_limits import check_before_opening, check_before_running
 from .request import SessionRequest, Verified, cpu_is_allowed_by_variable
 
 if TYPE_CHECKING:
+    from ..diagnosis import diagnosing, facts
+    from ..diagnosis.checks import classifier
+    from ..running import graph_requests
     from ..running.plain_runs import RunningSession
+    from .tuning import halving
+else:
+    classifier = late("ortgpu.diagnosis.checks.classifier")
+    facts = late("ortgpu.diagnosis.facts")
+    halving = late("ortgpu.session.tuning.halving")
+    graph_requests = late("ortgpu.running.graph_requests")
+    diagnosing = late("ortgpu.diagnosis.diagnosing")
 
 logger = logging.getLogger("ortgpu")
 
@@ -158,8 +172,6 @@ def _with_device_of_torch(plan: Plan) -> Plan:
     """Return the plan of a rank with PyTorch's current device, if none was requested."""
     if not _may_be_rank(plan) or plan.request.is_guarded:
         return plan
-    from ..provider.rank_devices import device_of_torch, local_rank_of_several
-
     return plan if local_rank_of_several() is None else dataclasses.replace(plan, device=device_of_torch())
 
 
@@ -175,8 +187,6 @@ def _warn_of_rank(session: RunningSession, context: OpeningContext) -> None:
     devices, plan = context.ask_driver().devices, context.plan
     if plan.gpu.ordinal != 0 or devices is None or len(devices) < 2 or not _may_be_rank(plan):
         return
-    from ..provider.rank_devices import local_rank_of_several, warning_of_rank
-
     local_rank = local_rank_of_several()
     if local_rank:
         warnings.warn(warning_of_rank(local_rank), stacklevel=stacklevel(session))
@@ -224,10 +234,8 @@ def _check_context(context: OpeningContext) -> None:
             raise context.diagnose(
                 RuntimeError(f"CUDA failure {code}: no CUDA context for a session on cuda:{ordinal}")
             )
-        from ..diagnosis.checks.classifier import of_code
-
         words = f"each call in this process's CUDA context on cuda:{ordinal} returns {code}"
-        raise lifetime.noted(of_code(code, words, None))
+        raise lifetime.noted(classifier.of_code(code, words, None))
 
 
 def _surroundings(context: OpeningContext) -> tuple[Any, ...]:
@@ -241,8 +249,6 @@ def _surroundings(context: OpeningContext) -> tuple[Any, ...]:
 def _check_tensorrt(context: OpeningContext) -> None:
     """Raise the error of a TensorRT provider that cannot be opened before CUDA: built in, or of a plugin."""
     for name in set(requests.TENSORRT).intersection(context.plan.providers.names):
-        from ..provider.tensorrt import check_loadable, check_plugin
-
         bridge = context.runtime.packages.onnxruntime.bridge
         if name in listed_providers():
             check_plugin(name, context.plan.gpu)
@@ -340,9 +346,7 @@ def _open(session: RunningSession, construct: Callable[..., None], plan: Plan, o
         for name, size in json.loads(plan.chosen[DIMENSIONS][0]).items():
             options.add_free_dimension_override_by_name(name, size)
     if FLOAT16 in plan.chosen:
-        from .tuning.halving import in_float16
-
-        model = in_float16(request.model)
+        model = halving.in_float16(request.model)
         outline = GraphOutline(model)
     arguments = _in_own_stream(session, plan).as_arguments()
     construct(model, options, providers=arguments, enable_fallback=0, **request.others)
@@ -360,9 +364,7 @@ def _in_own_stream(session: RunningSession, plan: Plan) -> Plan:
     vars(session).pop("_stream", None)
     if not plan.captures:
         return plan
-    from ..running.graph_requests import own_stream
-
-    session._stream = own_stream(plan.gpu.ordinal)
+    session._stream = graph_requests.own_stream(plan.gpu.ordinal)
     if session._stream is None or load_runtime().cuda_is_plugin:  # one of 1.31.1 begins each capture twice with it
         return plan
     return plan.with_cuda_options({STREAM: str(session._stream.handle)})
@@ -377,8 +379,6 @@ def _verify(session: RunningSession, plan: Plan, placement: Placement, context: 
         _check_search(session, placement, context)
         _has_opened = True
     _check_cpu_nodes(session, placement, plan.request.cpu_nodes)
-    from ..environment.gpu.driver import read_driver_version
-
     gpu, version = plan.gpu, read_driver_version()
     device = Device("cuda", gpu.ordinal, gpu.uuid, gpu.name, gpu.compute_capability, gpu.total_memory, version)
     return Verified(device, placement, dict(plan.chosen), plan.budget)
@@ -456,9 +456,7 @@ def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
     if operators and is_disabled:
         operators = operators_needing_cudnn(outline, placed)
     if operators and is_disabled:
-        from ..diagnosis.checks.classifier import cudnn_disabled
-
-        raise cudnn_disabled(operators, [])
+        raise classifier.cudnn_disabled(operators, [])
     is_unknown = not placement.known and not is_disabled
     if operators or transforms or is_unknown:
         context.runtime = load_lazily_opened(_stems_for(operators, transforms, everything=is_unknown))
@@ -593,15 +591,13 @@ def _capture_refused(
     plan: Plan,
     outline: GraphOutline,
 ) -> GPUError | None:
-    from ..running.graph_requests import is_refusal, why_not_captured
-
-    if not is_refusal(cause):
+    if not graph_requests.is_refusal(cause):
         return None
     try:
         placement = _open(session, construct, plan.with_cuda_options({CAPTURE: "0"}), outline)  # to learn it
     except Exception:  # noqa: BLE001 - the refusal stands, with fewer details
         placement = placements.UNKNOWN
-    return why_not_captured(cause, placement, outline)
+    return graph_requests.why_not_captured(cause, placement, outline)
 
 
 class OpeningContext:
@@ -631,10 +627,7 @@ class OpeningContext:
             in_doubt = any(stem.startswith(("libcudnn", "libcufft")) for stem in absent)
             in_doubt = in_doubt or (report is not None and bool(report.cudnn_mixed))
             operators = describe_model(self.outline).operators if in_doubt else frozenset()
-        from ..diagnosis import diagnosing
-        from ..diagnosis.facts import Request
-
-        request = Request(
+        request = facts.Request(
             device=self.plan.device,
             cudnn_operators=operators_needing_cudnn(self.outline, operators),
             cufft_operators=placements.cufft_operators(operators),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...diagnosis.messages import cuda_codes
 from ...environment.gpu.cuda import initialise
 from ...errors import (
     ExecutionError,
@@ -19,6 +20,7 @@ from ...errors import (
 from ...provider import lifetime
 from ...provider.devices import Device, DeviceRequest, as_request, check_form, choose_visible, ordinal_of
 from ...provider.interfaces import Opened, Value
+from ...provider.records import VoidRecordError, read_record
 from ...provider.settings import CAPTURE, options_of
 
 if TYPE_CHECKING:
@@ -167,8 +169,6 @@ def _has_graph(tuned: Any) -> bool:
     """Return True if a record that the caller names has a CUDA graph. The sessions refuse what is no record."""
     if not isinstance(tuned, (str, os.PathLike)) or tuned == "now":
         return False
-    from ...provider.records import VoidRecordError, read_record
-
     try:
         return CAPTURE in options_of(read_record(tuned).named.settings)
     except (VoidRecordError, FileNotFoundError):
@@ -245,8 +245,6 @@ def wait_for_all(waits: Iterable[Callable[[], object]]) -> None:
 
 def is_lost(session: Opened, error: BaseException) -> bool:
     """Return True if the error says that the GPU or its context is lost, and the driver does not contradict it."""
-    from ...diagnosis.messages import cuda_codes
-
     if isinstance(error, ProviderFailureError):
         said = error.library == "CUDA" and error.status in [cuda_codes.name_of(code) for code in cuda_codes.LOST]
         refuses = lifetime.error_of(session) is not None
