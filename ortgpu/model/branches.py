@@ -16,7 +16,13 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 _COPIES = ("MemcpyFromHost", "MemcpyToHost")  # ONNX Runtime adds these between devices, and again for each branch
 _STANDARD = ("", "ai.onnx")
+
+# Where images are channels-last, these transpose constant weights when the session is opened, and keep the result. ONNX
+# Runtime looks for constants in the graph of a node and in the one around it, and in no graph further out. Where it
+# finds the biases alone, the node takes the weights for channels-last already, and results are wrong (session_state.cc
+# and conv.cc, read in 1.20). So each branch has a copy of these weights.
 _CHANNELS_LAST = "com.ms.internal.nhwc"
+_TRANSPOSE_WEIGHTS = ("Conv", "ConvTranspose", "FusedConv")
 
 # An initialiser of fewer bytes is copied into each branch: it may be a shape or a scalar that an operator on the GPU
 # reads on the CPU, and ONNX Runtime would copy it between devices in each run if it were outside. Weights are larger.
@@ -50,8 +56,12 @@ def bits_of(branch: int, count: int) -> list[bool]:
     return [bool(branch >> number & 1) for number in range(count)]
 
 
-def with_branches(model: ModelProto, branches: int, overridable: Collection[str] = ()) -> tuple[ModelProto, list[str]]:
-    """Return a model whose runs take one of so many copies of the nodes of ``model``, and the names of its selectors.
+def with_branches(
+    model: ModelProto, branches: int, overridable: Collection[str] = ()
+) -> tuple[ModelProto, list[str], int]:
+    """Return a model whose runs take one of so many copies of the nodes of ``model``.
+
+    Return the names of its selectors, too, and the bytes of the weights of which each branch has a copy.
 
     Args:
         model: as ONNX Runtime wrote it after its optimisations. Its weights may be in other files.
@@ -65,8 +75,6 @@ def with_branches(model: ModelProto, branches: int, overridable: Collection[str]
     if graph.sparse_initializer:
         raise NotBranchableError("it has sparse initializers")
     for node in _all_nodes(graph):
-        if node.domain == _CHANNELS_LAST:
-            raise NotBranchableError("its images are channels-last, whose weights ONNX Runtime copies for each branch")
         if node.op_type in STATEFUL and node.domain in _STANDARD:
             raise NotBranchableError(f"its {node.op_type} nodes keep a state between runs")
     weights = {tensor.name for tensor in graph.initializer}
@@ -78,8 +86,13 @@ def with_branches(model: ModelProto, branches: int, overridable: Collection[str]
     inputs = [value for value in graph.input if value.name not in weights or value.name in overridable]
     fixed = {value.name for value in inputs}
     kept = fixed | as_they_are
-    outside = [tensor for tensor in graph.initializer if tensor.name in kept or not _is_small(tensor)]
-    inside = [tensor for tensor in graph.initializer if tensor.name not in kept and _is_small(tensor)]
+    copied = {tensor.name for tensor in graph.initializer if _is_small(tensor)}
+    for node in _all_nodes(graph):
+        if node.domain == _CHANNELS_LAST and node.op_type in _TRANSPOSE_WEIGHTS:
+            copied.update(node.input[1:])
+    copied -= kept
+    outside = [tensor for tensor in graph.initializer if tensor.name not in copied]
+    inside = [tensor for tensor in graph.initializer if tensor.name in copied]
     shared = fixed.union(tensor.name for tensor in outside)
     chosen_by = selectors(branches, shared)
     source = _branch_source(graph, inside, outputs)
@@ -102,7 +115,7 @@ def with_branches(model: ModelProto, branches: int, overridable: Collection[str]
     new.graph.output.extend(graph.output)
     if not any(opset.domain in _STANDARD for opset in new.opset_import):
         new.opset_import.append(helper.make_opsetid("", 17))
-    return new, chosen_by
+    return new, chosen_by, sum(map(_bytes_of, inside))
 
 
 def _without_graph(model: ModelProto) -> ModelProto:
@@ -220,7 +233,10 @@ def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def _is_small(tensor: TensorProto) -> bool:
+    return tensor.data_location != TensorProto.EXTERNAL and _bytes_of(tensor) < _SMALL
+
+
+def _bytes_of(tensor: TensorProto) -> int:
     if tensor.data_location == TensorProto.EXTERNAL:
-        return False
-    size: int = tensor.ByteSize()
-    return size < _SMALL
+        return sum(int(entry.value) for entry in tensor.external_data if entry.key == "length")
+    return int(tensor.ByteSize())

@@ -99,11 +99,12 @@ class PlanSource:
         """Return so many sessions with branches, or as many as the GPU has room for. Raises as :meth:`make` does."""
         with private_folder("ortgpu-shapes-") as folder, self._device_guard():
             path, size = self._optimised(folder)
+            selectors, copied = _rewritten(path, branches, self.overridable)
+            size += branches * copied
             room = room_for(self.device, size)
             if room is not None:
                 count = max(1, min(count, room // max(1, 2 * size)))
                 room //= count
-            selectors = _rewritten(path, branches, self.overridable)
             options = self._new_options()
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.enable_mem_pattern = False  # a pattern for each shape takes more memory than it saves
@@ -169,6 +170,7 @@ class PlanSource:
         if limit is not None:
             options["gpu_mem_limit"] = str(limit)
             options[_ONE_STREAM] = "1"
+            options["prefer_nhwc"] = "0"  # the model has the layout already
         return [(CUDA, options), (CPU, {})]
 
     def _check_placement(self, session: Any, branches: int) -> None:
@@ -258,12 +260,12 @@ def room_for(device: Device, weights: int) -> int | None:
     return room
 
 
-def _rewritten(path: str, branches: int, overridable: tuple[str, ...]) -> list[str]:
-    """Rewrite the file of a model as one with branches. Return the names of the inputs that choose one."""
-    model, selectors = graph_branches.with_branches(graph_branches.read_model(path), branches, overridable)
+def _rewritten(path: str, branches: int, overridable: tuple[str, ...]) -> tuple[list[str], int]:
+    """Rewrite the file of a model as one with branches. Return its selectors, and the bytes that each branch copies."""
+    model, selectors, copied = graph_branches.with_branches(graph_branches.read_model(path), branches, overridable)
     with open(path, "wb") as file:
         file.write(model.SerializeToString())
-    return selectors
+    return selectors, copied
 
 
 def _has_free_shapes(session: RunningSession) -> bool:

@@ -15,8 +15,8 @@ from tests.support.children import report
 SIZES = range(64, 128, 8)
 
 
-def convolutions() -> bytes:
-    """24 convolutions of images of any size."""
+def convolutions(*, biases: bool = False, transposed: int | None = None) -> bytes:
+    """24 convolutions of images of any size. ``transposed``: the number of a transposed one."""
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper
 
@@ -25,11 +25,18 @@ def convolutions() -> bytes:
     for number in range(24):
         kernel = random.standard_normal((64, 64 if number else 3, 3, 3)) * 0.05
         weights.append(numpy_helper.from_array(kernel.astype(np.float32), f"w{number}"))
-        nodes.append(helper.make_node("Conv", [x, f"w{number}"], [f"c{number}"], f"conv{number}", pads=[1] * 4))
+        inputs = [x, f"w{number}"]
+        if biases:
+            weights.append(numpy_helper.from_array(random.standard_normal(64).astype(np.float32), f"b{number}"))
+            inputs.append(f"b{number}")
+        operator = "ConvTranspose" if number == transposed else "Conv"
+        nodes.append(helper.make_node(operator, inputs, [f"c{number}"], f"conv{number}", pads=[1] * 4))
         x = f"r{number}"
         nodes.append(helper.make_node("Relu", [f"c{number}"], [x], f"relu{number}"))
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, "height", "width"])]
-    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info(x, TensorProto.FLOAT, None)], weights)
+    x_info = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, "height", "width"])
+    graph = helper.make_graph(
+        nodes, "g", [x_info], [helper.make_tensor_value_info(x, TensorProto.FLOAT, None)], weights
+    )
     opset = helper.make_opsetid("", 17)
     data: bytes = helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
     return data
@@ -143,8 +150,40 @@ def shapes_forked() -> None:
     attempt("parent", lambda: [session.run(None, feed)[0].shape for feed in feeds])
 
 
+def channels_last() -> None:
+    """A session as a record of tune opens it: whether there are plans, results are equal, and a change is cheap."""
+    import numpy as np
+    import onnxruntime
+
+    from ortgpu import GPUSession
+
+    random = np.random.default_rng(1)
+    feeds = [{"x": random.standard_normal((1, 3, size, 96), np.float32)} for size in SIZES]
+    for name, model, fused in (
+        ("biases", convolutions(biases=True, transposed=22), "0"),
+        ("fused biases", convolutions(biases=True), "1"),
+        ("no biases", convolutions(transposed=22), "0"),
+    ):
+        options = {"cudnn_conv_algo_search": "HEURISTIC", "prefer_nhwc": "1", "fuse_conv_bias": fused}
+        providers: list[Any] = [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
+        plain = onnxruntime.InferenceSession(model, providers=providers)
+        expected = [plain.run(None, feed)[0] for feed in feeds]
+        with GPUSession(model, providers=providers) as session:
+            kept = session.warm(feeds)
+            start = time.perf_counter()
+            results = [session.run(None, feed)[0] for _ in range(5) for feed in feeds]
+            in_turn = time.perf_counter() - start
+            equal = [np.array_equal(one, other) for one, other in zip(results, expected * 5, strict=True)]
+        start = time.perf_counter()
+        for feed in feeds:
+            plain.run(None, feed)
+        changed = time.perf_counter() - start
+        report(name, [len(kept.kept), kept.why_none, all(equal), in_turn / 5 < changed / 4])
+
+
 PROGRAMS = {
     "several_shapes": several_shapes,
+    "channels_last": channels_last,
     "shapes_poisoned": shapes_poisoned,
     "shapes_forked": shapes_forked,
 }

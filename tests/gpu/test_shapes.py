@@ -53,3 +53,10 @@ def test_a_forked_child_is_told_and_the_lanes_of_the_parent_go_on() -> None:
     assert found["run: status"] == found["close: status"] == 0
     assert len(found.returned("parent")) == len(SIZES)
     assert found.child.returncode == 0, found.child.output
+
+
+def test_channels_last_sessions_have_plans_too() -> None:
+    """Without plans a tuned session was slower with several shapes than an untuned one."""
+    found = run_program("channels_last", deadline=180)
+    for name in ("biases", "fused biases", "no biases"):
+        assert found[name] == [len(SIZES), None, True, True]
