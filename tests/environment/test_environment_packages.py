@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.metadata
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages, locate_packages, read_packages
 from ortgpu.environment.packages.plugins import Arrival
+from tests.support.children import child_environment, run_child
 from tests.support.made_packages import ENGINE, engine, install, names, read
 
 # What is there
@@ -32,6 +34,17 @@ def test_one_healthy_install(tmp_path: Path) -> None:
         tensorrt_library=str(capi / "libonnxruntime_providers_tensorrt.so"),
         arrival=Arrival("built in", str(capi / "libonnxruntime_providers_cuda.so")),
     )
+
+
+def test_a_pipe_or_a_device_among_the_metadata_is_not_read(tmp_path: Path) -> None:
+    """Reading them does not end."""
+    for package, make in (("onnxruntime", os.mkfifo), ("onnx", lambda path: os.symlink("/dev/zero", path))):
+        folder = tmp_path / f"{package}-1.0.dist-info"
+        folder.mkdir()
+        for name in ("METADATA", "RECORD"):
+            make(folder / name)
+    code = "import ortgpu; ortgpu.inspect_environment()"
+    run_child([sys.executable, "-c", code], env=child_environment(python_path=[tmp_path]), deadline=30).ok()
 
 
 def test_nothing_installed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -162,7 +163,10 @@ def read_below(root: Path | None, name: str) -> str:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes | None:
+    """Return a file's content. None if it cannot be read, or is a pipe or device, whose end may never come."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None
         with open(path, "rb") as file:
             return file.read()
     except (OSError, ValueError):
