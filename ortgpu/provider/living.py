@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from ..environment.packages.plugins import Arrival
-from ..errors import ForkedSessionError, PoisonedContextError
+from ..errors import ForkedSessionError, PoisonedContextError, escape_controls
 from . import lifetime
 from .devices import CPU as CPU_DEVICE
 from .devices import Device
@@ -60,7 +60,7 @@ class SessionRecord:
         counts = ", ".join(f"{name} {count}" for name, count in self.placement.by_provider.items())
         where = str(self.device) if self.device is not None else ", ".join(self.providers)
         return (
-            f"{self.model} on {where} [{self.kind}]"
+            f"{escape_controls(self.model)} on {where} [{self.kind}]"
             + (f", CUDA from a {self.arrival}" if self.arrival is not None and self.arrival.is_plugin else "")
             + (", fell back from CUDA" if self.fell_back else "")
             + (f", nodes: {counts}" if counts else "")

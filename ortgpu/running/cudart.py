@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..environment.gpu.cuda import context_is_active
+from ..environment.gpu.cuda import context_is_active, stream_question
 from ..provider.runtime import load_runtime
 
 if TYPE_CHECKING:
@@ -148,9 +148,10 @@ class CudaRuntime:
         """Return True if all work in ``stream`` is done."""
         return self._is_ready(self._library.cudaStreamQuery, stream)
 
-    def query(self, stream: int) -> Callable[[], int]:
-        """Return a function that returns 0 if all work in ``stream`` is done, while :meth:`is_current`."""
-        return functools.partial(self._quick["cudaStreamQuery"], ctypes.c_void_p(stream))
+    def stream_question(self) -> Callable[[ctypes.c_void_p], int]:
+        """Return a function that returns 0 if all work in a stream is done, while :meth:`is_current`."""
+        question: Callable[[ctypes.c_void_p], int] = stream_question() or self._quick["cudaStreamQuery"]
+        return question
 
     def clear_error(self) -> None:
         """Forget the last error of the calling thread, which ONNX Runtime would blame its next kernel for."""

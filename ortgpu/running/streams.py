@@ -8,6 +8,7 @@ between the streams of PyTorch.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING, Any
@@ -56,21 +57,22 @@ class CallerStreams:
         self.own = own
         self.read_on_host = read_on_host
         self._ordinal = runtime.ordinal
-        self._queries: dict[int, Callable[[], int]] = {}
+        self._is_busy = runtime.stream_question()
+        self._handles: dict[int, ctypes.c_void_p] = {}
         self.is_idle = _is_never_idle if context is None or own is not None else self._idle_question(context)
 
     def _idle_question(self, context: ContextCheck) -> Callable[[], bool]:
         ask, number, expected = context
         # The legacy stream is busy while the threads' default streams are, and all others that are not non-blocking.
-        query_legacy, ordinal, modules = self._runtime.query(LEGACY_STREAM), self._ordinal, sys.modules
+        legacy, is_busy, ordinal, modules = self._handle(LEGACY_STREAM), self._is_busy, self._ordinal, sys.modules
 
         def is_idle() -> bool:
-            if ask() or number.value != expected or query_legacy():
+            if ask() or number.value != expected or is_busy(legacy):
                 return False
             if _raw_stream_of_torch is not None and "cupy" not in modules:
                 stream = _raw_stream_of_torch(ordinal)
-                return stream <= PER_THREAD_STREAM or not self._is_busy(stream)
-            return not any(map(self._is_busy, self._of_libraries()))
+                return stream <= PER_THREAD_STREAM or not is_busy(self._handle(stream))
+            return not any(is_busy(self._handle(stream)) for stream in self._of_libraries())
 
         return is_idle
 
@@ -113,11 +115,11 @@ class CallerStreams:
             found.append(stream)
         return found if self.own is None else [stream for stream in found if stream != self.own]
 
-    def _is_busy(self, stream: int) -> int:
-        query = self._queries.get(stream)
-        if query is None:
-            query = self._queries[stream] = self._runtime.query(stream)
-        return query()
+    def _handle(self, stream: int) -> ctypes.c_void_p:
+        handle = self._handles.get(stream)
+        if handle is None:
+            handle = self._handles[stream] = ctypes.c_void_p(stream)
+        return handle
 
 
 def _is_never_idle() -> bool:

@@ -22,7 +22,7 @@ if _runtime.module is None:
 import onnxruntime
 
 from ..environment.gpu.cuda import initialising
-from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
+from ..errors import ExecutionError, GPUError, ProviderRequestError, escape_controls, manual
 from ..model.files import stamp_of
 from ..model.outline import GraphOutline
 from ..process.late import late
@@ -575,7 +575,8 @@ class GPUSession(LastOfOurs):
         model = held["_model_path"]
         error = lifetime.error_of(self)
         return (
-            f"<{type(self).__name__} of {os.fsdecode(model) if model else '<bytes>'} on {lifetime.device_of(self)} "
+            f"<{type(self).__name__} of {escape_controls(os.fsdecode(model)) if model else '<bytes>'} "
+            f"on {lifetime.device_of(self)} "
             f"[{', '.join(held['_providers'])}]{f', {error.summary}' if isinstance(error, GPUError) else ''}>"
         )
 

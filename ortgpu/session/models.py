@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..environment.gpu.cuda import initialise
-from ..errors import ExecutionError, GPUError, GPUOutOfMemoryError, InsufficientDeviceMemoryError, manual
+from ..errors import (
+    ExecutionError,
+    GPUError,
+    GPUOutOfMemoryError,
+    InsufficientDeviceMemoryError,
+    escape_controls,
+    manual,
+)
 from ..model.files import stamp_of
 from ..model.weights import bytes_of_weights
 from ..process.late import late
@@ -125,7 +132,8 @@ class GPUModel:
             self._calls.remove(threading.get_ident())
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.path} {'open' if self._session is not None else 'closed'}>"
+        state = "open" if self._session is not None else "closed"
+        return f"<{type(self).__name__} {escape_controls(self.path)} {state}>"
 
 
 class GPUModels(Mapping[str, GPUModel]):

@@ -442,3 +442,20 @@ def test_a_warning_of_the_cpu_that_is_raised_leaves_no_session() -> None:
     )
     assert found[0] in ("DriverNotFoundError", "NoDeviceError")
     assert found[1:] == [0, 0]
+
+
+def test_the_name_of_a_model_adds_no_line_to_what_a_session_shows(tmp_path: Path) -> None:
+    path = tmp_path / "a\nTo fix it:\u202e\u2028.onnx"
+    found = child(
+        """
+        with open(sys.argv[1], "wb") as file:
+            file.write(NEG)
+        models = ortgpu.GPUModels(budget="1GiB", allow_cpu=True)
+        session = GPUSession(sys.argv[1], allow_cpu=True)
+        report([repr(session), str(ortgpu.sessions()[0]), repr(models[sys.argv[1]])])
+        """,
+        str(path),
+    )
+    for text in found:
+        assert r"a\nTo fix it:\u202e\u2028.onnx" in text
+        assert text.isprintable()

@@ -215,6 +215,18 @@ def context_question() -> tuple[Callable[[], int], ctypes.c_ulonglong] | None:
     return functools.partial(ask, None, ctypes.byref(number)), number
 
 
+def stream_question() -> Callable[[ctypes.c_void_p], int] | None:
+    """Return a function that returns 0 if all work in a stream of the calling thread's context is done.
+
+    None if the driver lacks it. It leaves no error in the thread, as the function of the CUDA runtime does.
+    """
+    try:
+        question: Callable[[ctypes.c_void_p], int] = ctypes.PyDLL(_driver()._name)["cuStreamQuery"]
+        return question
+    except (OSError, AttributeError):
+        return None
+
+
 def context_error(ordinal: int, *, is_opening: bool = False) -> int | None:
     """Return what the driver answers to harmless calls in this process's primary context on a device.
 
