@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .environment.gpu import driver
 from .errors import ExecutionError, GPUError, ProviderFallbackError, manual
+from .process.background import fork_safe_lock, this_thread
 from .process.late import late
 from .provider import requests
 from .provider.devices import Device
@@ -309,7 +309,7 @@ def _memory_use(gpu: Device) -> tuple[int | None, int | None]:
 
 
 _warm: set[tuple[int, int | None]] = set()
-_warming = threading.Lock()
+_warming = fork_safe_lock()
 
 _MATMUL = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -324,7 +324,7 @@ warm_up (float[1, 1, 64, 64] x, float[64, 1, 3, 3] w) => (float[1, 64, 64, 64] y
 
 def _warm_up(gpu: Device) -> None:
     """Create the CUDA context of this process, and let cuBLAS and cuDNN load what they load once."""
-    with _warming:
+    with this_thread.holds, _warming:
         if (os.getpid(), gpu.ordinal) in _warm:
             return
         _run_once(onnx.parser.parse_model(_MATMUL).SerializeToString(), gpu)

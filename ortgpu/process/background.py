@@ -8,9 +8,14 @@ Semaphore and Future enter their lock in Python, and an interrupt can leave it h
 depend on them.
 
 A handler may also *use* the library, and so may a ``__del__``: the garbage collector calls it in any thread where a
-container is made. Both come between two steps of the code that they interrupt. So a lock that a caller's thread takes
-is reentrant and nothing that it waits for needs it, or it is held over plain reads and writes only: no call, no loop
-and no new container. Queues are changed by single steps of C instead. ``tests/process/test_locks.py`` tries it.
+container is made. Both come between two steps of the code that they interrupt, and that code may hold a lock. So a lock
+is reentrant, and is taken together with ``this_thread.holds``::
+
+    with this_thread.holds, self._lock:
+
+Before a thread waits for another thread it asks :func:`may_wait`. A thread that holds a lock of the library makes the
+other thread's work itself instead: that one may need the lock. Queues are changed by single steps of C, without a lock.
+``tests/process/test_locks.py`` tries it, and looks at each lock of the package.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
@@ -71,6 +76,31 @@ def log(level: int, message: str, *arguments: object, name: str = "ortgpu", **op
         pass
 
 
+class _ThisThread(threading.local):
+    """What the present thread holds of the library's locks.
+
+    Attributes:
+        holds: a lock that only this thread takes, before each other lock: a mark that no interrupt can leave behind.
+    """
+
+    if TYPE_CHECKING:
+        holds: AbstractContextManager[bool]
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "holds":
+            raise AttributeError(name)
+        # Not __init__, amid which a finalizer may come
+        return vars(self).setdefault(name, threading.RLock())
+
+
+this_thread = _ThisThread()
+
+
+def may_wait() -> bool:
+    """Return False in a signal handler or finalizer that came while this thread holds a lock of the library."""
+    return not this_thread.holds._is_owned()  # type: ignore[attr-defined]  # as Condition asks
+
+
 def fork_safe_lock() -> AbstractContextManager[bool]:
     """Return a reentrant lock that a forked child finds free, whatever thread of its parent held it."""
     lock = threading.RLock()
@@ -80,11 +110,14 @@ def fork_safe_lock() -> AbstractContextManager[bool]:
 
 
 class cached_property(functools.cached_property[Result]):  # noqa: N801 - it takes the place of that one
-    """One with a lock that a forked child finds free. Since Python 3.12 it has none."""
+    """One without a lock, as since Python 3.12. Two threads may both make the value, and the first one stays."""
 
-    def __init__(self, function: Callable[[Any], Result]) -> None:
-        super().__init__(function)
-        self.lock = fork_safe_lock()
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> Result:  # type: ignore[override]  # of no class
+        if instance is None:
+            return self  # type: ignore[return-value]  # for whoever looks at the class
+        assert self.attrname is not None
+        value: Result = vars(instance).setdefault(self.attrname, self.func(instance))
+        return value
 
 
 def uninterrupted(function: Callable[[], object]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 if sys.platform != "win32":
     import fcntl
+from .background import this_thread
 
 _LENGTH = struct.Struct("<Q")
 _DESCRIPTOR = struct.Struct("i")
@@ -55,7 +56,7 @@ class Channel:
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         data = memoryview(_LENGTH.pack(len(body)) + body)
         until = None if timeout is None else time.monotonic() + timeout
-        with self._sending:
+        with this_thread.holds, self._sending:
             if self._is_sending:
                 if descriptor is not None:
                     raise BlockingIOError("a message with a descriptor cannot be sent amid another message")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from .background import Thread
+from .background import Thread, may_wait, this_thread
 
 
 class Reminder:
@@ -37,7 +37,7 @@ class Reminder:
         """Start the thread if there is none. Without a further thread in this process nothing is looked after."""
         if os.getpid() != self._pid:
             return  # The lock may be held for ever in a forked child.
-        with self._lock:
+        with this_thread.holds, self._lock:
             if self._thread is None:
                 self._thread = thread = Thread(self._work, self._name)
                 try:
@@ -46,16 +46,16 @@ class Reminder:
                     self._thread = None
 
     def stop(self) -> None:
-        """End the thread and wait for its end, unless this is that thread."""
+        """End the thread and wait for its end, unless this is that thread, or holds what it may need."""
         thread = self._thread
         if thread is not None and os.getpid() == self._pid:
             self._ends.put(None)
-            if not thread.is_this():
+            if not thread.is_this() and may_wait():
                 thread.wait()
 
     def _work(self) -> None:
         while True:
-            with self._lock:
+            with this_thread.holds, self._lock:
                 owner = self._owner()
                 seconds = self._check(owner) if owner is not None else None
                 del owner
@@ -66,6 +66,6 @@ class Reminder:
                 self._ends.get(timeout=max(seconds, 0.001))
             except Empty:
                 continue
-            with self._lock:
+            with this_thread.holds, self._lock:
                 self._thread = None
                 return

@@ -17,7 +17,7 @@ from concurrent.futures import Future, InvalidStateError
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from .background import AT_EXIT, Thread, logged
+from .background import AT_EXIT, Thread, logged, may_wait
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
@@ -253,11 +253,13 @@ class Executor:
         self._calls.put(None)
 
     def close(self, timeout: float | None = None) -> None:
-        """Refuse further calls and wait until the submitted ones are done. Closing twice is fine."""
+        """Refuse further calls and wait until the submitted ones are done, if this thread may wait. Twice is fine."""
         if os.getpid() != self._pid:
             return  # the threads stayed in the process that was forked
         self._closed = True
         self.stop()
+        if not may_wait():
+            return
         until = None if timeout is None else time.monotonic() + timeout
         for thread in list(self.threads):
             if thread is not threading.current_thread():  # a call may wait

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..environment.libraries.library_file import read_section
 from ..errors import ProviderRequestError, manual
-from ..process.background import fork_safe_lock
+from ..process.background import fork_safe_lock, this_thread
 from ..process.late import late
 from .runtime import load_runtime
 
@@ -134,7 +134,7 @@ def recording(options: Any) -> Any:
     """
     if options is None:  # to ask for an entry that is not there takes 50 µs
         return recording_options()
-    with _lock:
+    with this_thread.holds, _lock:
         if config_entry(options, RECORDING_KEY) is None:
             options.add_session_config_entry(RECORDING_KEY, "1")
     return options

@@ -21,7 +21,7 @@ from ..environment.libraries.places import Source
 from ..environment.libraries.search import Candidate, Resolution, folders_of, places_for, resolve
 from ..environment.libraries.wheel import ProviderLibrary, provider_beside, read_provider
 from ..environment.packages.installed import Packages, locate_packages
-from ..process.background import fork_safe_lock
+from ..process.background import fork_safe_lock, this_thread
 from ..process.untranslated import untranslated
 
 logger = logging.getLogger("ortgpu")
@@ -152,7 +152,7 @@ def load(found: Plan, *, lazily_opened: frozenset[str] | None = None, loader: Lo
     if provider is None or not resolutions:
         return PreloadReport(provider, (), (), (), False, None)
     loader = loader or loader_of_this_process()
-    with _lock:
+    with this_thread.holds, _lock:
         cuda_major = provider.cuda_major or 0
         loaded: list[LoadedLibrary] = []
         missing: list[MissingLibrary] = []

@@ -24,7 +24,7 @@ from ..environment.ranks import (
     visibility,
 )
 from ..errors import LauncherConflictError, RankDeviceError, manual
-from ..process.background import fork_safe_lock
+from ..process.background import fork_safe_lock, this_thread
 from . import lifetime
 from .devices import describe, narrowed_by, too_late
 
@@ -130,7 +130,7 @@ def claim(rank: Rank, uuid: str) -> None:
     first = int(short_name(identity_of(rank))[:10], 16) * MOST_RANKS
     try:
         path = runtime_folder() / f"claims-{uuid}"
-        with _lock:
+        with this_thread.holds, _lock:
             if path not in _files:
                 _files[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             own = os.getpid(), _files[path], first + rank.rank

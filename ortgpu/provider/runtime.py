@@ -24,7 +24,7 @@ from ..environment.packages.installed import Packages, locate_packages
 from ..environment.packages.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter
 from ..environment.packages.plugins import CUDA, Arrival, registered_library
 from ..model.files import stamp_of
-from ..process.background import fork_safe_lock
+from ..process.background import fork_safe_lock, this_thread
 from ..process.late import late
 from ..process.untranslated import untranslated
 from .preloading import load, plan, why_another_answers, why_provider_does_not_load
@@ -108,7 +108,7 @@ def load_runtime() -> Runtime:
     No CUDA library is loaded for it, except where the extension module itself links some (1.27.0 does).
     """
     global _runtime
-    with _lock:
+    with this_thread.holds, _lock:
         if _runtime is None or _runtime.module is None or _runtime.provider_library is None:
             _runtime = _load()
         elif registered_library() not in (None, _runtime.provider_library):  # since the packages were read
@@ -119,7 +119,7 @@ def load_runtime() -> Runtime:
 def look_again() -> Runtime:
     """Return :func:`load_runtime`, with the packages read again if the unopened provider was replaced."""
     global _runtime
-    with _lock:
+    with this_thread.holds, _lock:
         runtime = load_runtime()
         if runtime.provider_stamp != stamp_of(runtime.provider_library):
             packages = locate_packages()
@@ -175,7 +175,7 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
 def open_provider(*, register: bool = True) -> Runtime:
     """Load what the provider links, then the provider: once per process. ``register`` False: register no plugin."""
     global _runtime
-    with _lock:
+    with this_thread.holds, _lock:
         runtime = load_runtime()
         if runtime.provider_opened:
             return runtime
@@ -249,7 +249,7 @@ def load_lazily_opened(stems: frozenset[str]) -> Runtime:
     the loader's own search decides; the time is the same.
     """
     global _runtime
-    with _lock:
+    with this_thread.holds, _lock:
         runtime = load_runtime()
         wanted = runtime.lazily_opened | stems
         if runtime.found is not None and runtime.preload is not None and wanted != runtime.lazily_opened:

@@ -24,7 +24,7 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from ..process.background import Thread, fork_safe_lock, is_of_a_handler
+from ..process.background import Thread, fork_safe_lock, is_of_a_handler, this_thread
 from ..provider import lifetime
 from ..provider.runtime import load_runtime
 from .cudart import CudaRuntime, Event, Stream, address_of
@@ -136,7 +136,7 @@ def parallel_copy(threads: int, ordinal: int) -> ParallelCopy:
     Each device has its own, so that copies for different GPUs do not wait for one another. Where the system cannot
     start the threads, the calling one copies alone.
     """
-    with _creating:
+    with this_thread.holds, _creating:
         key = os.getpid(), ordinal, threads  # a forked child does not have the threads of its parent
         found = _shared.get(key)
         if found is None:

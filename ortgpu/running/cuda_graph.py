@@ -28,7 +28,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..diagnosis.messages import runtime_words as messages
 from ..errors import GPUError, ProviderRequestError, manual
-from ..process.background import cached_property, fork_safe_lock
+from ..process.background import cached_property, fork_safe_lock, this_thread
 from ..process.threads import Executor, Outcome
 from ..provider.lifetime import fresh_copy
 from ..provider.requests import CUDA
@@ -127,7 +127,7 @@ class CapturingSession:
         self._graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()  # least recently used first
         self._captures = 0
         self._uncaptured = _run_options("-1")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._unusable: GPUError | None = None
         # The thread must not refer to this object, or it would never be freed.
         self._run_in = run_in = {threading.main_thread().ident}
@@ -159,19 +159,34 @@ class CapturingSession:
         """The number of graphs that were captured. ONNX Runtime keeps them and the memory that they use."""
         return self._captures
 
+    @property
+    def _is_at_work(self) -> bool:
+        """True if this thread is amid a run, which a signal handler or finalizer has interrupted."""
+        is_owned: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # as Condition asks
+        return is_owned
+
     def bytes_held(self) -> int:
         """Return the bytes of the buffers on the device."""
         return sum(graph.bytes_held() for graph in list(self._graphs.values()))
 
     def give_back(self) -> None:
         """Free the buffers of all shapes but the one that ran last. The next run of another shape captures it again."""
-        with self._lock:
+        if self._is_at_work:
+            return
+        with this_thread.holds, self._lock:
             while len(self._graphs) > 1:
                 self._graphs.popitem(last=False)
 
     def close(self, error: GPUError) -> None:
-        """Wait for the running run and free the buffers. Later runs raise ``error``."""
-        with self._lock:
+        """Wait for the running run and free the buffers. Later runs raise ``error``.
+
+        Amid a run of this thread the buffers stay until this object is dropped.
+        """
+        if self._is_at_work:  # a signal handler or finalizer amid a run, which needs the buffers until its end
+            self._unusable = error
+            self._executor.stop()
+            return
+        with this_thread.holds, self._lock:
             self._unusable = error
         self._executor.close()
         self._let_go()
@@ -213,6 +228,8 @@ class CapturingSession:
         names = self._input_names
         if threading.get_ident() not in self._run_in or type(feed) is not dict or len(feed) != len(names):
             return None
+        if self._is_at_work:  # the other run's inputs must not change
+            return None
         if output_names and not (type(output_names) is list and self._known_outputs.issuperset(output_names)):
             return None
         try:
@@ -223,7 +240,7 @@ class CapturingSession:
             if type(value) is not np.ndarray:
                 return None
         kinds = tuple([(value.shape, value.dtype) for value in values])
-        with self._lock:
+        with this_thread.holds, self._lock:
             graph = self._graphs.get(kinds)
             if graph is None or self._unusable is not None:
                 return None
@@ -255,7 +272,10 @@ class CapturingSession:
         return results
 
     def _run(self, output_names: Any, feed: Any, run_options: Any) -> Any:
-        with self._lock:
+        if self._is_at_work:
+            self._refuse_if_unusable()
+            return self._run_without(output_names, feed, run_options)
+        with this_thread.holds, self._lock:
             self._refuse_if_unusable()
             known = self._known_inputs.issuperset(feed) and isinstance(output_names, (list, tuple))
             if run_options is not None or not known or not self._known_outputs.issuperset(output_names):
@@ -269,7 +289,7 @@ class CapturingSession:
                 if self._captures == MAX_CAPTURES:
                     return self._run_without(output_names, feed)
                 # Run without capturing, to learn the shapes of the outputs. Wrong feeds raise here, as in any session.
-                with _capturing:
+                with this_thread.holds, _capturing:
                     first = self._run_without(self._output_names, feed)
                 if not all(map(size_of, kinds)) or not all(value.size for value in first):
                     return [first[self._output_names.index(name)] for name in output_names]
@@ -334,7 +354,7 @@ class CapturingSession:
         if thread in graph.captured_by:
             self._inner.run_with_iobinding(graph.binding, graph.replay)
             return
-        with _capturing:
+        with this_thread.holds, _capturing:
             # Use the global mode, in which an operator that cannot be captured fails. The relaxed mode would skip it.
             relaxed = self._runtime.exchange_capture_mode(CAPTURE_MODE_GLOBAL)
             try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..environment.gpu.driver import processes_on
 from ..model.weights import bytes_of_weights
+from ..process.background import may_wait, this_thread
 from ..provider.lifetime import device_of, refuse_if_unusable
 from . import arena
 
@@ -71,11 +72,17 @@ class Turns:
                 self._turns.put(True)
 
     def run(self, call: Any, *arguments: Any, **named: Any) -> Any:
-        """Return the result of ``call``, made when fewer than so many others are at work."""
+        """Return the result of ``call``, made when fewer than so many others are at work.
+
+        A signal handler or finalizer amid another run does not wait: its thread may have the turn that it would get.
+        """
+        if not may_wait():
+            return call(*arguments, **named)
         # An interrupt before `try` would lose a turn. The step of this loop is in C, and signals are seen after calls.
         for turn in iter(self._turns.get, None):
             try:
-                return call(*arguments, **named)
+                with this_thread.holds:
+                    return call(*arguments, **named)
             finally:
                 self._turns.put(turn)
         return None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..process.background import fork_safe_lock
+from ..process.background import fork_safe_lock, this_thread
 from ..provider import lifetime
 from .cudart import CudaRuntime, address_of, runtime_of
 
@@ -144,7 +144,7 @@ class RecycledMemory:
         if os.getpid() != self._pid or self._lock._is_owned():  # type: ignore[attr-defined]  # as Condition asks
             return None
         if threading.current_thread() is threading.main_thread():
-            with self._lock:
+            with this_thread.holds, self._lock:
                 return function(*arguments)
         if not self._lock.acquire(timeout=_PATIENCE):
             return None
@@ -331,7 +331,7 @@ def memory_of(session: PinningSession) -> PinnedMemory:
         ExecutionError: the session is closed, or lost the GPU.
     """
     lifetime.refuse_if_unusable(session)
-    with _creating:
+    with this_thread.holds, _creating:
         if session._pinned is None:
             device = lifetime.device_of(session)
             runtime = runtime_of(device)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..process.background import is_of_a_handler
+from ..process.background import is_of_a_handler, may_wait
 from ..process.threads import Executor, Outcome
 from ..provider import lifetime
 from ..provider.settings import DEPTH, MAP_DEPTH, STAGING
@@ -227,6 +227,9 @@ def in_order(
 
     ``submit`` takes the place of Executor.submit. See :func:`results_of`.
     """
+    if not may_wait():  # the threads may need what this one holds
+        yield from map(function, feeds)
+        return
     start = submit or Executor.submit
     executor = Executor(min(threads, in_flight), "ortgpu-map")
     try:

@@ -18,6 +18,7 @@ import numpy as np
 from onnxruntime.capi.onnxruntime_inference_collection import IOBinding  # a tracer may replace the public name
 
 from ..model.branches import bits_of
+from ..process.background import this_thread
 from ..provider import lifetime
 from ..provider.devices import Device
 from .onnxruntimes import InferenceSession, LastOfOurs
@@ -56,7 +57,7 @@ class OneAtATime:
         """Call a function that runs the session, once the runs before it have ended."""
         try:
             self.queue.append(None)
-            with self._turn:
+            with this_thread.holds, self._turn:
                 return run(*arguments)
         finally:
             if self.queue:  # an interrupt may have come before the item
@@ -216,7 +217,7 @@ class ShapePlans:
 
     def spare_branch(self, lane: Lane) -> Branch:
         """Return a branch of a lane that keeps no plans, or else that of the shape that was used least recently."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             spare = [branch for branch in lane.branches if branch.shape is None] or lane.branches
             branch = min(spare, key=self._last_use)
             branch.claimed = self.tick()  # another thread takes another one
@@ -228,7 +229,7 @@ class ShapePlans:
 
     def keep(self, shape: Shape, lane: Lane, branch: Branch, inputs: Mapping[str, tuple[int, ...]]) -> None:
         """Note that a branch has made the plans of a shape. A run that failed leaves the shapes as they were."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             if self._is_closed:
                 return
             if branch.shape is not None:
@@ -259,7 +260,7 @@ class ShapePlans:
         """Open so many further lanes, or fewer, and return one. None if the plans were closed meanwhile."""
         lanes = self._open_lanes(count)
         first = self.lanes[0]
-        with self._lock:
+        with this_thread.holds, self._lock:
             if not self._is_closed:
                 for each in lanes:
                     each.take_after(first)
@@ -288,17 +289,17 @@ class ShapePlans:
 
     def kept(self) -> tuple[Shape, ...]:
         """Return the shapes with plans, the one that was used least recently first."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             return tuple(sorted(self._kept, key=lambda shape: self._kept[shape].used))
 
     def inputs(self) -> tuple[Mapping[str, tuple[int, ...]], ...]:
         """Return the shapes of the inputs by name, in the order of :meth:`kept`."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             return tuple(each.inputs for each in sorted(self._kept.values(), key=lambda kept: kept.used))
 
     def close(self) -> None:
         """Free the memory of the lanes once no run uses it."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             self._is_closed = True
             self._kept = {}
         for lane in self.lanes:

@@ -22,7 +22,7 @@ from numpy import ndarray
 from onnxruntime import OrtValue
 
 from ..errors import GPUError, GPUOutOfMemoryError, PerformanceWarning
-from ..process.background import is_of_a_handler
+from ..process.background import is_of_a_handler, may_wait, this_thread
 from ..process.threads import Executor, Outcome
 from ..provider.living import stacklevel
 from . import arena
@@ -86,7 +86,7 @@ class Returns:
 
     def note(self, shape: Shape, seconds: float) -> bool:
         """Note the first run of a shape after another one. Return True if it came back, as slow as a first run."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             is_recent = shape in list(self._first)[-self._policy.most :]
             first = self._first.pop(shape, None)
             self._first[shape] = seconds if first is None else first
@@ -246,7 +246,7 @@ class ShapedRunner(PlainRunner):
         began = time.perf_counter()
         results = run(session, self._first, feed)
         seconds = time.perf_counter() - began
-        with self._lock:
+        with this_thread.holds, self._lock:
             if self._plans is None:  # which another thread may have made meanwhile
                 self._current = shape
         is_slow = self._returns.note(shape, seconds)
@@ -295,7 +295,7 @@ class ShapedRunner(PlainRunner):
 
     def give_back(self) -> None:
         """Free the plans. They are made again once many more shapes have come back."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             plans, self._plans = self._plans, None
             if plans is not None:
                 self._patience *= _PATIENCE
@@ -317,7 +317,7 @@ class ShapedRunner(PlainRunner):
         if self._plans is None and self.why_none is None and self._are_slow(session, feeds):
             self._begin(session)
             built = self._built
-            if built is not None:
+            if built is not None and may_wait():
                 built.wait()
         return self._plans is not None
 
@@ -350,7 +350,7 @@ class ShapedRunner(PlainRunner):
 
     def _begin(self, session: RunningSession) -> None:
         """Make the plans in a thread, once."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             if self._built is not None or self._is_closed:
                 return
             self._built = Outcome()
@@ -360,7 +360,7 @@ class ShapedRunner(PlainRunner):
 
     def _take(self, plans: ShapePlans | None, why_none: str) -> None:
         """Take the plans that were made, or the reason why there are none."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             if plans is not None and not self._is_closed:
                 self._current, self._plans = None, plans
                 plans = None
@@ -371,7 +371,7 @@ class ShapedRunner(PlainRunner):
             plans.close()
 
     def _give_up(self, why: str) -> None:
-        with self._lock:
+        with this_thread.holds, self._lock:
             plans, self._plans = self._plans, None
             self.why_none = self.why_none or why
         if plans is not None:
@@ -379,6 +379,8 @@ class ShapedRunner(PlainRunner):
             logger.debug("a session has no plans for its shapes any more: %s", why)
 
     def _run_planned(self, session: RunningSession, plans: ShapePlans, shape: Shape, feed: Any, run: Run) -> Any:
+        if not may_wait():  # a handler or finalizer amid another run, and a lane makes one run at a time
+            return run(session, self._first, feed)
         kept = plans.find(shape)
         lane, branch = plans.choose(shape)
         target, runner = lane.session, lane.runner
@@ -418,7 +420,7 @@ class ShapedRunner(PlainRunner):
             return
         # As many lanes as there are runs, with this one
         wanted = min(self._policy.lanes, 1 + sum(each.queue for each in plans.lanes))
-        with self._lock:
+        with this_thread.holds, self._lock:
             at_work = self._spreads.values()
             if self._is_closed or not self._may_spread or shape in self._spreads or None in at_work:
                 return
@@ -431,7 +433,7 @@ class ShapedRunner(PlainRunner):
         spreader.submit(Outcome(), _spread, weakref.ref(self), plans, shape, types_of(session), into)
 
     def _end_spread(self, shape: Shape, *, has_failed: bool) -> None:
-        with self._lock:
+        with this_thread.holds, self._lock:
             self._may_spread = self._may_spread and not has_failed
             del self._spreads[shape]
             if not self._spreads:

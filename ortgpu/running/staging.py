@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import GPUError
 from ..model.tensor_types import DTYPES
-from ..process.background import fork_safe_lock, is_of_a_handler
+from ..process.background import fork_safe_lock, is_of_a_handler, this_thread
 from ..provider.lifetime import device_of, refuse_if_unusable
 from ..provider.requests import CPU, CUDA
 from .cudart import runtime_of
@@ -115,7 +115,7 @@ class StagedRunner(PlainRunner):
             return None
 
     def _make_runs(self, session: RunningSession) -> StagedRuns | None:
-        with _creating:
+        with this_thread.holds, _creating:
             if self._runs is None:
                 runtime = runtime_of(device_of(session))
                 if runtime is not None:

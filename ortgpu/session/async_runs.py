@@ -15,7 +15,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from ..process.background import Thread, fork_safe_lock
+from ..process.background import Thread, fork_safe_lock, this_thread
 from . import failures
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def run_async(
 
 def _queue() -> SimpleQueue[_Reference]:
     global _dropped
-    with _lock:
+    with this_thread.holds, _lock:
         if _dropped is None or _dropped[0] != os.getpid():
             queue: SimpleQueue[_Reference] = SimpleQueue()
             Thread(functools.partial(_let_go, queue), "ortgpu-async").start()

@@ -29,6 +29,7 @@ from ..errors import (
     ProviderFailureError,
     manual,
 )
+from ..process.background import this_thread
 from ..process.late import late
 from ..provider import lifetime
 from ..provider.interfaces import Opened
@@ -109,7 +110,8 @@ def call_again(session: Any, error: Exception, call: Callable[[], Any], *, is_bo
         if budget is None or not isinstance(refusal, GPUOutOfMemoryError):
             raise refusal
         if not is_bound or session._gpu_context is not lifetime.OUTDATED:
-            with session._holdings.retrying:  # one at a time, so that no other takes what was given back
+            # One at a time, so that no other takes what was given back
+            with this_thread.holds, session._holdings.retrying:
                 try:
                     lifetime.refuse_if_unusable(session)  # opens it again, if that is due
                     give_back(session)

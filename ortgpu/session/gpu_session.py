@@ -25,6 +25,7 @@ from ..environment.gpu.cuda import initialising
 from ..errors import ExecutionError, GPUError, ProviderRequestError, escape_controls, manual
 from ..model.files import stamp_of
 from ..model.outline import GraphOutline
+from ..process.background import cached_property
 from ..process.late import late
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest, as_request
@@ -186,19 +187,19 @@ class GPUSession(LastOfOurs):
     _own_names: frozenset[str] = frozenset()  # attributes set by this class and by ONNX Runtime
 
     # For dir(), help() and editors: the values of an open session are in its __dict__.
-    @functools.cached_property
+    @cached_property
     def device(self) -> Device:
         """The GPU that the session runs on; ``kind`` is "cpu" if ``allow_cpu`` let it run on the CPU."""
         lifetime.refuse_if_closed(self)  # It never opened, in a worker of multiprocessing.
         return self._verified.device
 
-    @functools.cached_property
+    @cached_property
     def placement(self) -> Placement:
         """The nodes by provider; ``known`` is False if ONNX Runtime did not record them."""
         lifetime.refuse_if_closed(self)  # It never opened, in a worker of multiprocessing.
         return self._verified.placement
 
-    @functools.cached_property
+    @cached_property
     def options_chosen(self) -> Mapping[str, tuple[str, str]]:
         """The options that the session set because the caller did not, each with its value and reason."""
         lifetime.refuse_if_closed(self)  # It never opened, in a worker of multiprocessing.

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import GPUError, ProviderRequestError, manual
-from ..process.background import Task
+from ..process.background import Task, may_wait
 from ..process.threads import FutureOutcome, Outcome
 from ..provider.devices import Device, DeviceRequest
 from ..provider.sizes import divided, parse_gpu_size, parse_size
@@ -149,6 +149,7 @@ class GPUSessionPool:
             )
         if not isinstance(devices, str) and isinstance(devices, Iterable):
             devices = list(devices)  # an iterator can be used once
+        deadlines = deadline and float(deadline), first_deadline and float(first_deadline)
         self._closing = CLOSING if isolate else None
         feeds: Feeds
         arguments: Any = options  # a dict for those who change it
@@ -173,9 +174,7 @@ class GPUSessionPool:
             if isolate:
                 from .pool.isolated import open_processes
 
-                open_processes(
-                    service, model, devices, number, arguments, gpu_session_class, (deadline, first_deadline), copies
-                )
+                open_processes(service, model, devices, number, arguments, gpu_session_class, deadlines, copies)
             else:
                 open_sessions(service.add, model, devices, number, arguments, gpu_session_class())
             service.open()
@@ -248,14 +247,16 @@ class GPUSessionPool:
         workers = list(self._service.serving)
         declared = workers[0].declared[0]
         made = [arrays_of(feed, {each.name: each.type for each in declared}) for feed in listed(feeds)]
-        tasks = [Task(functools.partial(worker.warm, made), "ortgpu-warm") for worker in workers]
+        calls: list[Callable[[], None]] = [functools.partial(worker.warm, made) for worker in workers]
+        if may_wait():
+            calls = [Task(call, "ortgpu-warm").result for call in calls]
 
-        def wait(number: int, task: Task[None]) -> None:
-            task.result()
+        def wait(number: int, call: Callable[[], None]) -> None:
+            call()
             if progress is not None:
-                progress(number, len(tasks))
+                progress(number, len(calls))
 
-        wait_for_all([functools.partial(wait, number, task) for number, task in enumerate(tasks, 1)])
+        wait_for_all([functools.partial(wait, number, call) for number, call in enumerate(calls, 1)])
 
     def drain(self, timeout: float | None = None) -> None:
         """Refuse new requests, and wait until those that wait or run have ended. The sessions stay open.
@@ -304,7 +305,7 @@ class GPUSessionPool:
         self._refuse_after_fork()
         service, outcome = self._service, FutureOutcome[Any]()
         # A thread of the pool, in which a callback runs, would wait for itself.
-        ends = () if service.is_own_thread else self._ends()
+        ends = () if service.must_not_wait else self._ends()
         feed, is_copied = service.feeds.copied(input_feed, ends)
         request = Request(service, for_many_runs(output_names), feed, outcome)
         service.ask(request, service.most)

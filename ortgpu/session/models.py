@@ -22,6 +22,7 @@ from ..errors import (
 )
 from ..model.files import stamp_of
 from ..model.weights import bytes_of_weights
+from ..process.background import may_wait, this_thread
 from ..process.late import late
 from ..process.reminders import Reminder
 from ..provider.devices import as_request, choose_visible, is_cpu
@@ -101,8 +102,9 @@ class GPUModel:
             GPUError, Exception: as GPUSession and its ``run`` raise. A missing file raises ONNX Runtime's own.
             ExecutionError: the GPUModels is closed.
         """
-        calls, thread = self._calls, threading.get_ident()
-        calls.append(thread)  # before the look at the session, which is not closed while there are calls
+        self._calls.append(
+            threading.get_ident()
+        )  # before the look at the session, which is not closed while there are calls
         try:
             session = self._session
             if session is not None:
@@ -115,7 +117,7 @@ class GPUModel:
         else:
             asked = None
         finally:
-            calls.remove(thread)
+            self._models._end_call(self)
         return self._models._call(self, lambda session: session.run(output_names, input_feed, run_options), asked)
 
     @contextlib.contextmanager
@@ -129,7 +131,7 @@ class GPUModel:
         try:
             yield session
         finally:
-            self._calls.remove(threading.get_ident())
+            self._models._end_call(self)
 
     def __repr__(self) -> str:
         state = "open" if self._session is not None else "closed"
@@ -226,14 +228,17 @@ class GPUModels(Mapping[str, GPUModel]):
         return tuple(states)
 
     def close(self) -> None:
-        """Wait for the calls at work, and close all sessions. Later calls raise ExecutionError. Twice is fine."""
+        """Wait for the calls at work, and close all sessions. Later calls raise ExecutionError. Twice is fine.
+
+        In a signal handler this does not wait for the call that it interrupts.
+        """
         self._closed = True
         while True:
-            with self._lock:
-                for model in self._models.values():
-                    self._close(model)
-                if all(model._session is None for model in self._models.values()):
-                    break
+            with this_thread.holds, self._lock:
+                left = [model for model in list(self._models.values()) if not self._close(model)]
+            # A signal handler or finalizer does not wait for the call that it interrupts, which closes its session.
+            if not may_wait() or all(threading.get_ident() in model._calls for model in left):
+                break
             time.sleep(_PAUSE)
         self._reminder.stop()
 
@@ -263,12 +268,12 @@ class GPUModels(Mapping[str, GPUModel]):
                 asked = error.requested or 0
             finally:
                 del session
-                model._calls.remove(threading.get_ident())
+                self._end_call(model)
         raise AssertionError("the last try returns or raises")
 
     def _begin(self, model: GPUModel, more_than: int | None = None, *, all_of_it: bool = False) -> GPUSession:
         """Return the open session of a model, with a call counted, which the caller must take away."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             self._refuse_if_closed()
             share = self._share_of(model, more_than, all_of_it=all_of_it and more_than is not None)
             if model._session is not None and model._share < share:
@@ -285,6 +290,12 @@ class GPUModels(Mapping[str, GPUModel]):
         if self._idle is not None and not self._reminder.is_at_work:
             self._reminder.start()
         return session
+
+    def _end_call(self, model: GPUModel) -> None:
+        model._calls.remove(threading.get_ident())
+        if self._closed:  # by a signal handler or finalizer, which did not wait for this call
+            with this_thread.holds, self._lock:
+                self._close(model)
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -409,7 +420,7 @@ class GPUModels(Mapping[str, GPUModel]):
         idle = self._idle
         if idle is None:
             return None
-        with self._lock:
+        with this_thread.holds, self._lock:
             now = time.monotonic()
             due = []
             for model in list(self._models.values()):

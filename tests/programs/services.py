@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import resource
@@ -15,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +325,12 @@ def long_run() -> None:
     started = time.monotonic()
     pool.close(0.5)
     report("isolated", [time.monotonic() - started < 12, name_of(lambda: future.result(1))])
+    soon = Fraction(1, 4)
+    with GPUSessionPool(RELU, isolate=True, allow_cpu=True, deadline=soon, first_deadline=soon) as pool:  # type: ignore[arg-type]  # a real number
+        report("deadline", name_of(lambda: pool.run(None, rows(1, -1))))
+        report("no number", [name_of(lambda: pool.drain("x")), name_of(lambda: pool.close("x"))])  # type: ignore[arg-type]
+        until(lambda: pool.health()[0].state == "ready")
+        report("goes on", first(pool.run(None, rows(1, 3))))
     pool = GPUSessionPool(RELU, allow_cpu=True)
     (session,) = pool.sessions
     opened = threading.Event()
@@ -344,6 +352,50 @@ def long_run() -> None:
     report("result", first(future.result(10)))
     until(lambda: name_of(lambda: session.run(None, rows())) == "ExecutionError")
     pool.close()
+
+
+def hung_at_exit(isolate: str) -> None:
+    """A run hangs when the program ends, which waits for a limited time."""
+    from ortgpu.session.pool import isolated, serving
+
+    vars(serving)["AT_EXIT"] = 1.0
+    isolated.SERVE = "tests.support.deadly_worker:serve"
+    pool = GPUSessionPool(RELU, allow_cpu=True, isolate=bool(isolate))
+    if not isolate:
+        pool.sessions[0]._sess = Hanging(pool.sessions[0]._sess)
+    pool.submit(None, rows(1, -1))
+    until(lambda: pool.health()[0].in_flight == 1)
+    time.sleep(0.3)
+    report("pid", pool.health()[0].pid)
+
+
+class Hanging:
+    """The C++ session of a session whose runs hang."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def run(self, *_: object) -> None:
+        threading.Event().wait()
+
+
+def ended_threads() -> None:
+    """Something of the program raises in a thread of a pool until it ends, as libraries for time limits do."""
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    with GPUSessionPool(RELU, allow_cpu=True) as pool:
+        (thread, *_) = pool._service.threads
+        sys.setswitchinterval(1e-6)  # it goes on after an exception, but not after one at each of its steps
+        while thread.is_alive():
+            pool.submit(None, rows())
+            for _ in range(100):
+                raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        sys.setswitchinterval(5e-3)
+        report("state", pool.health()[0].state)
+        report("others", [first(pool.run(None, rows(1, number))) for number in range(5)])
+    report("closed", pool.health()[0].state)
 
 
 def shapes() -> None:

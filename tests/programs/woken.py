@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from ortgpu import GPUSessionPool
 from tests.programs.services import RELU, first, rows
 from tests.support.children import report
 
-WAYS = {
+WAYS: dict[str, Callable[[Any, Any], object]] = {
     "run": lambda pool, joined: first(pool.run(None, rows(1, 3))),
     "submit": lambda pool, joined: first(pool.submit(None, rows(1, 3)).result(20)),
     "map": lambda pool, joined: first(next(iter(pool.map([rows(1, 3)])))),
     "joined run": lambda pool, joined: first(joined.run(None, rows(1, 3))),
     "joined submit": lambda pool, joined: first(joined.submit(None, rows(1, 3)).result(20)),
+    "new service": lambda pool, joined: first(pool.batched(2).run(None, rows(1, 3))),
+    "warm": lambda pool, joined: pool.warm([rows(1, 3)]) or 3,
+    "session's map": lambda pool, joined: first(next(iter(pool.sessions[0].map(iter([rows(1, 3)] * 3))))),
 }
 
 

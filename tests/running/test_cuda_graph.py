@@ -267,6 +267,36 @@ def test_threads_get_their_own_results_and_two_threads_do_all_runs(with_stub: An
     assert found == [[], ["MainThread", "ortgpu-graph_0"], True, [], 0]
 
 
+def test_a_signal_handler_may_use_the_session_amid_a_run(with_stub: Any) -> None:
+    """Its runs change no buffers of the run that it interrupts, and wait for nothing that this one holds."""
+    found = with_stub("""
+        import random, signal
+        session = capturing(NEG)
+        wrong, handled = [], []
+        def use(value):
+            feed = {"x": np.full(random.choice((4, 5)), value, np.float32)}
+            ways = (lambda: session.run(None, feed), lambda: next(iter(session.map([feed]))),
+                    lambda: list(session.map(each for each in [feed] * 3))[2])
+            if (random.choice(ways)()[0] != -value).any():
+                wrong.append(value)
+        def handler(*_):
+            use(7)
+            session._sess.give_back()
+            handled.append(7)
+        list(session.map(feeds(2)))  # which imports modules: a handler amid that finds parts of them
+        signal.signal(signal.SIGALRM, handler)
+        while len(handled) < 100:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 2e-3))
+            for number in range(1, 9):
+                use(number)
+        signal.signal(signal.SIGALRM, lambda *_: session.close())
+        signal.setitimer(signal.ITIMER_REAL, 2e-3)
+        closed = outcome(lambda: [use(1) for _ in iter(int, 1)])
+        report([wrong, closed["type"], threads()])
+    """)
+    assert found == [[], "ExecutionError", []]
+
+
 def test_a_map_goes_straight_to_the_thread_that_runs(with_stub: Any) -> None:
     """But for arrays that are staged, which other threads copy meanwhile."""
     found = with_stub("""

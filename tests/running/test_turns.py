@@ -51,6 +51,24 @@ def test_only_so_many_runs_are_at_work(turns: int) -> None:
     assert name == "Slow"
 
 
+def test_a_run_within_a_run_does_not_wait_for_the_turn_of_its_own_thread() -> None:
+    """A signal handler or finalizer amid a run makes it."""
+    made = child(
+        """
+        from ortgpu.running.plain_runs import PlainRunner
+        from ortgpu.running.memory import Turns
+        from ortgpu.running.turns import take_turns
+        class Interrupted(PlainRunner):
+            def run(self, session, output_names, feed, run_options):
+                return feed if feed == 3 else [feed, runner.run(None, None, feed + 1, None)]
+        runner = Interrupted()
+        take_turns(runner, Turns(1))
+        report([runner.run(None, None, 0, None), runner.run(None, None, 2, None)])
+        """
+    )
+    assert made == [[0, [1, [2, 3]]], [2, 3]]
+
+
 def test_a_reminder_has_a_thread_only_while_there_is_something_to_wait_for() -> None:
     from ortgpu.process.reminders import Reminder
 

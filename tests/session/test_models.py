@@ -97,6 +97,29 @@ report([results, opened, used, waiting, threads()])
     assert found == [once * 2, 2, ["open"], ["ortgpu-models"], []]
 
 
+def test_a_handler_that_closes_amid_a_call_does_not_wait_for_it() -> None:
+    found = on_cpu("""
+import signal
+models = GPUModels(allow_cpu=True, idle=60)
+models[names[1]].run(None, x)
+with models[names[0]].session() as session:
+    models.close()  # as a handler does
+    inside = [states(models), float(session.run(None, x)[0][0])]
+found = [inside, states(models), outcome(lambda: models[names[1]].run(None, x))["type"]]
+
+models = GPUModels(allow_cpu=True, idle=60)
+signal.signal(signal.SIGALRM, lambda *_: models.close())
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    while True:
+        for name in names:
+            models[name].run(None, x)
+except ortgpu.ExecutionError:
+    report([*found, states(models), threads()])
+""")
+    assert found == [[["closed", "open"], 1.0], ["closed", "closed"], "ExecutionError", ["closed"] * 4, []]
+
+
 def test_bad_paths_and_broken_models_raise_what_onnxruntime_raises() -> None:
     found = on_cpu(
         """

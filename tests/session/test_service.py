@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,7 +84,23 @@ def test_close_has_a_limit() -> None:
     found = program("long_run")
     assert found["isolated"] == [True, "WorkerLostError"]
     assert found["threads"] == "TimeoutError"
+    assert found["deadline"] == "WorkerLostError"
+    assert (found["no number"], found["goes on"]) == (["TypeError", "TypeError"], 3)
     assert found["result"] == 1
+
+
+@linux
+@pytest.mark.parametrize("isolate", ["", "isolate"])
+def test_the_end_of_the_interpreter_waits_for_a_limited_time(isolate: str) -> None:
+    started = time.monotonic()
+    found = program("hung_at_exit", isolate)
+    assert time.monotonic() - started < 60  # it would wait for ever
+    assert not Path(f"/proc/{found['pid']}").exists()
+
+
+def test_health_tells_of_a_thread_that_has_ended() -> None:
+    found = program("ended_threads")
+    assert found == {"state": "impaired", "others": [0, 1, 2, 3, 4], "closed": "closed"}
 
 
 def test_requests_of_many_shapes_take_the_memory_of_their_own_items() -> None:

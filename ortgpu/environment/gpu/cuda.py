@@ -15,7 +15,7 @@ import uuid as uuids
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...process.background import Task, fork_safe_lock
+from ...process.background import Task, fork_safe_lock, this_thread
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _COMPUTE_MODE, _MULTIPROCESSORS = 75, 76, 20, 16  # CUdevice_attribute, cuda.h
 _STREAM_NON_BLOCKING = 1  # CUstream_flags
@@ -89,7 +89,7 @@ _lock = fork_safe_lock()
 def initialise() -> CudaState:
     """Initialise the driver in this process and list its devices. A success is remembered; a failure is not."""
     global _state, _has_failed
-    with _lock:
+    with this_thread.holds, _lock:
         if _state is not None and _state.pid == os.getpid():
             return _state
         state = _ask()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
-from ...process.background import fork_safe_lock
+from ...process.background import fork_safe_lock, this_thread
 from ...process.late import late
 from . import interpreter
 from .interpreter import this_interpreter
@@ -188,7 +188,7 @@ def _package_folders() -> tuple[str, ...]:
 
 
 def _folder_of(kind: str) -> str:
-    with _of_sysconfig:
+    with this_thread.holds, _of_sysconfig:
         try:
             return sysconfig.get_path(kind)
         except TypeError:  # on Windows, where a program has taken sys.executable away

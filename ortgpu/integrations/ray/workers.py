@@ -15,6 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ...errors import GPUError, NoDeviceError, RendezvousError, manual
+from ...process.background import this_thread
 from .assignment import address_of, ranks_of
 
 if TYPE_CHECKING:
@@ -137,12 +138,12 @@ class RayGPUSession:
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         self._arguments, self._settings = arguments, settings
         self._session: GPUSession | None = None
-        self._lock = threading.Lock()  # ActorPoolStrategy(enable_true_multi_threading=True) calls from many threads
+        self._lock = threading.RLock()  # ActorPoolStrategy(enable_true_multi_threading=True) calls from many threads
 
     @property
     def session(self) -> GPUSession:
         """The session, opened at first use. Raises the errors of :func:`~ortgpu.integrations.ray.open_session`."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             if self._session is None:
                 self._session = open_session(*self._arguments, **self._settings)
             return self._session

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from ...errors import GPUError
-from ...process.background import fork_safe_lock
+from ...process.background import fork_safe_lock, this_thread
 from ...provider.interfaces import Session
 from ...provider.lifetime import refuse_if_unusable
 from ...provider.living import register
@@ -88,7 +88,7 @@ def guarded_class(cls: type[Any]) -> type[Any]:
     """Return the subclass of ``cls`` and GPUSession, with the name of ``cls``: one, for as long as it has sessions."""
     if issubclass(cls, GuardedSession):
         return cls
-    with _lock:
+    with this_thread.holds, _lock:
         for known in GuardedSession.__subclasses__():
             if known._guards is cls and cls in known.__mro__:
                 return cast("type[Any]", known)

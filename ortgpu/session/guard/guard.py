@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ...process.background import fork_safe_lock
+from ...process.background import fork_safe_lock, this_thread
 from ...process.late import late
 from . import exemptions, inheritance
 from .startup._ortgpu_hook import ImportHook, take_out
@@ -191,7 +191,7 @@ def _set(*, installed: bool | None = None, entered: int = 0) -> None:
     global _installed, _entered, _noting
     # Read the variable also for a block: a mistake in it is to show here, not in the constructor of a session.
     exempt = exemptions.list_all() if installed or entered > 0 else frozenset()
-    with _lock:
+    with this_thread.holds, _lock:
         _installed = _installed if installed is None else installed
         if installed:
             inheritance.hand_on(exempt)
@@ -232,7 +232,7 @@ def _imported() -> ModuleType | None:
 
 def _change(module: ModuleType) -> None:
     cls = getattr(module, "InferenceSession", None) if module.__name__ == _HOME else None
-    with _lock:
+    with this_thread.holds, _lock:
         in_use = is_enforced() or _noting
         if not isinstance(cls, type) or not in_use or any(known is cls for known, _ in _changed):
             return
@@ -282,7 +282,7 @@ def _guarded_init(original: Any) -> Any:
         global _requests
         guarded = is_enforced()
         if guarded:
-            with _lock:  # the increment is not atomic
+            with this_thread.holds, _lock:  # the increment is not atomic
                 _requests += 1
         if not guarded or _is_gpu_session(self) or exemptions.is_exempt(self, path_or_bytes):
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)

@@ -172,7 +172,7 @@ class Batched:
         uninterrupted(service.refuse_waiting)
         if self._is_alone:
             service.close(timeout)
-        elif not service.is_own_thread:
+        elif not service.must_not_wait:
             until = None if timeout is None else time.monotonic() + timeout
             while joining.collector is not None or service.runs_of(joining):
                 service.wake_busy()

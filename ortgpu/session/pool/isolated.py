@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from queue import Empty, LifoQueue
 from typing import TYPE_CHECKING, Any
 
 from ...environment.child_process import ChildFailedError
@@ -78,9 +77,7 @@ class WorkerProcess:
                 raise
         self.begun = sockets.begun
         self.exchanges = [Exchange(Channel(end), copy=feeds.fill) for end in sockets.ours]
-        self._idle: LifoQueue[int] = LifoQueue()
-        for number in range(launch.channels):
-            self._idle.put(number)
+        self._idle = list(range(launch.channels))
         self.has_opened = False
         self.has_result = False
         self.shapes: dict[object, None] = {}  # of feeds that have run
@@ -112,12 +109,15 @@ class WorkerProcess:
 
     def borrow(self) -> int:
         """Return the number of an idle exchange, as soon as there is one. The process may have ended by then."""
-        return self._idle.get()
+        while True:
+            with suppress(IndexError):  # more requests than exchanges: of finalizers
+                return self._idle.pop()
+            time.sleep(_LOOK / 10)
 
     def give_back(self, number: int) -> None:
         if self._has_ended:
             self.exchanges[number].close()
-        self._idle.put(number)
+        self._idle.append(number)
 
     def has_run(self, shapes: object) -> None:
         if len(self.shapes) >= _MOST_SHAPES:
@@ -167,12 +167,8 @@ class WorkerProcess:
         for exchange in self.exchanges:  # a thread that waits for an answer closes its own
             exchange.channel.shut()
         self._has_ended = True
-        idle = []
-        with suppress(Empty):
-            while True:
-                idle.append(self._idle.get_nowait())
-        for number in idle:
-            self.give_back(number)
+        for number in list(self._idle):
+            self.exchanges[number].close()
         self._process.channel.close()
 
     def cause(self) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         """What a request needs of its service."""
 
         @property
-        def is_own_thread(self) -> bool: ...
+        def must_not_wait(self) -> bool: ...
 
         def forget(self, request: Request) -> bool: ...
 
@@ -87,7 +87,7 @@ class Request:
 
     def wait(self) -> None:
         """Wait for its end, since its run reads the caller's array. A thread of the service would wait for itself."""
-        if not self.service.is_own_thread:
+        if not self.service.must_not_wait:
             try:
                 self.outcome.wait()
             except BaseException:  # an interrupt, while it waits

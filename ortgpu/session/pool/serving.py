@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, WorkerLostError, manual
-from ...process.background import AT_EXIT, Thread, log, logged, uninterrupted
+from ...process.background import AT_EXIT, Thread, log, logged, may_wait, this_thread, uninterrupted
 from ...process.threads import Notice, is_in_callback
 from ...provider import lifetime
 from .requests import Kind, Request
@@ -87,8 +87,9 @@ class Service:
         return self.is_closed or self.is_draining or not self.serving
 
     @property
-    def is_own_thread(self) -> bool:
-        return threading.get_ident() in self._own
+    def must_not_wait(self) -> bool:
+        """True in a thread of the service, and in one that holds what its threads may need."""
+        return threading.get_ident() in self._own or not may_wait()
 
     @property
     def is_hopeless(self) -> bool:
@@ -119,16 +120,17 @@ class Service:
 
         ``keep`` copies its feed, unless the caller waits for the result.
 
-        A thread of the service would wait for itself. It runs the request at once, as a finalizer may wait for it, and
-        the notice of it may be this thread's own. Only what the callback of a future submits is queued, without a
-        limit: callbacks that submit in turn would else run within each other.
+        A thread of the service would wait for itself, and one that holds a lock for a thread that may need the lock.
+        Such a thread runs the request at once, as a finalizer or handler may wait for it, and the notice of it may be
+        this thread's own. Only what the callback of a future submits is queued, without a limit: callbacks that submit
+        in turn would else run within each other.
 
         Raises:
             GPUError: the service takes no more requests, or ``raises`` says so.
         """
-        if threading.get_ident() in self._own:
-            has_lock = self._lock._is_owned()  # type: ignore[attr-defined]  # as Condition asks
-            if request.is_waited_for or has_lock or not is_in_callback():
+        holds_lock = this_thread.holds._is_owned()  # type: ignore[attr-defined]  # as may_wait() asks, for each request
+        if holds_lock or threading.get_ident() in self._own:
+            if request.is_waited_for or holds_lock or not is_in_callback():
                 self._answer_here(request)
                 return
             limit = sys.maxsize
@@ -223,10 +225,10 @@ class Service:
 
     def drain(self, timeout: float | None) -> None:
         """Take no more requests, and wait for those that wait and run. A thread of the service does not wait."""
+        until = None if timeout is None else time.monotonic() + timeout
         self.is_draining = True
         self._room.give()  # for whoever waits for a place, and is refused
-        until = None if timeout is None else time.monotonic() + timeout
-        while not self.is_own_thread and not self.is_closed:
+        while not self.must_not_wait and not self.is_closed:
             waiting, running = len(self.waiting), max(len(self.threads) - len(self._idle), 0)
             if not running and not waiting:
                 return
@@ -239,12 +241,12 @@ class Service:
 
         Raises TimeoutError if a run has not ended after ``timeout`` seconds and cannot be ended.
         """
+        until = None if timeout is None else time.monotonic() + timeout
         self.is_closed = True
         uninterrupted(self.refuse_waiting)
         self._wake_all()
-        if self.is_own_thread:
+        if self.must_not_wait:
             return
-        until = None if timeout is None else time.monotonic() + timeout
         for worker in self.workers:
             worker.begin_ending()
         left = [thread for thread in list(self.threads) if not thread.wait(_left(until))]
@@ -262,7 +264,7 @@ class Service:
             return
         self._is_dropped = True
         self._wake_all()
-        if not self.is_own_thread and not self.waiting and not any(worker.runs for worker in self.workers):
+        if not self.must_not_wait and not self.waiting and not any(worker.runs for worker in self.workers):
             until = time.monotonic() + _IDLE  # limited: this thread may hold what a session needs to close
             for thread in list(self.threads):
                 thread.wait(_left(until))
@@ -278,14 +280,14 @@ class Service:
         for number in range(self.most):
             # Daemons: a forgotten thread must not keep the program from ending.
             Thread(self._work, f"{self._name}_{number}").start(self.threads.append)
-        with self._lock:
+        with this_thread.holds, self._lock:
             self.serving = tuple(worker for worker in self.workers if not worker.is_lost)
 
     def notice(self, worker: Worker) -> None:
         """Serve by a worker that can run requests again, or without it if it is lost. Called in its own thread."""
         self._own.add(threading.get_ident())
         removed: Sequence[LostDevice] = ()
-        with self._lock:
+        with this_thread.holds, self._lock:
             if worker.is_lost and worker.last_error is not None:
                 removed = self._remove([worker], worker.last_error)
         self._say_lost(removed)
@@ -316,7 +318,7 @@ class Service:
     def _take(self, notice: Notice) -> bool:
         """Answer a request or a batch, or wait for one. Return True if there will be none."""
         self._idle.append(notice)  # before it looks: what comes later wakes it
-        with self._lock:
+        with this_thread.holds, self._lock:
             request = worker = None
             if self.waiting:
                 request, worker = self._choose(notice)
@@ -376,9 +378,12 @@ class Service:
                 found, least = worker, count
         return found
 
+    def _least_busy(self) -> Worker:
+        return min(self.serving, key=lambda worker: (not worker.capacity, len(worker.runs)))
+
     def try_start(self, batch: object, joining: Kind, notice: Notice) -> Worker | None:
         """Return a worker for a batch that its thread has collected. None if there is none now."""
-        with self._lock:
+        with this_thread.holds, self._lock:
             worker = self._spare()
             if worker is not None:
                 worker.runs[batch] = time.time()
@@ -414,8 +419,8 @@ class Service:
     def _answer_here(self, request: Request) -> None:
         if self.is_refused(request):
             raise self.why_over(request.joining)
-        with self._lock:
-            worker = min(self.serving, key=lambda each: (not each.capacity, len(each.runs)))
+        with this_thread.holds, self._lock:
+            worker = self._least_busy()
             worker.runs[request] = time.time()
         if request.outcome.begin():
             self._answer(request, worker)
@@ -454,7 +459,7 @@ class Service:
         is_lost = worker.has_lost(error)
         if is_lost:
             self._take_out(worker, error, is_lost=True)
-        with self._lock:
+        with this_thread.holds, self._lock:
             others = [each for each in self.serving if each.place != worker.place and each.capacity]
             other = min(others, key=lambda each: len(each.runs)) if others else None
             if other is not None:
@@ -475,12 +480,12 @@ class Service:
 
     def _borrow(self, key: object) -> Worker:
         """Return the least busy worker, once there is one. Raises the reason why there will be none."""
-        notice = Notice()
+        notice, has_to_run = Notice(), not may_wait()
         self._busy.append(notice)
         try:
             while not self.is_hopeless:
-                with self._lock:
-                    worker = self._spare()
+                with this_thread.holds, self._lock:
+                    worker = self._least_busy() if has_to_run else self._spare()
                     if worker is not None:
                         worker.runs[key] = time.time()
                         return worker
@@ -507,7 +512,7 @@ class Service:
         if worker.is_replaceable:
             worker.replace(error)
             return
-        with self._lock:
+        with this_thread.holds, self._lock:
             gone = [each for each in self.serving if each.place == worker.place or each.shares(error)]
             if not is_lost and len(gone) == len(self.serving):
                 return  # keep the last GPU: a passing failure must not empty the pool

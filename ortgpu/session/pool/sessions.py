@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import ExecutionError, PoisonedContextError
-from ...process.background import Task, is_of_a_handler
+from ...process.background import Task, is_of_a_handler, may_wait
 from ...provider import lifetime, living
 from ...provider.devices import Device, DeviceRequest
 from .workers import Feeds, Worker, check, choose_devices, is_lost, named, options_of_others, wait_for_all
@@ -177,7 +177,8 @@ def _open_all(
 
     open_one(0)
     others = range(1, len(devices))
-    if not opened[0].device.is_gpu:  # allow_cpu: open one after the other, so that each warns the caller
+    # With allow_cpu each warns the caller.
+    if not opened[0].device.is_gpu or not may_wait():
         for number in others:
             open_one(number)
         return

@@ -22,7 +22,7 @@ import numpy as np
 from ...errors import ExecutionError, ProviderRequestError, manual
 from ...model.files import is_ort_format, stamp_of, stamp_of_descriptor
 from ...process import parent
-from ...process.background import Thread
+from ...process.background import Thread, this_thread
 from ...process.channel import Channel, PickledError
 from ...provider import lifetime
 from ...running.cudart import CudaCallError, CudaRuntime, runtime_of
@@ -128,7 +128,7 @@ class _Serving:
         self._begun = begun
         self._session = session
         self._of_thread = threading.local()
-        self._ending = threading.Lock()
+        self._ending = threading.RLock()
         runtime = runtime_of(lifetime.device_of(session)) if session._pinned_memory_limit else None
         self._pin = functools.partial(_pin, runtime) if runtime is not None else None
         from ...running.staging import StagedRunner  # not above: it imports ONNX Runtime
@@ -169,7 +169,7 @@ class _Serving:
             return _checked(self._session.run(output_names, feed))
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             if is_lost(self._session, error):
-                with self._ending:  # for ever: the first error counts
+                with this_thread.holds, self._ending:  # for ever: the first error counts
                     parent.end(error)
             return PickledError.of(error)
 
