@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..environment.packages.plugins import tell
 from ..errors import ExecutionError, GPUOutOfMemoryError, InsufficientDeviceMemoryError, manual
 from ..model.files import stamp_of
-from ..process.background import fork_safe_lock
+from ..process.background import fork_safe_lock, this_thread
 from ..provider import lifetime
 from ..provider.lifetime import refuse_from_the_start
 from ..provider.options import Carried, carries_providers
@@ -141,7 +141,7 @@ class _Awaited:
 
     def _new(self) -> Any:
         session = self._session()
-        with _reopening:
+        with this_thread.holds, _reopening:
             new = vars(session).get(self._name) if session is not None else None
         if new is None or isinstance(new, _Awaited):
             raise ExecutionError("this session could not be opened again after a run was out of memory")
@@ -170,7 +170,7 @@ def reopen(session: Reopened) -> None:
         ExecutionError: the model's file was changed or removed. The session is closed.
         GPUError: as the constructor raises.
     """
-    with _reopening:
+    with this_thread.holds, _reopening:
         if session._gpu_context is not lifetime.OUTDATED or any(
             each is session for each in _at_work
         ):  # another thread opened it, or this one
