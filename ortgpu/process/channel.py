@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from .background import this_thread
+
 if sys.platform != "win32":
     import fcntl
-from .background import this_thread
 
 _LENGTH = struct.Struct("<Q")
 _DESCRIPTOR = struct.Struct("i")
