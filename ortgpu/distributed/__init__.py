@@ -29,7 +29,7 @@ _HOMES = {
     "require_training": "diagnosis.packages",
 }
 
-__all__ = sorted((*_HOMES, "checkpoint"))  # also for help(), which shows no other lazy names
+__all__ = sorted((*_HOMES, "checkpoint"))  # help() shows no other lazy names.
 
 
 def __getattr__(name: str) -> object:

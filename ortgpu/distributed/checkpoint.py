@@ -3,7 +3,7 @@
 Every rank of data-parallel training holds the whole model, so one file holds all of it. A checkpoint is a folder
 ``step-N`` in a folder of the job. It has ONNX Runtime's file, the caller's files, and a manifest with size and SHA-256
 of each. It is written under another name, and renamed once all of it is on the disk. A crash leaves the older
-checkpoints unchanged, and at most a folder ``.partial-*``, which no function here reads and the next save removes. One
+checkpoints unchanged, and at most a folder ``.partial-*``: no function here reads it, and the next save removes it. One
 process at a time writes into a folder, and locks it. Another is refused, except on Windows and NFS.
 """
 
@@ -30,20 +30,20 @@ from .diagnosis.packages import require_training
 if sys.platform != "win32":
     import fcntl
 
-FORMAT: Final = 1  # of the manifest; it changes when older ones cannot be read any more
+FORMAT: Final = 1  # The manifest's format changes when older manifests cannot be read any more.
 _MANIFEST: Final = "manifest.json"
 _STATE: Final = "state.ckpt"
 _PARTIAL: Final = ".partial-"
 _NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
-_NO_SYNC: Final = (errno.EINVAL, errno.EBADF)  # from file systems that cannot sync folders: PostgreSQL's fsync_fname
+_NO_SYNC: Final = (errno.EINVAL, errno.EBADF)  # Some file systems cannot sync folders: PostgreSQL's fsync_fname.
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A complete checkpoint.
 
-    ``world_size`` is the number of ranks that trained when it was saved. Training can continue with any other number,
-    which changes only how a program distributes its data.
+    ``world_size`` is the number of ranks that trained when it was saved. Training can continue with any other number:
+    it changes only how a program distributes its data.
     """
 
     folder: Path
@@ -109,7 +109,7 @@ def save(
         TypeError: the step is no whole number, or ``files`` is one path.
         ValueError: the step is negative, two files have one name, or one has a name that is used here.
     """
-    here = current_rank() if rank is None else rank
+    own_rank = current_rank() if rank is None else rank
     step = operator.index(step)
     if isinstance(files, (str, bytes, os.PathLike)):
         raise TypeError(f"files is an iterable of paths, not one: [{files!r}]")
@@ -117,7 +117,7 @@ def save(
     names = [source.name for source in sources]
     if step < 0 or len(set(names)) < len(names) or {_MANIFEST, _STATE, ""} & set(names):
         raise ValueError(f"step {step} is negative, or not every file has a name of its own: {', '.join(names)}")
-    if here.rank != 0:
+    if own_rank.rank != 0:
         return None
     root = Path(folder)
     target = root / f"step-{step}"
@@ -127,7 +127,7 @@ def save(
             if target.exists():
                 fix = manual("continue from the newest checkpoint (checkpoint.load), or save into another folder")
                 raise _error(f"{target} exists already", ["a checkpoint is never overwritten"], fix)
-            _write(target, sources, state, step, here.world_size)
+            _write(target, sources, state, step, own_rank.world_size)
     except DistributedError:
         raise
     except Exception as error:  # ONNX Runtime raises a bare RuntimeError if it cannot write
@@ -145,29 +145,36 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
     Raises:
         DistributedError: there is none, or a part of it is missing, cut off or altered. ``evidence`` names each faulty
             file. An older checkpoint never takes its place, but ``fixes`` names the newest complete one. Or the
-            checkpoint cannot be read, which does not mean that it is damaged.
-        TrainingUnavailableError: the folder holds a checkpoint of ORTTrainer, which no package with training reads.
+            checkpoint cannot be read, though it may be whole.
+        TrainingUnavailableError: the folder holds a checkpoint of ORTTrainer. No package with training reads it.
     """
     root = Path(folder)
-    known = steps(root)
-    if not known and any(name.endswith(".ort.pt") for name in _names(root)):
+    recorded = steps(root)
+    if not recorded and any(name.endswith(".ort.pt") for name in _names(root)):
         require_training("checkpoint shards")  # raises
-    wanted = operator.index(step) if step is not None else max(known, default=None)
-    if wanted is None or wanted not in known:
-        what = f"no checkpoint of step {wanted}" if wanted is not None else "no checkpoint"
-        there = f"steps that are there: {', '.join(map(str, known)) or 'none'}"
+    chosen_step = operator.index(step) if step is not None else max(recorded, default=None)
+    if chosen_step is None or chosen_step not in recorded:
+        what = f"no checkpoint of step {chosen_step}" if chosen_step is not None else "no checkpoint"
+        there = f"steps that are there: {', '.join(map(str, recorded)) or 'none'}"
         fix = manual("name the folder that the job saves into, and one of the steps that are there")
         raise _error(f"there is {what} in {root}", [there if root.is_dir() else f"{root} is not a folder"], fix)
     try:
-        checkpoint, problems = _verify(root / f"step-{wanted}", wanted)
+        checkpoint, problems = _verify(root / f"step-{chosen_step}", chosen_step)
     except OSError as error:
-        raise _unreadable(root / f"step-{wanted}", error) from error
+        raise _unreadable(root / f"step-{chosen_step}", error) from error
     if checkpoint is None:
-        whole = next((one for one in reversed(known) if one != wanted and _is_whole(root / f"step-{one}", one)), None)
+        whole = next(
+            (
+                number
+                for number in reversed(recorded)
+                if number != chosen_step and _is_whole(root / f"step-{number}", number)
+            ),
+            None,
+        )
         fix = manual("no other checkpoint of this folder is whole: copy it again from where it came from")
         if whole is not None:
             fix = python(f"ortgpu.distributed.checkpoint.load({os.fspath(folder)!r}, step={whole})")
-        raise _error(f"the checkpoint {root / f'step-{wanted}'} is damaged", problems, fix)
+        raise _error(f"the checkpoint {root / f'step-{chosen_step}'} is damaged", problems, fix)
     return checkpoint
 
 
@@ -222,8 +229,8 @@ def _only_writer(root: Path) -> Iterator[None]:
 
 def _write(target: Path, sources: Iterable[Path], state: Any, step: int, world_size: int) -> None:
     root = target.parent
-    for left in root.glob(f"{_PARTIAL}*"):  # from a save that was killed
-        shutil.rmtree(left)
+    for partial_folder in root.glob(f"{_PARTIAL}*"):  # A killed save left it.
+        shutil.rmtree(partial_folder)
     partial = root / f"{_PARTIAL}{step}"
     partial.mkdir()
     try:
@@ -264,8 +271,8 @@ def _verify(folder: Path, step: int) -> tuple[Checkpoint | None, list[str]]:
             return None, [f"{_MANIFEST}: altered"]
         problems = [
             f"{name}: {problem}"
-            for name, known in content["files"].items()
-            if (problem := _compare(folder / name, known["size"], known["sha256"])) is not None
+            for name, recorded in content["files"].items()
+            if (problem := _compare(folder / name, recorded["size"], recorded["sha256"])) is not None
         ]
         names = tuple(name for name in content["files"] if name != _STATE)
         checkpoint = Checkpoint(folder, step, content["world_size"], names, _STATE in content["files"])
@@ -278,9 +285,9 @@ def _verify(folder: Path, step: int) -> tuple[Checkpoint | None, list[str]]:
 
 def _compare(path: Path, size: int, digest: str) -> str | None:
     try:
-        found = path.stat().st_size
-        if found != size:
-            return f"{found} bytes, {size} were written"
+        size_on_disk = path.stat().st_size
+        if size_on_disk != size:
+            return f"{size_on_disk} bytes, {size} were written"
         return None if _digest(path) == digest else "altered: its SHA-256 is not the one that was written"
     except FileNotFoundError:
         return "missing"

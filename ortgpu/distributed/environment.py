@@ -26,7 +26,7 @@ _SETTINGS: Final = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "OMPI_ALLOW_")
 _VERSIONS: Final = (
     ("Open MPI", re.compile(r"\(Open MPI\) ([0-9]+(?:\.[0-9]+)*)")),  # "mpirun (Open MPI) 4.1.8"
     ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*Version ([0-9]+(?:\.[0-9]+)*)")),
-    ("MPICH", re.compile(r"HYDRA build details:\s+Version:\s+([0-9]+(?:\.[0-9]+)*)")),  # and what is made from MPICH
+    ("MPICH", re.compile(r"HYDRA build details:\s+Version:\s+([0-9]+(?:\.[0-9]+)*)")),  # Its derivatives print it too.
 )
 # MPI allows this question before MPI_Init, because the vendor is compiled into the library.
 _ASK_LIBRARY: Final = """
@@ -52,26 +52,30 @@ class Mpi:
     """The MPI of this machine. None means unknown; for ``mpirun`` and ``mpi4py`` it means absent."""
 
     mpirun: str | None  # path of the launcher
-    launcher: MpiVersion | None  # by its own word
+    launcher: MpiVersion | None  # It names itself.
     mpi4py: str | None  # its version
     library: MpiVersion | None  # the one that mpi4py loads
-    settings: Mapping[str, str]  # OMPI_MCA_*, OMPI_ALLOW_* and their like, which configure Open MPI
+    settings: Mapping[str, str]  # OMPI_MCA_*, OMPI_ALLOW_* and their like configure Open MPI.
     error: str | None = None  # why mpi4py cannot load a library
 
 
 def read_mpi(*, timeout: float = 20.0) -> Mpi:
-    """Ask the launcher, and mpi4py in a child process, which MPI this is. Nothing raises."""
+    """Ask the launcher, and mpi4py in a child process, for the kind of MPI. Nothing raises."""
     mpirun = find_mpirun()
-    said = run([mpirun, "--version"], timeout=timeout) if mpirun is not None else None
-    launcher = parse_launcher_version(said.output + said.errors) if said is not None else None
+    answer = run([mpirun, "--version"], timeout=timeout) if mpirun is not None else None
+    launcher = parse_launcher_version(answer.output + answer.errors) if answer is not None else None
     settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
-    asked = run_python(_ASK_LIBRARY, timeout=timeout)
-    mpi4py, *vendor = parse_answer(asked.output) or [None]
+    answer_of_child = run_python(_ASK_LIBRARY, timeout=timeout)
+    mpi4py, *vendor = parse_answer(answer_of_child.output) or [None]
     library = error = None
-    if asked.ok and vendor:
+    if answer_of_child.ok and vendor:
         library = MpiVersion(vendor[0], tuple(vendor[1]))
-    elif "No module named 'mpi4py'" not in asked.errors:
-        error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors) or "no answer"
+    elif "No module named 'mpi4py'" not in answer_of_child.errors:
+        error = (
+            f"no answer within {timeout:g} s"
+            if answer_of_child.timed_out
+            else parse_last_error(answer_of_child.errors) or "no answer"
+        )
     return Mpi(mpirun, launcher, mpi4py, library, settings, error)
 
 
@@ -103,7 +107,7 @@ def parse_last_error(traceback: str) -> str | None:
 # loader's: two parts of one job may use two copies.
 
 _SONAME: Final = "libnccl.so.2"
-# "NCCL version 2.28.9+cuda13.0", which it prints when NCCL_DEBUG=VERSION: its release, and the CUDA that compiled it
+# NCCL prints "NCCL version 2.28.9+cuda13.0" if NCCL_DEBUG=VERSION: its release, and the CUDA that compiled it.
 _OWN_WORDS: Final = re.compile(rb"NCCL version ([0-9]+)\.([0-9]+)\.([0-9]+)\+cuda([0-9]{1,3})\.([0-9]{1,3})\0")
 
 
@@ -136,13 +140,13 @@ class Nccl:
 def read_nccl(places: SearchPlaces | None = None) -> Nccl:
     """Find the copies of NCCL, and what their files say of themselves. Nothing is loaded, and nothing raises.
 
-    Each copy comes once, in the order in which cuda-pathfinder, and so nccl4py, looks for it.
+    Each copy comes once, in the search order of cuda-pathfinder, and so of nccl4py.
     """
-    found: dict[str, NcclLibrary] = {}
+    packages: dict[str, NcclLibrary] = {}
     for source, path in _nccl_candidates(places or places_of_this_process()):
-        if os.path.isfile(path) and (file := os.path.realpath(path)) not in found:
-            found[file] = NcclLibrary(path, source, *_versions_in(path))
-    return Nccl(tuple(found.values()))
+        if os.path.isfile(path) and (file := os.path.realpath(path)) not in packages:
+            packages[file] = NcclLibrary(path, source, *_versions_in(path))
+    return Nccl(tuple(packages.values()))
 
 
 def _nccl_candidates(places: SearchPlaces) -> Iterator[tuple[Source, str]]:
@@ -161,7 +165,7 @@ def _nccl_candidates(places: SearchPlaces) -> Iterator[tuple[Source, str]]:
 
 
 def _versions_in(path: str) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Return the version of NCCL and that of CUDA, or None for both. It reads a few MB of a file of hundreds."""
+    """Return the versions of NCCL and CUDA, or None for both. It reads a few MB of a file of hundreds."""
     match = _OWN_WORDS.search(read_section(path, ".rodata") or b"")
     numbers = tuple(map(int, match.groups())) if match else ()
     return numbers[:3] or None, numbers[3:] or None
@@ -180,7 +184,7 @@ class Interface:
     name: str
     up: bool | None
     speed: int | None  # Mb/s, by the card's driver; virtual interfaces often report nothing, or a made-up 10000
-    virtual: bool  # not a device of the machine: a bridge, one end of a veth pair
+    virtual: bool  # A bridge or one end of a veth pair is no device of the machine.
 
     def __str__(self) -> str:
         return f"{self.name}: {f'{self.speed} Mb/s' if self.speed is not None else 'speed not known'}"
@@ -213,7 +217,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class SshAttempt:
-    """``returncode`` is that of the remote command, or 255 if ssh failed (ssh(1)). None: no end, or no ssh."""
+    """``returncode`` is the remote command's, or 255 if ssh failed (ssh(1)). None: no end, or no ssh."""
 
     host: str
     program: str | None  # path of ssh; None: there is none
@@ -230,13 +234,13 @@ def read_network(root: Path = Path("/")) -> Network:
     """
     classes = root / "sys/class"
     folders = _entries(classes / "net")
-    interfaces = None if folders is None else [one for one in folders if _number(one / "type") != _LOOPBACK]
+    interfaces = None if folders is None else [entry for entry in folders if _number(entry / "type") != _LOOPBACK]
     devices = _entries(classes / "infiniband")
     if interfaces is not None and devices is None:
         devices = []  # the kernel makes this folder with the first device
     return Network(
         None if interfaces is None else tuple(map(_interface, interfaces)),
-        None if devices is None else tuple(port for one in devices for port in _ports(one)),
+        None if devices is None else tuple(port for entry in devices for port in _ports(entry)),
     )
 
 
@@ -270,17 +274,17 @@ def _interface(folder: Path) -> Interface:
 
 
 def _ports(device: Path) -> list[InfinibandPort]:
-    numbered = [one for one in _entries(device / "ports") or [] if one.name.isdigit()]
+    ports = [entry for entry in _entries(device / "ports") or [] if entry.name.isdigit()]
     return [
         InfinibandPort(
             device.name,
-            int(one.name),
+            int(entry.name),
             state.startswith("4:") if state else None,  # IB_PORT_ACTIVE, rdma/ib_verbs.h
-            parse_rate(read_text(one / "rate")),
-            read_text(one / "link_layer").strip() or None,
+            parse_rate(read_text(entry / "rate")),
+            read_text(entry / "link_layer").strip() or None,
         )
-        for one in sorted(numbered, key=lambda one: int(one.name))
-        for state in [read_text(one / "state").strip()]
+        for entry in sorted(ports, key=lambda one: int(one.name))
+        for state in [read_text(entry / "state").strip()]
     ]
 
 
@@ -291,7 +295,7 @@ def _number(path: Path) -> int | None:
 
 def _entries(folder: Path) -> list[Path] | None:
     try:
-        return sorted(one for one in folder.iterdir() if one.is_dir())
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir())
     except OSError:
         return None
 
@@ -322,12 +326,12 @@ class TrainingPackages:
     api_folder: str | None  # the package onnxruntime/training, of whichever distribution; None: there is none
 
     def get(self, name: str) -> Distribution | None:
-        return next((one for one in self.installed if one.name == name), None)
+        return next((entry for entry in self.installed if entry.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnvironment:
-    """The facts about training together, beside those of :class:`Environment`."""
+    """The facts about training together, in addition to :class:`Environment`."""
 
     packages: TrainingPackages
     nccl: Nccl
@@ -354,17 +358,17 @@ def read_training_packages(
     onnxruntime_folder: str | None, search_path: Sequence[str] | None = None
 ) -> TrainingPackages:
     """Read metadata of packages. It imports and starts nothing."""
-    found: dict[str, Distribution] = {}
+    packages: dict[str, Distribution] = {}
     for place in list_places(sys.path if search_path is None else search_path):
-        for one in list_distributions(place):
-            if one.name in (*REQUIRED, *_OTHERS):
-                found.setdefault(one.name, Distribution(one.name, one.read_version(), one.location))
+        for entry in list_distributions(place):
+            if entry.name in (*REQUIRED, *_OTHERS):
+                packages.setdefault(entry.name, Distribution(entry.name, entry.read_version(), entry.location))
     folder = os.path.join(onnxruntime_folder, "training") if onnxruntime_folder else ""
     has_api = os.path.isfile(os.path.join(folder, "__init__.py"))
-    return TrainingPackages(tuple(found[name] for name in sorted(found)), folder if has_api else None)
+    return TrainingPackages(tuple(packages[name] for name in sorted(packages)), folder if has_api else None)
 
 
-# What lies there, and the pattern by which it is found. tools/ci_build/build.py reads the first two, CMake the third;
+# The software, and the pattern that finds it. tools/ci_build/build.py reads the first two, CMake the third;
 # NCCL's folder is its option --nccl_home. The last two are no paths.
 _BUILD_VARIABLES: Final = (
     ("CUDA_HOME", "a CUDA toolkit, with bin/nvcc", "bin/nvcc"),

@@ -32,7 +32,7 @@ class Hub:
     """The connections of rank 0.
 
     A rank of this job must know ``key``. All ranks must have come at ``arrival``, and everything ends at ``verdict``,
-    by time.monotonic. ``settling`` is the seconds from a fault to the verdict, in which the other ranks report theirs.
+    by time.monotonic. ``settling`` is the time in seconds for the other ranks to report their own faults.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Hub:
             self._remember(f"a connection: {error.strerror}")
             time.sleep(_REST)  # the listener stays ready, and would keep this process busy
             return
-        if len(self._guests) >= _GUESTS + self.known.world_size:  # the oldest is no rank, which would have answered
+        if len(self._guests) >= _GUESTS + self.known.world_size:  # A rank would have answered, so the oldest is none.
             self._refuse(next(iter(self._guests)), "it did not say who it is")
         connection, number = wire.Connection(connected, wire.FROM_A_STRANGER), wire.challenge()
         self._guests[connection] = (time.monotonic() + _SILENT, number)
@@ -130,12 +130,12 @@ class Hub:
             return self._refuse(connection, f"it belongs to another job, or has another secret: rank {rank} on {host}")
         if type(rank) is not int:
             return self._refuse(connection, f"it has no rank: {rank!r} on {host}")
-        own = wire.proof(self._key, "rank 0", hello.get("challenge"))
+        own_proof = wire.proof(self._key, "rank 0", hello.get("challenge"))
         unfit = verdicts.unfit(self.known, rank, str(host), hello.get("ortgpu"), hello.get("world_size"))
         if unfit is not None and not self.known.awaits(rank):
             if rank in self._members:
                 self._note(rank, unfit)
-            connection.send({"verdict": wire.error_to_message(unfit), "proof": own})
+            connection.send({"verdict": wire.error_to_message(unfit), "proof": own_proof})
             return self._refuse(connection, unfit.summary)
         arrival, verdict = map(float, hello["seconds"])
         if not (math.isfinite(arrival) and math.isfinite(verdict)):
@@ -148,7 +148,7 @@ class Hub:
         self._verdict = min(self._verdict, now + verdict)
         connection.watch(self._selector, lambda: self._read_member(rank))
         connection.trust(wire.FROM_A_RANK)
-        connection.send({"in": True, "proof": own})
+        connection.send({"in": True, "proof": own_proof})
         if unfit is not None:  # still admitted: all ranks get the verdict when all have come
             self._note(rank, unfit)
         if self.known.all_came:

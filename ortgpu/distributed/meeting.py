@@ -1,4 +1,4 @@
-"""The place where the ranks of a preflight meet: the address at which rank 0 listens, and how the others learn of it.
+"""The place where the ranks of a preflight meet: the address of rank 0, and how the others learn of it.
 
 On one host rank 0 takes any free port and writes it, with a random key, to a file that only this user can read. Between
 hosts the caller gives the address. Or the launcher names rank 0's host, and the port follows from the job's identity,
@@ -67,7 +67,7 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
     """Return the meeting of this job's ranks. Raises ValueError for an ``address`` that is not HOST:PORT."""
     if address is not None:
         host, port = parse_address(address)
-        # The key leaves the host out, for which each rank may have another name
+        # The key leaves the host out, since each rank may have another name for it.
         return _Named(host, [port], _key(rank, str(port)), is_local=rank.share_one_host and is_loopback(host))
     if rank.share_one_host and (rank.launcher is not None or rank.world_size == 1):
         own = identity_of(rank) if rank.launcher is not None else f"process {os.getpid()}"
@@ -144,10 +144,10 @@ def resolve(host: str, timeout: float) -> list[str]:
     except ValueError:
         pass
     ended = run_python(_RESOLVE, host, timeout=timeout)
-    found = parse_answer(ended.output)
-    if not found:
+    addresses = parse_answer(ended.output)
+    if not addresses:
         raise OSError("the resolver gave no answer in time" if ended.timed_out else ended.errors.strip())
-    return list(map(str, found))
+    return list(map(str, addresses))
 
 
 def is_loopback(host: str) -> bool:
@@ -212,7 +212,7 @@ def _loopback() -> str:
 
 
 class _Published:
-    """A file of this user that has rank 0's port and key. The methods are those of :class:`_Named`."""
+    """A file of this user that has rank 0's port and key. It has the methods of :class:`_Named`."""
 
     def __init__(self, path: Path, ways: Sequence[str]) -> None:
         self._path = path
@@ -227,7 +227,7 @@ class _Published:
             descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump({"port": listener.getsockname()[1], "key": key}, file)
-            partial.replace(self._path)  # also over the file of a process that was killed
+            partial.replace(self._path)  # It replaces the file of a killed process.
         except BaseException:
             listener.close()
             partial.unlink(missing_ok=True)
@@ -236,7 +236,7 @@ class _Published:
         return listener, key
 
     def addresses(self) -> Sequence[Address]:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # not there yet
+        with suppress(OSError, ValueError, KeyError, TypeError):  # The file is not there yet.
             entry = json.loads(self._path.read_text(encoding="utf-8"))
             return [Address(_LOOPBACK, int(entry["port"]), str(entry["key"]))]
         return []

@@ -41,7 +41,7 @@ MOST_CALLS = 10_000  # they fit into one message between ranks
 _RETRY = 0.05  # seconds between two attempts to reach rank 0
 _ASK_AGAIN = 1.0  # seconds between two questions to the resolver for one name
 _CONNECTION = 2.0  # seconds for an address to take a connection
-_ANSWER = 5.0  # seconds for the listener to prove that it is rank 0, which may be busy
+_ANSWER = 5.0  # Seconds for the listener to prove that it is rank 0. Rank 0 may be busy.
 _GIVING_BACK = 5.0  # seconds for a child to give its communicator back
 _RUN = 100  # steps from this number on are the same on all ranks
 _WAITING = 8  # unread messages of rank 0 at most; it sends fewer in all
@@ -67,16 +67,16 @@ def preflight(
         timeout: seconds for everything. Half of them are for the ranks to arrive. When they have passed, this function
             has returned or raised on every rank that called it.
         rank: the rank of this process; None asks the launcher's variables.
-        address: HOST:PORT at which rank 0 is to listen, the same on every rank. Needed if the launcher names no host:
+        address: HOST:PORT for rank 0 to listen at, the same on every rank. Needed if the launcher names no host:
             mpirun over several machines.
-        calls: the operations to run, in order; those of a program, for instance. Every rank has to name the same. None
+        calls: the operations to run, in order, for instance a program's. Every rank has to name the same. None
             means a selection of sizes and types.
 
     Returns:
-        The report, which is the same on all ranks.
+        The report, the same on all ranks.
 
     Raises:
-        LauncherConflictError: the launchers' variables do not say which rank this is.
+        LauncherConflictError: the launchers' variables do not give this rank.
         RendezvousError: ranks did not meet, or did not describe themselves, in time. ``ranks`` names them. Or the
             secret cannot be read, or is empty.
         RankDeviceError: a rank has no GPU, or the same one as another.
@@ -109,9 +109,9 @@ def preflight(
         )
     if calls is not None and len(calls) > MOST_CALLS:
         raise ValueError(f"{len(calls)} calls are too many: at most {MOST_CALLS}")
-    own = rank if rank is not None else current_rank()
-    planned = tuple(calls) if calls is not None else default_calls(own.world_size)
-    return Participant(own, planned, meeting_of(own, address), min(timeout, _LONGEST)).run()
+    identity = rank if rank is not None else current_rank()
+    planned = tuple(calls) if calls is not None else default_calls(identity.world_size)
+    return Participant(identity, planned, meeting_of(identity, address), min(timeout, _LONGEST)).run()
 
 
 class Participant:
@@ -138,13 +138,13 @@ class Participant:
 
     @property
     def _alone(self) -> float:
-        """The time at which this rank decides by itself."""
+        """The time when this rank decides by itself."""
         return self._verdict + self._settling
 
     def run(self) -> PreflightReport:
         try:
             return self._run()
-        except wire.GarbledError as error:  # of somebody who knows the key and is no rank
+        except wire.GarbledError as error:  # The sender knows the key and is no rank.
             raise RendezvousError(
                 "what arrived by rank 0 is not what the ranks of a preflight say",
                 evidence=[str(error)],
@@ -230,7 +230,7 @@ class Participant:
         self._verdict = min(self._verdict, time.monotonic() + rest)
 
     def _listen(self) -> Address:
-        """Start the hub of rank 0. Return its address for this process, which needs no name of this host."""
+        """Start the hub of rank 0. Return its address for this process, without a name of this host."""
         try:
             listener, key = self._meeting.listen()
         except OSError as error:
@@ -302,7 +302,7 @@ class Participant:
         raise refusal or OSError("it has no address")
 
     def _addresses_of(self, host: str) -> list[str]:
-        """Return numeric addresses. An unknown name is asked for again: that of a pod may become known later."""
+        """Return numeric addresses. An unknown name is asked for again: a pod's may become known later."""
         now = time.monotonic()
         if host in self._unresolved and now < self._unresolved[host][1]:
             raise self._unresolved[host][0]
@@ -315,13 +315,13 @@ class Participant:
         return self._resolved[host]
 
     def _describe(self) -> list[Described]:
-        own = self._next(self._from_child, "facts")
-        self._own_problems += [wire.error_from_message(own[key]) for key in ("problem", "nccl_problem") if own[key]]
+        facts = self._next(self._from_child, "facts")
+        self._own_problems += [wire.error_from_message(facts[key]) for key in ("problem", "nccl_problem") if facts[key]]
         calls = [[call.operation, call.dtype, call.count] for call in self._calls]
-        self._tell({"post": FACTS, "value": {**own, "calls": calls}})
+        self._tell({"post": FACTS, "value": {**facts, "calls": calls}})
         self._at("waiting for the facts of the others")
         roster = [Described.parse(message, rank) for rank, message in enumerate(self._collect_from_all())]
-        if [each.facts.rank for each in roster] != list(range(self._rank.world_size)):
+        if [described.facts.rank for described in roster] != list(range(self._rank.world_size)):
             raise wire.GarbledError("ranks with the numbers of others")
         self._has_exchanged = True
         return roster
@@ -365,15 +365,15 @@ class Participant:
         self._pump(
             lambda: bool(_first(messages, kind) or _first(self._from_hub, "verdict")) or not link.is_open, self._alone
         )
-        if (wanted := _first(messages, kind)) is not None:
-            messages.remove(wanted)
-            return wanted
+        if (message := _first(messages, kind)) is not None:
+            messages.remove(message)
+            return message
         if (verdict := _first(self._from_hub, "verdict")) is not None:
             raise wire.error_from_message(verdict["verdict"], wire.RANK_0)
         if self._failure is not None and not verdicts.is_consequence(self._failure):
             raise verdicts.add_rank(self._failure, self._rank.rank, None)
-        said = "went silent" if link.is_open else "ended, or the connection to it broke,"
-        raise self._unfinished((0,), f"rank 0 {said} during: {self._step}", [])
+        event = "went silent" if link.is_open else "ended, or the connection to it broke,"
+        raise self._unfinished((0,), f"rank 0 {event} during: {self._step}", [])
 
     def _pump(self, is_done: Callable[[], bool], until: float) -> None:
         """Serve every socket until ``is_done`` or the time has come, and read all that has arrived by then."""
@@ -391,7 +391,7 @@ class Participant:
             self._from_hub += link.receive()
             if len(self._from_hub) > _WAITING:
                 raise wire.GarbledError("it sends more messages than rank 0")
-        except wire.GarbledError:  # not rank 0
+        except wire.GarbledError:  # The sender is not rank 0.
             link.close()
 
     def _hear_child(self, child: Child) -> None:
@@ -440,15 +440,15 @@ class Participant:
         return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=self._step)
 
     def _rank_0_not_found(self, refusals: Mapping[str, Iterable[Address]]) -> RendezvousError:
-        here = socket.gethostname()
+        hostname = socket.gethostname()
         names = {name: found for name, found in self._resolved.items() if found != [name]}
         return RendezvousError(
             "rank 0 was not at the rendezvous in time",
             evidence=[
-                f"this is rank {self._rank.rank} of {self._rank.world_size}, on {here}",
+                f"this is rank {self._rank.rank} of {self._rank.world_size}, on {hostname}",
                 f"rank 0 was looked for {self._meeting}",
                 *(f"{reason}: {', '.join(map(str, addresses))}" for reason, addresses in refusals.items()),
-                *(f"on {here}, {name} is {', '.join(found)}" for name, found in names.items()),
+                *(f"on {hostname}, {name} is {', '.join(found)}" for name, found in names.items()),
             ],
             fixes=[
                 *map(manual, self._meeting.ways),
@@ -474,7 +474,7 @@ class Child:
         try:
             self._process = subprocess.Popen(
                 python_command(_BOOT, str(os.getpid())),
-                stdin=theirs.fileno(),  # not by its number, which is 2 where this process has no standard streams
+                stdin=theirs.fileno(),  # Its number would be 2 in a process without standard streams.
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 # NCCL's warnings are the evidence of a failure
@@ -519,7 +519,7 @@ class Child:
         return [line.strip() for line in self._text.decode("utf-8", "replace").splitlines() if line.strip()]
 
     def how_it_ended(self) -> str:
-        """Say by which signal or with which exit status the child ended. For after it has closed its channel."""
+        """Describe the signal or the exit status of the child's end. For after it has closed its channel."""
         try:
             status = self._process.wait(_DEATH)
         except subprocess.TimeoutExpired:

@@ -69,8 +69,8 @@ def default_calls(world_size: int) -> tuple[Collective, ...]:
 class RankFacts:
     """The facts of one rank, as it reported them. None means unknown.
 
-    ``onnxruntime`` is the installed build, as "onnxruntime-gpu 1.31.1 (CUDA 13)"; in the brackets is the way by which
-    CUDA came, if that is a plugin. ``nccl`` and ``nccl_path`` are the library that its child loaded. ``cuda`` is the
+    ``onnxruntime`` is the installed build, as "onnxruntime-gpu 1.31.1 (CUDA 13)"; the brackets name the plugin, if CUDA
+    came as a plugin. ``nccl`` and ``nccl_path`` are the library that its child loaded. ``cuda`` is the
     newest CUDA that the driver supports.
     """
 
@@ -108,7 +108,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveResult:
-    """An operation whose values were right on every rank. ``seconds`` is one call on the slowest rank."""
+    """An operation with right values on every rank. ``seconds`` is one call on the slowest rank."""
 
     call: Collective
     seconds: float
@@ -124,10 +124,10 @@ class CollectiveResult:
 
 @dataclass(frozen=True, slots=True)
 class PreflightReport:
-    """The result of a preflight that passed. It is the same on every rank, except ``rank``, which is the own one.
+    """The result of a preflight that passed. It is the same on every rank, except ``rank``.
 
     ``ranks`` are the facts of each rank, and ``differences`` those that are not the same on all. ``collectives`` are in
-    the order in which they ran. ``notes`` say in sentences what was not covered. ``seconds`` is the whole duration.
+    the order of their runs. ``notes`` name the gaps in sentences. ``seconds`` is the whole duration.
     """
 
     rank: Rank
@@ -143,10 +143,12 @@ class PreflightReport:
 
 
 def differences(ranks: Sequence[RankFacts]) -> tuple[Difference, ...]:
-    found = {name: grouped((getattr(each, field), each.rank) for each in ranks) for field, name in _COMPARED.items()}
+    groups = {
+        name: grouped((getattr(facts, field), facts.rank) for facts in ranks) for field, name in _COMPARED.items()
+    }
     return tuple(
         Difference(name, tuple((value, tuple(numbers)) for value, numbers in values.items()))
-        for name, values in found.items()
+        for name, values in groups.items()
         if len(values) > 1
     )
 

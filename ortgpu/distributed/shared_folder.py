@@ -1,4 +1,4 @@
-"""A meeting of all ranks in one folder: each writes a token into it, and reads those of all others."""
+"""A meeting of all ranks in one folder: each writes a token into it, and reads the tokens of all others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAUSE = 0.05  # seconds between looks: a network file system does not report ch
 
 @dataclass(frozen=True, slots=True)
 class FolderMeeting:
-    """The result of a meeting. ``missing``: ranks whose token never came, or that never saw this one's."""
+    """The result of a meeting. ``missing``: ranks without a token, or ranks that never saw this one's."""
 
     folder: str
     rank: int
@@ -39,7 +39,7 @@ def meet_in_folder(folder: str | os.PathLike[str], rank: int, world_size: int, *
     """Meet the other ranks in ``folder``, for at most ``timeout`` seconds. Every rank has to call this.
 
     Each rank has one file there, with a token made for this call and the tokens that it has read from the others. A
-    rank has met another when that one's file repeats its token, which a file of an earlier run cannot do. At the end
+    rank has met another when that one's file repeats its token. A file of an earlier run cannot do that. At the end
     rank 0 removes the files of all. A world of one only writes and reads its own.
 
     Nothing is raised for a fault of the folder. A network file system may show the files of another host with a delay,
@@ -69,12 +69,12 @@ def _meet(place: _Place, rank: int, world_size: int, deadline: float) -> tuple[i
     met: set[int] = set()  # never taken back, because a rank that gives up removes its file
     written: dict[str, Any] = {}
     while True:
-        found = place.read(others)
-        met |= {other for other, content in found.items() if content["seen"].get(str(rank)) == token}
+        contents = place.read(others)
+        met |= {other for other, content in contents.items() if content["seen"].get(str(rank)) == token}
         # Written before this rank returns, so that the others still find their tokens repeated
         state = {
             "token": token,
-            "seen": {str(other): content["token"] for other, content in found.items()},
+            "seen": {str(other): content["token"] for other, content in contents.items()},
             "done": len(met) == len(others),
         }
         if state != written:
@@ -87,7 +87,7 @@ def _meet(place: _Place, rank: int, world_size: int, deadline: float) -> tuple[i
             if not written and place.read([rank]) != {rank: state}:
                 raise OSError(f"what was written to {place.path / f'{rank}.json'} is not what is read from it")
             written = state
-        others_done = all(other in found and found[other]["done"] for other in others)
+        others_done = all(other in contents and contents[other]["done"] for other in others)
         if state["done"] and (rank != 0 or others_done):  # rank 0 cleans up
             return ()
         if time.monotonic() > deadline:
@@ -148,11 +148,11 @@ class _Place:
             names = self._names()
         except FileNotFoundError:
             return {}
-        found = {rank: self._parse(f"{rank}.json") for rank in ranks if f"{rank}.json" in names}
-        return {rank: content for rank, content in found.items() if content is not None}
+        contents = {rank: self._parse(f"{rank}.json") for rank in ranks if f"{rank}.json" in names}
+        return {rank: content for rank, content in contents.items() if content is not None}
 
     def _names(self) -> frozenset[str]:
-        """List the folder, which is opened for each look.
+        """List the folder. It is opened for each look.
 
         NFS then asks its server for changes, and it keeps taking a name for absent that was asked for before it was
         there (nfs(5)).
@@ -169,8 +169,8 @@ class _Place:
         try:  # a FIFO would be waited for without O_NONBLOCK
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._folder)
             try:
-                found = os.fstat(descriptor)
-                if stat.S_ISREG(found.st_mode) and found.st_uid == self._owner:
+                status = os.fstat(descriptor)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == self._owner:
                     with os.fdopen(descriptor, "rb", closefd=False) as file:
                         content = json.loads(file.read(_LARGEST))
             finally:
@@ -178,7 +178,7 @@ class _Place:
         except (ValueError, RecursionError):
             return None
         except OSError as error:
-            if error.errno in (*_GONE, errno.ELOOP, errno.ENXIO):  # of a link, and of a socket
+            if error.errno in (*_GONE, errno.ELOOP, errno.ENXIO):  # The last two are errors of a link and of a socket.
                 return None
             raise
         if not isinstance(content, dict) or "done" not in content:

@@ -1,4 +1,4 @@
-"""Judgement of what the ranks report. Pure functions from facts to one error, which is the same on every rank.
+"""Judgement of the ranks' reports. Pure functions from facts to one error, the same on every rank.
 
 :func:`mismatch` compares the ranks before NCCL is used. The others judge what rank 0 knows of each rank.
 """
@@ -50,10 +50,10 @@ class Described:
 
     @classmethod
     def parse(cls, message: Message, rank: int) -> Described:
-        """Return what the message of a rank describes. Raises GarbledError."""
+        """Return the rank that a message describes. Raises GarbledError."""
         try:
             facts = RankFacts(**message["facts"])
-            if type(facts.rank) is not int or not all(isinstance(each, str | None) for each in astuple(facts)[1:]):
+            if type(facts.rank) is not int or not all(isinstance(rank, str | None) for rank in astuple(facts)[1:]):
                 raise TypeError("a fact of the wrong type")
             problem, nccl_problem = (message[key] for key in ("problem", "nccl_problem"))
             return cls(
@@ -68,21 +68,21 @@ class Described:
 
 def mismatch(roster: Sequence[Described]) -> GPUError | None:
     """Return the first reason why these ranks cannot work together, with the others attached. None if they can."""
-    found = [
-        *_reported(roster, [each.problem for each in roster]),
+    problems = [
+        *_reported(roster, [rank.problem for rank in roster]),
         _same_gpu(roster),
         _different_calls(roster),
-        *_reported(roster, [each.nccl_problem for each in roster]),
+        *_reported(roster, [rank.nccl_problem for rank in roster]),
         _different_nccl(roster),
     ]
-    errors = [error for error in found if error is not None]
+    errors = [error for error in problems if error is not None]
     return errors[0].with_others(errors[1:]) if errors else None
 
 
 def _reported(roster: Sequence[Described], problems: Iterable[GPUError | None]) -> list[GPUError]:
-    """Return one error for each kind, which names all ranks that have it."""
-    hosts = {each.facts.rank: escape_controls(each.facts.host) for each in roster}
-    errors = {each.facts.rank: error for each, error in zip(roster, problems, strict=True) if error is not None}
+    """Return one error for each kind. It names all ranks that have it."""
+    hosts = {rank.facts.rank: escape_controls(rank.facts.host) for rank in roster}
+    errors = {rank.facts.rank: error for rank, error in zip(roster, problems, strict=True) if error is not None}
     found = []
     for ranks in grouped(((error.code, error.summary), rank) for rank, error in errors.items()).values():
         error = add_rank(errors[ranks[0]], ranks[0], hosts[ranks[0]])
@@ -96,14 +96,14 @@ def _reported(roster: Sequence[Described], problems: Iterable[GPUError | None]) 
 
 
 def _same_gpu(roster: Sequence[Described]) -> RankDeviceError | None:
-    by_uuid = grouped((each.facts.uuid, each.facts.rank) for each in roster if each.facts.uuid is not None)
+    by_uuid = grouped((rank.facts.uuid, rank.facts.rank) for rank in roster if rank.facts.uuid is not None)
     shared = {uuid: ranks for uuid, ranks in by_uuid.items() if len(ranks) > 1}
     if not shared:
         return None
     ranks = tuple(sorted(rank for some in shared.values() for rank in some))
     return RankDeviceError(
         f"{named(ranks)} do not have a GPU each: " + "; ".join(f"{named(r)} have {uuid}" for uuid, r in shared.items()),
-        evidence=[f"rank {each.facts.rank} on {each.facts.host}: {each.facts.uuid or 'unknown'}" for each in roster],
+        evidence=[f"rank {rank.facts.rank} on {rank.facts.host}: {rank.facts.uuid or 'unknown'}" for rank in roster],
         fixes=[
             manual("show each rank all GPUs of its host, or one of its own: CUDA_VISIBLE_DEVICES, or the launcher"),
             manual("start as many ranks on a host as it has GPUs"),
@@ -114,12 +114,12 @@ def _same_gpu(roster: Sequence[Described]) -> RankDeviceError | None:
 
 
 def _different_calls(roster: Sequence[Described]) -> CollectiveMismatchError | None:
-    plans = {each.calls for each in roster}
+    plans = {rank.calls for rank in roster}
     if len(plans) == 1:
         return None
     place = next(n for n in range(max(map(len, plans))) if len({plan[n : n + 1] for plan in plans}) > 1)
     by_call = grouped(
-        (str(each.calls[place]) if place < len(each.calls) else "nothing more", each.facts.rank) for each in roster
+        (str(rank.calls[place]) if place < len(rank.calls) else "nothing more", rank.facts.rank) for rank in roster
     )
     most = max(by_call.values(), key=len)
     odd = tuple(sorted(rank for ranks in by_call.values() if ranks is not most for rank in ranks))
@@ -133,7 +133,7 @@ def _different_calls(roster: Sequence[Described]) -> CollectiveMismatchError | N
 
 
 def _different_nccl(roster: Sequence[Described]) -> NCCLError | None:
-    by_version = grouped((each.facts.nccl, each.facts.rank) for each in roster if each.facts.nccl is not None)
+    by_version = grouped((rank.facts.nccl, rank.facts.rank) for rank in roster if rank.facts.nccl is not None)
     if len(by_version) < 2:
         return None
     return NCCLError(
@@ -147,15 +147,15 @@ def _different_nccl(roster: Sequence[Described]) -> NCCLError | None:
 
 
 def notes(rank: Rank, roster: Sequence[Described]) -> tuple[str, ...]:
-    """Return what a preflight of these ranks does not cover, in sentences."""
-    found = []
+    """Return the gaps of a preflight of these ranks, in sentences."""
+    gaps = []
     if rank.world_size == 1:
-        found.append("one rank: each operation ran, and nothing passed between GPUs")
+        gaps.append("one rank: each operation ran, and nothing passed between GPUs")
     elif rank.share_one_host:  # two hosts may have one name
-        found.append("one host: no network between hosts was used")
-    if any(each.facts.uuid is None for each in roster):
-        found.append("the driver tells no UUIDs: whether ranks share a GPU is not known")
-    return tuple(found)
+        gaps.append("one host: no network between hosts was used")
+    if any(rank.facts.uuid is None for rank in roster):
+        gaps.append("the driver tells no UUIDs: whether ranks share a GPU is not known")
+    return tuple(gaps)
 
 
 # From what rank 0 knows
@@ -174,7 +174,7 @@ NOWHERE = Position(0, "starting")
 
 @dataclass(slots=True)
 class Known:
-    """The knowledge of rank 0, which waits at ``where``. ``failures`` are in the order of their arrival."""
+    """The knowledge of rank 0, waiting at ``where``. ``failures`` are in the order of their arrival."""
 
     world_size: int
     where: str

@@ -77,7 +77,7 @@ def _parse(text: bytes) -> Message:
 
 def _nests_deeper(value: object, depth: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth == 0 or any(_nests_deeper(each, depth - 1) for each in inner)
+    return depth == 0 or any(_nests_deeper(item, depth - 1) for item in inner)
 
 
 class Connection:
@@ -123,8 +123,8 @@ class Connection:
         except OSError:  # the next receive() reports it
             self._unsent.clear()
         if self._selector is not None:
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
-            self._selector.modify(self.socket, wanted, self._serve)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+            self._selector.modify(self.socket, events, self._serve)
 
     def receive(self) -> list[Message]:
         """Return messages that have arrived. Close the connection at its end. Raises GarbledError.
@@ -174,7 +174,7 @@ def error_to_message(error: GPUError) -> Message:
 def error_from_message(message: Message, sender: str | None = None) -> GPUError:
     """Return the error of another rank or the child. Raises GarbledError if the message describes none.
 
-    Fixes that came over the network are sentences, which name their ``sender``, and never commands: it may be a
+    Fixes that came over the network are sentences with their ``sender``, and never commands: it may be a
     stranger. None means the own child.
     """
     try:

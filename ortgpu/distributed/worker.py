@@ -3,7 +3,7 @@
 Any step may hang, or end the process. The child announces each to its parent before it begins. Only the parent talks to
 the other ranks.
 
-NCCL is called through nccl4py, which only this module imports. Its low-level bindings take addresses of device memory,
+NCCL is called through nccl4py: only this module imports it. Its low-level bindings take addresses of device memory,
 and need neither torch nor cupy nor cuda.core. They release the interpreter lock and accept ncclInProgress. A call may
 return before it is done. :meth:`Communicator.is_ready` says when the next one is allowed.
 """
@@ -61,10 +61,10 @@ else:
 
 _RUNTIME = "libcudart"
 COMMUNICATOR = "setting up the communicator"
-_REPEATS = 5  # timed calls of each operation, after the one whose values are checked
+_REPEATS = 5  # Timed calls of each operation, after a call with checked values.
 _PAUSE = 0.0001  # seconds between two questions to NCCL or the GPU
 _IOLBF = 1  # stdio.h: line by line
-REQUIREMENT = "nccl4py>=0.6,<0.7"  # of a 0.x, the next minor release may change what is used here
+REQUIREMENT = "nccl4py>=0.6,<0.7"  # The next minor release of a 0.x may change these functions.
 
 # nccl.h: ncclResult_t, ncclRedOp_t, ncclDataType_t
 _SUCCESS, _SYSTEM_ERROR, _INVALID_USAGE, _REMOTE_ERROR, _IN_PROGRESS = 0, 2, 5, 6, 7
@@ -106,7 +106,7 @@ class Channel(Connection):
     """The connection to the parent, the standard input. It blocks, because a child has nothing else to do."""
 
     def __init__(self) -> None:
-        super().__init__(socket.socket(fileno=os.dup(0)))  # which no process that a library starts inherits
+        super().__init__(socket.socket(fileno=os.dup(0)))  # Processes that a library starts do not inherit it.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         self.socket.setblocking(True)
         self._arrived: list[Message] = []
@@ -136,7 +136,7 @@ def main(parent: int) -> None:
     """Do everything, in order."""
     if os.getppid() != parent:  # it was gone before the kernel was asked to kill this process with it
         os._exit(1)
-    # NCCL's warnings go through C's stdout, which keeps lines back for a pipe, and this process may never flush it.
+    # NCCL's warnings go through C's stdout. It keeps lines back for a pipe, and this process may never flush it.
     libc = ctypes.CDLL(None)
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, ctypes.c_size_t(0))
     channel = Channel()
@@ -150,7 +150,7 @@ def main(parent: int) -> None:
             channel.begin("making NCCL's unique id")
             channel.send({"id": make_unique_id().hex()})
             message = channel.wait()
-        assert device is not None  # else the ranks would have stopped before this
+        assert device is not None  # Otherwise the ranks would have stopped before this.
         until = time.monotonic() + message["seconds"]
         run_collectives(channel, task, device.ordinal, bytes.fromhex(message["id"]), until)
     except GPUError as error:
@@ -207,8 +207,8 @@ def _describe(channel: Channel, rank: Rank) -> CudaDevice | None:
 def _why_no_device() -> GPUError:
     error = diagnosing.why_unusable(runtime.load_runtime(), cuda=initialise())
     assert error is not None  # a process without a device has a cause
-    found = (error, *error.others)  # faults of ONNX Runtime or its libraries do not matter here
-    return next((each for each in found if isinstance(each, (DriverError, DeviceError))), error)
+    errors = (error, *error.others)  # Faults of ONNX Runtime or its libraries do not matter here.
+    return next((failure for failure in errors if isinstance(failure, (DriverError, DeviceError))), error)
 
 
 def _onnxruntime() -> str | None:
@@ -242,8 +242,13 @@ def typed_cuda_errors() -> Iterator[None]:
 
 
 def _load_library() -> str:
-    found = plan(locate_packages()).resolutions
-    candidates = [each for one in found if one.spec.stem == _RUNTIME for each in one.candidates]
+    resolutions = plan(locate_packages()).resolutions
+    candidates = [
+        candidate
+        for resolution in resolutions
+        if resolution.spec.stem == _RUNTIME
+        for candidate in resolution.candidates
+    ]
     refused = []
     for candidate in candidates:
         error = open_library(candidate.path)
@@ -267,7 +272,7 @@ def _load_library() -> str:
 def load_nccl() -> tuple[str, str]:
     """Load libnccl into this process. Return its version and path."""
     try:
-        get_version = nccl.get_version  # which imports it
+        get_version = nccl.get_version  # The attribute imports NCCL.
     except ImportError as error:
         raise NCCLError(
             "the collective operations need nccl4py, which cannot be imported",
@@ -373,7 +378,7 @@ def run_collectives(channel: Channel, task: Task, ordinal: int, unique_id: bytes
         channel.begin("waiting for the other ranks")  # after the results: a rank that hangs before is behind the others
         channel.wait()  # the end: no other rank needs this one any more
     except GPUError as error:
-        channel.fail(error)  # before the next line, which may hang as well
+        channel.fail(error)  # The next line may hang as well.
     communicator.abort()
 
 
@@ -423,9 +428,9 @@ def values(call: Collective, rank: Rank) -> tuple[Any, Any]:
     if call.operation == "all_gather":
         everyone = received // call.count
         return _typed(call, _mark(sent, number)), _typed(call, _mark(received % call.count, everyone))
-    own = np.where(sent % world_size == number, _mark(sent, 0), 0)
+    numbers = np.where(sent % world_size == number, _mark(sent, 0), 0)
     first = number * call.count if call.operation == "reduce_scatter" else 0
-    return _typed(call, own), _typed(call, _mark(received + first, 0))
+    return _typed(call, numbers), _typed(call, _mark(received + first, 0))
 
 
 def _mark(index: Any, rank: Any) -> Any:

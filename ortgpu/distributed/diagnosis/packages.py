@@ -35,7 +35,7 @@ from ..environment import TrainingPackages, read_training_packages
 Missing = Literal["nccl", "horovod", "cuda", "checkpoint shards", "model parallelism"]
 Feature = Literal["on-device", "ORTModule"] | Missing
 
-LAST_RELEASE: Final = "1.19.2"  # of onnxruntime-training and onnxruntime-training-cpu, September 2024
+LAST_RELEASE: Final = "1.19.2"  # The last of onnxruntime-training and onnxruntime-training-cpu, September 2024.
 TRAINING_PACKAGE: Final = f"onnxruntime-training-cpu=={LAST_RELEASE}"
 NEWEST_ONNX: Final = "1.17"
 # The package with all that it needs. Its metadata names neither torch nor a limit for onnx.
@@ -314,9 +314,9 @@ def require_training(feature: Feature = "on-device") -> None:
         raise ValueError(f"feature is one of {', '.join((*_MODULES, *get_args(Missing)))}; not {feature!r}")
     environment = inspect_environment()
     packages = read_training_packages(environment.packages.onnxruntime.folder)
-    found = find_faults(packages, Facts(environment))
-    wanted = "no ORTModule" if feature == "ORTModule" else ""  # a warning for the other features
-    fatal = [error for error in found if error.severity == "fatal" or getattr(error, "reason", None) == wanted]
+    faults = find_faults(packages, Facts(environment))
+    lack = "no ORTModule" if feature == "ORTModule" else ""  # It is a warning for the other features.
+    fatal = [error for error in faults if error.severity == "fatal" or getattr(error, "reason", None) == lack]
     if fatal:
         raise fatal[0].with_others(fatal)
     try:
@@ -329,13 +329,13 @@ def require_training(feature: Feature = "on-device") -> None:
 def has_collective_ops() -> bool:
     """Return True if the installed ONNX Runtime has com.microsoft:AllReduce, AllGather and AllToAll.
 
-    These need a build with NCCL and MPI, which no published package from 1.22 to 1.31.1 is. Imports ``onnxruntime``.
+    These need a build with NCCL and MPI. No published package from 1.22 to 1.31.1 is built so. Imports ``onnxruntime``.
 
     Raises:
         PackageError: ``onnxruntime`` cannot be imported.
     """
     runtime = load_runtime()
-    found = runtime.has_collective_ops
-    if found is None:
+    has_operators = runtime.has_collective_ops
+    if has_operators is None:
         raise diagnosing.why_no_module(runtime)
-    return found
+    return has_operators

@@ -1,4 +1,4 @@
-"""The published table about distributed training, compared with what is installed.
+"""The published table about distributed training, compared with the installed software.
 
 Much of that table is about packages that do not exist any more. Each such row says what exists.
 """
@@ -22,7 +22,7 @@ _HDR = 200.0  # Gb/s of a port with four lanes
 
 
 def check_training(environment: Environment, training: TrainingEnvironment) -> tuple[Requirement, ...]:
-    """Return the rows of the table for distributed training, then those of the packages and variables that it names."""
+    """Return the rows of the table for distributed training, then rows of the packages and variables that it names."""
     return (
         _gpus(environment),
         *_nvidia(environment),
@@ -41,15 +41,18 @@ def check_training(environment: Environment, training: TrainingEnvironment) -> t
 def _gpus(environment: Environment) -> Requirement:
     gpus = visible_gpus(environment)
     names = ", ".join(f"{gpu.name} ({gpu.uuid or 'UUID not known'})" for gpu in gpus)
-    found = f"{len(gpus)}: {names}" if gpus else "0"
-    known = [gpu.compute_capability for gpu in gpus if gpu.compute_capability is not None]
-    enough = sum(one >= (7, 0) for one in known) >= 2, sum(one >= (8, 0) for one in known) >= 8
+    value = f"{len(gpus)}: {names}" if gpus else "0"
+    capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability is not None]
+    enough = (
+        sum(capability >= (7, 0) for capability in capabilities) >= 2,
+        sum(capability >= (8, 0) for capability in capabilities) >= 8,
+    )
     has_nvml = environment.driver.nvml.available
     return row(
         "GPUs",
         "2 of compute capability 7.0",
         "8 A100 or H100 (8.0 or newer)",
-        found if has_nvml else None,
+        value if has_nvml else None,
         enough if has_nvml else (None, None),
         "as CUDA_VISIBLE_DEVICES leaves them",
     )
@@ -62,15 +65,15 @@ def _nvidia(environment: Environment) -> Iterator[Requirement]:
     yield row("driver", "470", "470", version, (met, met), note)
 
     major = environment.cuda_major
-    found = f"{major}.x, by the provider file" if major else None
+    value = f"{major}.x, by the provider file" if major else None
     note = f"the last onnxruntime-training for CUDA, {LAST_RELEASE}, is built for CUDA 11.8 and no other"
-    yield row("CUDA", "11.8", "12.x", found, reaches(major, 11, 12), note)
+    yield row("CUDA", "11.8", "12.x", value, reaches(major, 11, 12), note)
 
     soname = next((library.soname for library in environment.libraries if library.spec.stem == "libcudnn"), None)
     number = major_of(soname) if soname else None
-    found = f"{number}.x, by the provider file" if number else None
+    value = f"{number}.x, by the provider file" if number else None
     note = f"onnxruntime-training {LAST_RELEASE} for CUDA links cuDNN 8, against the published 9.x"
-    yield row("cuDNN", "8.x", "9.x", found, reaches(number, 8, 9), note)
+    yield row("cuDNN", "8.x", "9.x", value, reaches(number, 8, 9), note)
 
 
 def _nccl(nccl: Nccl) -> Requirement:
@@ -91,17 +94,17 @@ def _nccl(nccl: Nccl) -> Requirement:
 
 def _mpi(mpi: Mpi) -> Requirement:
     version = mpi.launcher or mpi.library
-    wanted = ("MPI", "Open MPI 4.0 or MPICH", "Open MPI 4.1")
+    condition = ("MPI", "Open MPI 4.0 or MPICH", "Open MPI 4.1")
     if version is None:
         if mpi.mpirun is None and mpi.mpi4py is None:
-            return row(*wanted, "neither mpirun nor mpi4py", (False, False))
-        return row(*wanted, None, (None, None), mpi.error or f"{mpi.mpirun} does not say what it is")
+            return row(*condition, "neither mpirun nor mpi4py", (False, False))
+        return row(*condition, None, (None, None), mpi.error or f"{mpi.mpirun} does not say what it is")
     launcher = f"{mpi.launcher} ({mpi.mpirun})" if mpi.launcher else "no mpirun"
     library = f"mpi4py {mpi.mpi4py} with {mpi.library}" if mpi.library else "no MPI library for mpi4py"
     met: tuple[bool | None, bool | None] = (version.vendor == "MPICH", False)
     if version.vendor == "Open MPI":
         met = reaches(version.version, (4, 0), (4, 1))
-    return row(*wanted, f"{launcher}; {library}", met, "the probe tries whether it starts")
+    return row(*condition, f"{launcher}; {library}", met, "the probe tries whether it starts")
 
 
 def _host(environment: Environment) -> Iterator[Requirement]:
@@ -115,14 +118,14 @@ def _host(environment: Environment) -> Iterator[Requirement]:
     yield row("operating system", "Linux x86_64", "Ubuntu 22.04", system, (is_supported, is_ubuntu))
 
     size = host.memory_total
-    found = f"{size / GB:.1f} GB" if size is not None else None
+    value = f"{size / GB:.1f} GB" if size is not None else None
     note = "of this machine, or what this process may use of it"
-    yield row("memory", "32 GB", "256 GB", found, reaches(size, 32 * GB, 256 * GB), note)
+    yield row("memory", "32 GB", "256 GB", value, reaches(size, 32 * GB, 256 * GB), note)
 
     sizes = [gpu.memory_total for gpu in visible_gpus(environment) if gpu.memory_total is not None]
     least = min(sizes, default=None)
-    found = f"{least / GB:.1f} GB on the smallest of {len(sizes)}" if least is not None else None
-    yield row("GPU memory", "16 GB each", "40 GB each", found, reaches(least, 16 * GB, 40 * GB))
+    value = f"{least / GB:.1f} GB on the smallest of {len(sizes)}" if least is not None else None
+    yield row("GPU memory", "16 GB each", "40 GB each", value, reaches(least, 16 * GB, 40 * GB))
 
 
 def _network(network: Network) -> Requirement:
@@ -132,13 +135,13 @@ def _network(network: Network) -> Requirement:
     speeds = [port.rate * 1000 for port in ports if port.rate is not None]
     speeds += [float(card.speed) for card in network.cards if card.speed is not None]
     is_known = network.interfaces is not None
-    found = "; ".join(map(str, (*ports, *network.cards)))
+    value = "; ".join(map(str, (*ports, *network.cards)))
     note = "of this machine's ports; the way to the other nodes is not seen"
     return row(
         "network between nodes",
         "10 GbE",
         "InfiniBand HDR or NDR",
-        found or ("only virtual ports" if is_known else None),
+        value or ("only virtual ports" if is_known else None),
         (
             max(speeds) >= _FAST_ETHERNET if speeds else None,
             max(rates, default=0.0) >= _HDR if is_known and (rates or not ports) else None,
@@ -150,11 +153,11 @@ def _network(network: Network) -> Requirement:
 def _training_package(environment: Environment) -> Requirement:
     installed = environment.packages.onnxruntime
     names = [owner for owner in installed.owners if "training" in owner.name]
-    found = ", ".join(f"{owner.name} {owner.version or ''}".strip() for owner in names) or "not installed"
+    value = ", ".join(f"{owner.name} {owner.version or ''}".strip() for owner in names) or "not installed"
     note = (
         f"the published 1.25.0 was never released: {LAST_RELEASE} is the newest; it shares its folder with the others"
     )
-    return row("onnxruntime-training", LAST_RELEASE, LAST_RELEASE, found, (bool(names), bool(names)), note)
+    return row("onnxruntime-training", LAST_RELEASE, LAST_RELEASE, value, (bool(names), bool(names)), note)
 
 
 # From the package's metadata, except for onnx
@@ -164,14 +167,14 @@ _LOWEST: Final = {"numpy": "1.16.6", "setuptools": "61"}
 def _package(training: TrainingEnvironment, name: str) -> Requirement:
     installed = training.packages.get(name)
     version = installed.version if installed is not None else None
-    wanted, note = _LOWEST.get(name, "any"), ""
+    condition, note = _LOWEST.get(name, "any"), ""
     met: bool | None = installed is not None
     if name in _LOWEST and installed is not None:
-        met = None if version is None else at_least(version, wanted)
+        met = None if version is None else at_least(version, condition)
     if name == "onnx":
-        wanted, note = f"up to {NEWEST_ONNX}", "published without a limit; what newer ones write cannot be trained"
+        condition, note = f"up to {NEWEST_ONNX}", "published without a limit; what newer ones write cannot be trained"
         met = met and (None if version is None else numbers_of(version)[:2] <= numbers_of(NEWEST_ONNX))
-    return row(name, wanted, wanted, _version_of(installed), (met, met), note)
+    return row(name, condition, condition, _version_of(installed), (met, met), note)
 
 
 def _torch(environment: Environment) -> Requirement:
@@ -192,7 +195,7 @@ def _version_of(package: Distribution | Torch | None) -> str:
 
 
 def _build_variable(variable: BuildVariable) -> Requirement:
-    wanted = f"unset, or {variable.holds}"
+    condition = f"unset, or {variable.holds}"
     met = variable.leads_there is not False
     note = "a build from source reads it, and nothing else; that such a build succeeds is not promised"
-    return row(variable.name, wanted, wanted, variable.value or "not set", (met, met), note)
+    return row(variable.name, condition, condition, variable.value or "not set", (met, met), note)

