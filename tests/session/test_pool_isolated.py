@@ -845,7 +845,7 @@ def test_cancelled_requests_leave_no_trace_and_interrupts_end_nothing() -> None:
             made.run(None, feed(1))
             pid = made.health()[0].pid
             stop(pid)
-            capacity = made._limit
+            capacity = made._service.most
             running = [made.submit(None, feed(n)) for n in range(capacity)]
             until(lambda: made.health()[0].in_flight == capacity)
             waiting = [made.submit(None, feed(n)) for n in range(capacity)]
@@ -881,12 +881,12 @@ def test_drain_waits_for_what_was_asked_and_refuses_the_rest(isolate: bool) -> N
             Watched(made.sessions[0], gate)
             hold, let_go = gate.opened.clear, gate.opened.set
         hold()
-        asked = [made.submit(None, feed(n)) for n in range(2 * made._limit)]
+        asked = [made.submit(None, feed(n)) for n in range(2 * made._service.most)]
         blocked = []
         thread = threading.Thread(target=lambda: blocked.append(outcome(lambda: made.run(None, feed(1)))))
         thread.start()
-        until(lambda: made.queued == made._limit)
-        report("busy", [made.health()[0].in_flight, made.queued, made._limit])
+        until(lambda: made.queued == made._service.most)
+        report("busy", [made.health()[0].in_flight, made.queued, made._service.most])
         report("late", outcome(lambda: made.drain(0.3)))
         thread.join(10)
         report("refused", [*blocked, outcome(lambda: made.submit(None, feed(1))), outcome(lambda: made.map([]))])
@@ -944,8 +944,8 @@ def test_close_waits_for_what_runs_and_leaves_nothing() -> None:
         made.run(None, feed(1))
         for pid in pids:
             stop(pid)
-        running = [made.submit(None, feed(n)) for n in range(made._limit)]
-        until(lambda: sum(each.in_flight for each in made.health()) == made._limit)
+        running = [made.submit(None, feed(n)) for n in range(made._service.most)]
+        until(lambda: sum(each.in_flight for each in made.health()) == made._service.most)
         waiting = [made.submit(None, feed(n)) for n in range(3)]
         closing = threading.Thread(target=made.close)
         closing.start()

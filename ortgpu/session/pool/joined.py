@@ -140,7 +140,8 @@ class Joining(Kind):
 
         A single request is left as it is, since it may run alone. Raises MemoryError, ExecutionError.
         """
-        waiting, sheet = list(self._service.waiting), self.sheet
+        sheet = self.sheet
+        waiting: list[Request] = []
         if sheet is None or not sheet.takes(batch.first):
             self.sheet = None
             if sheet is not None:
@@ -149,6 +150,7 @@ class Joining(Kind):
                     self.buffers.give_back(sheet)
             rows = min(_ROOM * max(batch.items, self._last), self.max_batch)
             self.sheet = sheet = self.buffers.take(batch.first, rows, self.max_batch)
+            waiting = list(self._service.waiting)  # those that came when there were no rows for them
         if len(batch.requests) + len(waiting) > 1:
             for request in (*batch.requests, *waiting):
                 if request.sheet is None and request.runs_with(batch.first):
