@@ -18,9 +18,9 @@ _COPIES = ("MemcpyFromHost", "MemcpyToHost")  # ONNX Runtime adds these between 
 _STANDARD = ("", "ai.onnx")
 
 # Where images are channels-last, these transpose constant weights when the session is opened, and keep the result. ONNX
-# Runtime looks for constants in the graph of a node and in the one around it, and in no graph further out. Where it
-# finds the biases alone, the node takes the weights for channels-last already, and results are wrong (session_state.cc
-# and conv.cc, read in 1.20). So each branch has a copy of these weights.
+# Runtime looks for constants in the graph of a node and in the one around it, and in no graph further out: with 1.31.1
+# MatMul packs weights outside of one If, and not outside of two. A node that finds its biases alone takes the weights
+# for channels-last already, and results are wrong (conv.cc, read in 1.20). So each branch has a copy of these weights.
 _CHANNELS_LAST = "com.ms.internal.nhwc"
 _TRANSPOSE_WEIGHTS = ("Conv", "ConvTranspose", "FusedConv")
 

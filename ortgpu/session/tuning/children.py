@@ -204,24 +204,19 @@ def only_tuner(device: str, patience: float) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         end = time.monotonic() + patience
-        while not _is_locked_now(descriptor):
+        while True:
+            try:
+                if sys.platform == "win32":
+                    msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+                else:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, 0):  # of Linux, of Windows, of Wine
+                    raise
             if time.monotonic() > end:
                 raise TimeoutError(f"another process tunes on this GPU; it holds {path}")
             time.sleep(_TICK)
         yield
     finally:
         os.close(descriptor)
-
-
-def _is_locked_now(descriptor: int) -> bool:
-    """Lock a file for this process, until it is closed. Return False if another one has it."""
-    try:
-        if sys.platform == "win32":
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, 0):  # of Linux, of Windows, of Wine
-            raise
-        return False
-    return True
