@@ -533,3 +533,25 @@ def test_a_planted_fault_that_was_accepted_or_not_tried_is_named() -> None:
         "fuse_conv_bias without prefer_nhwc": "not tried",
         "a race": "rejected: output 'y' is wrong",
     }
+
+
+BATCHED_KINDS = """
+import sys
+from pathlib import Path
+from benchmarks.zoo_models import KINDS, made
+from ortgpu import GPUSession
+for kind in KINDS:
+    with GPUSession(made(kind, Path(sys.argv[1])), allow_cpu=True) as session, session.batched(4):
+        print(kind)
+print("all", len(KINDS))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2000)
+def test_each_kind_of_the_zoo_may_be_batched(tmp_path: Path) -> None:
+    """Their items are independent. tests/session/test_joinable.py has the models whose items are not."""
+    env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
+    *kinds, last = run_python(BATCHED_KINDS, str(tmp_path), env=env, deadline=1900).ok().stdout.splitlines()
+    assert last == f"all {len(kinds)}"
+    assert len(kinds) >= 13
