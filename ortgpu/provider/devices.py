@@ -181,14 +181,13 @@ def not_found(
     available: Sequence[str],
     *,
     ambiguous: bool = False,
-    evidence: Sequence[str] = (),
     narrowed: str | None = None,
 ) -> DeviceNotFoundError:
     count = f"{len(available)} GPU{'s' if len(available) != 1 else ''}"
     what = "names more than one GPU" if ambiguous else "is not among the GPUs that this process sees"
     return DeviceNotFoundError(
         f"device {requested!r} {what}",
-        evidence=[f"visible to this process: {count}", *available, *filter(None, [narrowed]), *evidence],
+        evidence=[f"visible to this process: {count}", *available, *filter(None, [narrowed])],
         fixes=[
             manual(f"pass one of the devices listed above: an ordinal below {len(available)}, or a UUID"),
             *too_late(narrowed),

@@ -142,8 +142,8 @@ def plan(packages: Packages, directory: str | os.PathLike[str] | None = None, *,
     return Plan(provider, resolve(places, provider.needed, provider.cuda_major, thorough=thorough))
 
 
-def load(found: Plan, *, lazily_opened: frozenset[str] | None = None, loader: Loader | None = None) -> PreloadReport:
-    """Open what was found, dependencies first. ``loader`` None: that of this process.
+def load(found: Plan, *, lazily_opened: frozenset[str] | None = None) -> PreloadReport:
+    """Open what was found, dependencies first.
 
     ``lazily_opened`` holds the stems of libraries to open beside those that the provider links and ``libcudnn`` itself;
     None is all. cuDNN's parts, cuFFT, nvRTC and nvJitLink are half of the loading time and of no use to many models.
@@ -151,7 +151,7 @@ def load(found: Plan, *, lazily_opened: frozenset[str] | None = None, loader: Lo
     provider, resolutions = found.provider, found.resolutions
     if provider is None or not resolutions:
         return PreloadReport(provider, (), (), (), False, None)
-    loader = loader or loader_of_this_process()
+    loader = loader_of_this_process()
     with this_thread.holds, _lock:
         cuda_major = provider.cuda_major or 0
         loaded: list[LoadedLibrary] = []

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ..environment.gpu.cuda import CudaDevice
 from ..environment.libraries.catalogue import is_dll
 from ..environment.libraries.library_file import read_library, this_machine, wrong_machine
-from ..environment.libraries.loader import Loader
 from ..environment.libraries.loader_windows import path_of
 from ..environment.libraries.wheel import provider_beside
 from ..environment.packages.metadata import search_path
@@ -26,13 +25,12 @@ else:
     collection = late("onnxruntime.capi.onnxruntime_inference_collection")
 
 
-def check_loadable(beside: str, *, in_wheels: bool = True, loader: Loader | None = None) -> None:
+def check_loadable(beside: str, *, in_wheels: bool = True) -> None:
     """Open the libraries that the TensorRT provider links, so that they are found later.
 
     Args:
         beside: the path of another provider library of ONNX Runtime, in the same folder.
         in_wheels: look in TensorRT's wheels, too.
-        loader: None means that of this process.
 
     Raises:
         ProviderRequestError: this build has no TensorRT provider library.
@@ -59,7 +57,7 @@ def check_loadable(beside: str, *, in_wheels: bool = True, loader: Loader | None
     if is_dll(path):
         folders += path_of(os.environ)  # where ONNX Runtime has Windows look for them, and nothing else does
     needed = [name for name in provider.needed if re.match(r"(lib)?(nvinfer|nvonnxparser)", name, re.IGNORECASE)]
-    errors = {name: error for name in sorted(needed) if (error := _open(name, folders, loader)) is not None}
+    errors = {name: error for name in sorted(needed) if (error := _open(name, folders)) is not None}
     if errors:
         names = ("libnvinfer.so*", "nvinfer_[0-9]*.dll")  # in these folders, of another release than the needed one
         patterns = [os.path.join(glob.escape(folder), name) for folder in folders for name in names]
@@ -114,12 +112,12 @@ def check_plugin(name: str, gpu: CudaDevice | None = None) -> None:
         )
 
 
-def _open(soname: str, folders: list[str], loader: Loader | None) -> str | None:
+def _open(soname: str, folders: list[str]) -> str | None:
     """Open a library. Return None, or the loader's words. A parser finds the library that was opened before it."""
-    error = open_library(soname, loader=loader)
+    error = open_library(soname)
     for path in (os.path.join(folder, soname) for folder in folders):
         if error is not None and os.path.isfile(path):
             file = read_library(path)
             problem = file.problem or wrong_machine(file.machine, this_machine())
-            error = open_library(path, loader=loader) if problem is None else f"{path}: {problem}"
+            error = open_library(path) if problem is None else f"{path}: {problem}"
     return error

@@ -91,8 +91,8 @@ def with_values(session: OrderedSession, feed: Any) -> dict[str, Any] | None:
     return values if foreign else None
 
 
-def refuse_on_gpu(feed: Any, why: str = "a pool chooses the GPU itself") -> None:
-    """Refuse arrays on a GPU, because a pool has not chosen the GPU yet, or because of ``why``.
+def refuse_on_gpu(feed: Any) -> None:
+    """Refuse arrays on a GPU, because a pool has not chosen the GPU yet.
 
     Raises:
         ProviderRequestError: an array is on a GPU.
@@ -100,7 +100,7 @@ def refuse_on_gpu(feed: Any, why: str = "a pool chooses the GPU itself") -> None
     for name, value in feed.items() if isinstance(feed, Mapping) else ():
         if is_value_on_gpu(value) or (is_foreign(value) and _device_of(value)[0] not in (_CPU, _CUDA_HOST)):
             raise ProviderRequestError(
-                f"input {name!r} is on a GPU, and {why}",
+                f"input {name!r} is on a GPU, and a pool chooses the GPU itself",
                 fixes=[manual("pass arrays on the CPU, or run a GPUSession on that GPU")],
             )
 

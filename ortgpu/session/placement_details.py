@@ -46,6 +46,7 @@ _NO_KERNEL = re.compile(
     re.MULTILINE,
 )
 _PREFERRED = re.compile(r"Force fallback to CPU execution for node: (.*?) because")
+_TIMEOUT = 300.0  # seconds
 _MOST_PARTS = 1_000_000  # nodes and initializers of the optimised model
 _COPIES = {"MemcpyToHost": "to CPU", "MemcpyFromHost": "to GPU"}
 
@@ -104,9 +105,7 @@ class PlacementDetails:
         }
 
 
-def explain_placement(
-    model: ModelSource, *, device: int | str | None = None, timeout: float = 300.0
-) -> PlacementDetails:
+def explain_placement(model: ModelSource, *, device: int | str | None = None) -> PlacementDetails:
     """Open ``model`` on a GPU, or on the device "cpu", in a child process and read why its nodes are where they are.
 
     This takes as much time and GPU memory as a session. It needs ONNX Runtime 1.24 or newer, which records every node.
@@ -116,20 +115,20 @@ def explain_placement(
     Raises:
         PlacementError: ONNX Runtime did not record the placement.
         GPUError: the model cannot be opened on the GPU, with the error class that GPUSession would raise.
-        TimeoutError: it took more than ``timeout`` seconds.
+        TimeoutError: it took more than five minutes.
     """
     source = model if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
     with private_folder("ortgpu-placement-") as folder, ChildProcess(keeps_output=True) as child:
         optimised = os.path.join(folder, "optimised.onnx")
         try:
             placed, on_gpu = child.ask(
-                open_and_record, onnxruntimes.gpu_session_class(), source, device, optimised, timeout=timeout
+                open_and_record, onnxruntimes.gpu_session_class(), source, device, optimised, timeout=_TIMEOUT
             )
         except GPUError:
             raise
         except Exception as error:
             if isinstance(error, ChildFailedError) and error.timed_out:
-                raise TimeoutError(f"opening the model took more than {timeout:.0f} s") from None
+                raise TimeoutError(f"opening the model took more than {_TIMEOUT:.0f} s") from None
             raise GPUError(
                 "the model could not be opened in the child process that looks at its placement",
                 evidence=[f"{type(error).__name__}: {error}"],

@@ -154,7 +154,12 @@ def _unknown_device(failed: Failed, code: int) -> GPUError:
 
 def _explain_missing_kernel(failed: Failed) -> GPUError:
     known = devices.unsupported(failed.facts) if failed.facts is not None else None
-    return known or devices.kernel_without_code(failed.gpu, failed.evidence)
+    return known or devices.without_code(  # the file has code for the GPU in other kernels
+        failed.gpu,
+        "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
+        failed.evidence,
+        [manual("use another release of ONNX Runtime, or another GPU")],
+    )
 
 
 def _busy(failed: Failed) -> DeviceBusyError:

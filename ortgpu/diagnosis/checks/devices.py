@@ -277,16 +277,6 @@ def without_code(
     return UnsupportedDeviceError(summary, evidence=evidence, fixes=fixes, device=name, compute_capability=capability)
 
 
-def kernel_without_code(gpu: GPU | Device | None, evidence: list[str]) -> UnsupportedDeviceError:
-    """Return the error for a kernel of a file that has code for the GPU in other kernels."""
-    return without_code(
-        gpu,
-        "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
-        evidence,
-        [manual("use another release of ONNX Runtime, or another GPU")],
-    )
-
-
 def described(name: str | None, capability: tuple[int, int] | None) -> str:
     known = f" (compute capability {capability[0]}.{capability[1]})" if capability is not None else ""
     return (name or "this GPU") + known
