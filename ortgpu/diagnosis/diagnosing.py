@@ -82,7 +82,7 @@ CHECKS: tuple[Check, ...] = (
     devices.cudnn_without_code,
     driver.not_found,
     driver.descriptors_exhausted,
-    driver.of_linux_in_wsl,
+    driver.linux_driver_in_wsl,
     driver.too_old,
     driver.device_files_closed,
     driver.not_ready,
@@ -270,7 +270,7 @@ def why_unusable(
     fatal = [problem for problem in problems if problem.severity == "fatal"]
     # Altered files seemed harmless, and are a better guess than none.
     fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
-    said = classifier.of_construction(str(cause), facts) if cause is not None else None
+    said = classifier.explain_opening(str(cause), facts) if cause is not None else None
     if said is None and cause is not None:
         return None
     if said is None or isinstance(said, ProviderFallbackError):  # which names no cause

@@ -22,7 +22,7 @@ from ..errors import (
     catalogue,
 )
 from .checks import imports
-from .checks.classifier import of_construction, of_line, of_run
+from .checks.classifier import explain_line, explain_opening, explain_run
 from .checks.libraries import is_of_driver
 from .facts import Facts, Observed
 
@@ -83,7 +83,7 @@ def _judged(line: str) -> Iterator[GPUError | None]:
     def seen(**observed: Any) -> Facts:
         return Facts(_ELSEWHERE, observed=Observed(**observed))
 
-    yield of_line(line)
+    yield explain_line(line)
     words = _BEFORE_THE_LOADER.split(line)[-1]
     refused = _LIBRARY.search(words) is not None and loader_words.refuses(words)
     _, lacking = loader_words.lacks_symbol(words) or ("", None)
@@ -94,4 +94,6 @@ def _judged(line: str) -> Iterator[GPUError | None]:
         yield imports.failed(seen(import_error=line))
     if refused:
         yield imports.provider_unloadable(seen(provider_error=words))
-    yield of_run(line, None, None) if "returned while running" in line else of_construction(line, Facts(_ELSEWHERE))
+    yield (
+        explain_run(line, None, None) if "returned while running" in line else explain_opening(line, Facts(_ELSEWHERE))
+    )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..diagnosis.checks.classifier import for_code
+from ..diagnosis.checks.classifier import explain_opening_code
 from ..diagnosis.facts import Facts
 from ..diagnosis.remedies import fixes as remedies
 from ..environment.gpu.cuda import CudaDevice, initialise
@@ -238,7 +238,7 @@ def typed_cuda_errors() -> Iterator[None]:
     try:
         yield
     except CudaCallError as failure:
-        raise for_code(failure.code, Facts(inspect_environment()), [str(failure)]) from failure
+        raise explain_opening_code(failure.code, Facts(inspect_environment()), [str(failure)]) from failure
 
 
 def _load_library() -> str:

@@ -130,7 +130,7 @@ def _found(session: Opened, text: str, exception: str | None) -> GPUError | None
     gone = lifetime.context_is_gone(session, telling_line(text))
     if gone is not None or not lifetime.is_on_gpu(session):  # on the CPU the same words are about host memory
         return gone
-    error = classifier.of_run(text, exception, lifetime.device_of(session))
+    error = classifier.explain_run(text, exception, lifetime.device_of(session))
     if isinstance(error, PoisonedContextError) and lifetime.gpu_works(lifetime.device_of(session).ordinal):
         return None  # the words come from a name in the model, for instance of an input
     chosen = getattr(vars(session).get("_verified"), "options_chosen", {})

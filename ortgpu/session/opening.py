@@ -235,7 +235,7 @@ def _check_context(context: OpeningContext) -> None:
                 RuntimeError(f"CUDA failure {code}: no CUDA context for a session on cuda:{ordinal}")
             )
         words = f"each call in this process's CUDA context on cuda:{ordinal} returns {code}"
-        raise lifetime.noted(classifier.of_code(code, words, None))
+        raise lifetime.noted(classifier.explain_run_code(code, words, None))
 
 
 def _surroundings(context: OpeningContext) -> tuple[Any, ...]:

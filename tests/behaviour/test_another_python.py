@@ -19,7 +19,7 @@ HERE, OTHER = f"cpython-3{sys.version_info[1]}", "cpython-39"
 FOLDER = "lib/python3.9/site-packages"
 
 
-def of_another_python(overlay: Overlay, other: Path, *patterns: str) -> None:
+def belongs_to_other_python(overlay: Overlay, other: Path, *patterns: str) -> None:
     """The same packages once more, with compiled modules for a Python that no release of ONNX Runtime is for."""
     for pattern in patterns:
         for original in overlay.site.glob(pattern):
@@ -45,7 +45,7 @@ def test_it_is_left_to_its_python(lab: Lab, patterns: tuple[str, ...], named: st
     """To install there what this Python needs would break the other, and what this one has of its own is whole."""
     machine: Machine = lab.machine()
     folder = lab.folder / FOLDER
-    of_another_python(machine.overlay, folder, *patterns)
+    belongs_to_other_python(machine.overlay, folder, *patterns)
     machine = machine.but(env={"PYTHONPATH": str(folder)})
     before = files_of(folder)
     code = f"open_session({str(lab.models.relu)!r}, {{}})"
@@ -89,4 +89,4 @@ def test_where_this_python_has_none_one_is_installed() -> None:
 def test_a_folder_of_another_python_is_known_by_its_name(folder: str, other: bool) -> None:
     hidden = tuple(f"/shared/lib/{name}" for name in ("python3.12/site-packages", "python3/dist-packages"))
     facts = part("installer", own=("/venv",), hidden=hidden)(HEALTHY)
-    assert remedies.of_another_python(facts.environment, folder) is other
+    assert remedies.belongs_to_other_python(facts.environment, folder) is other

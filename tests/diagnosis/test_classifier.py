@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ortgpu.diagnosis.checks.classifier import TABLE, for_code, of_code, of_construction, of_line, of_run
+from ortgpu.diagnosis.checks.classifier import (
+    TABLE,
+    explain_line,
+    explain_opening,
+    explain_opening_code,
+    explain_run,
+    explain_run_code,
+)
 from ortgpu.diagnosis.messages.cuda_codes import NAMES
 from ortgpu.errors import GPUError
 from tests.support.made_facts import HEALTHY
@@ -68,9 +75,9 @@ def code(error: GPUError | None) -> str | None:
 
 @pytest.mark.parametrize(("text", "opening", "running", "elsewhere"), ROWS)
 def test_row(text: str, opening: str | None, running: str | None, elsewhere: str | None) -> None:
-    assert code(of_construction(text, HEALTHY)) == opening
-    assert code(of_run(text, "Fail", None)) == running
-    assert code(of_line(text)) == elsewhere
+    assert code(explain_opening(text, HEALTHY)) == opening
+    assert code(explain_run(text, "Fail", None)) == running
+    assert code(explain_line(text)) == elsewhere
 
 
 def test_every_row_has_a_text() -> None:
@@ -79,11 +86,14 @@ def test_every_row_has_a_text() -> None:
 
 @pytest.mark.parametrize("number", NAMES)
 def test_every_code_becomes_an_error_in_both_phases(number: int) -> None:
-    for error in (for_code(number, HEALTHY, ["said"]), of_code(number, f"CUDA failure {number}: x", None)):
+    for error in (
+        explain_opening_code(number, HEALTHY, ["said"]),
+        explain_run_code(number, f"CUDA failure {number}: x", None),
+    ):
         assert isinstance(error, GPUError)
         assert error.evidence, "what was said"
 
 
 @pytest.mark.parametrize("text", ["error 126 when trying to load a file", "CUDAExecutionProvider.onnx: no such file"])
 def test_a_name_in_quotes_is_none_of_these(text: str) -> None:
-    assert of_construction(f"failed: '{text}'", HEALTHY) is None
+    assert explain_opening(f"failed: '{text}'", HEALTHY) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortgpu.diagnosis.checks.classifier import of_run
+from ortgpu.diagnosis.checks.classifier import explain_run
 from ortgpu.provider.devices import Device
 
 GPU = Device("cuda", 1, "GPU-1", "NVIDIA H200", (9, 0), 150 << 30, None)
@@ -31,7 +31,7 @@ PASSING = (1, 9, 98, 201, 400, 500, 600, 701, 720, 800, 801, 900, 901, 906)
 @pytest.mark.parametrize(("code", "name"), STICKY.items(), ids=STICKY.values())
 @pytest.mark.parametrize("words", ["CUDA failure {code}: x ; GPU=1 ; expr=y", "CUDA error {name}:x"])
 def test_a_sticky_error_ends_the_use_of_the_gpu(code: int, name: str, words: str) -> None:
-    error = of_run(words.format(code=code, name=name), "Fail", GPU)
+    error = explain_run(words.format(code=code, name=name), "Fail", GPU)
     assert type(error).__name__ == "PoisonedContextError"
     assert error is not None
     assert error.details()["cuda_code"] == code
@@ -39,6 +39,6 @@ def test_a_sticky_error_ends_the_use_of_the_gpu(code: int, name: str, words: str
 
 @pytest.mark.parametrize("code", PASSING)
 def test_another_error_does_not(code: int) -> None:
-    error = of_run(f"CUDA failure {code}: x ; GPU=1 ; expr=y", "Fail", GPU)
+    error = explain_run(f"CUDA failure {code}: x ; GPU=1 ; expr=y", "Fail", GPU)
     assert error is not None
     assert type(error).__name__ != "PoisonedContextError"

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ortgpu.diagnosis.checks.classifier import of_construction
+from ortgpu.diagnosis.checks.classifier import explain_opening
 from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.facts import Facts, Observed, Request
 from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
@@ -241,7 +241,7 @@ def test_any_facts_are_judged(facts: Facts) -> None:
 @THOROUGH
 @given(facts=any_facts(), text=MESSAGES | st.text(max_size=40))
 def test_any_words_are_translated_or_left_alone(facts: Facts, text: str) -> None:
-    found = of_construction(text, facts)
+    found = explain_opening(text, facts)
     if found is not None:
         assert found.summary
         assert found.severity == "fatal"

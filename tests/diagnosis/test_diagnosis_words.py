@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis.checks.classifier import of_construction, of_run
+from ortgpu.diagnosis.checks.classifier import explain_opening, explain_run
 from ortgpu.environment.gpu.cuda import CudaState
 from ortgpu.errors import (
     DeviceNotFoundError,
@@ -115,7 +115,7 @@ SUFFIX = (
     ],
 )  # fmt: skip
 def test_words_about_the_gpu(text: str, error: str, details: dict[str, Any]) -> None:
-    found = of_construction(text, HEALTHY)
+    found = explain_opening(text, HEALTHY)
     assert found is not None
     assert type(found).__name__ == error
     assert {name: found.details()[name] for name in details} == details
@@ -140,25 +140,28 @@ INITIALISING = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during in
 
 @pytest.mark.parametrize("text", WITHOUT_A_HANDLE)
 def test_a_gpu_is_not_full_as_long_as_it_has_memory(text: str) -> None:
-    found = of_construction(INITIALISING + PREFIX + text, HEALTHY)
+    found = explain_opening(INITIALISING + PREFIX + text, HEALTHY)
     assert isinstance(found, ProviderFailureError)
     assert "though the GPU has free memory" in found.summary
     assert "of another CUDA" in found.fixes[0]
     full = nvml(gpus=(replace(H200, memory_free=300 << 20),))
-    assert isinstance(of_construction(INITIALISING + PREFIX + text, full(HEALTHY)), InsufficientDeviceMemoryError)
+    assert isinstance(explain_opening(INITIALISING + PREFIX + text, full(HEALTHY)), InsufficientDeviceMemoryError)
     unknown = nvml(gpus=())
-    assert isinstance(of_construction(INITIALISING + PREFIX + text, unknown(HEALTHY)), InsufficientDeviceMemoryError)
+    assert isinstance(explain_opening(INITIALISING + PREFIX + text, unknown(HEALTHY)), InsufficientDeviceMemoryError)
 
 
 def test_a_handle_that_is_not_made_has_causes_of_its_own() -> None:
     """Whatever the model is, and whenever it is made: at the first run, too."""
-    for found in (of_construction(INITIALISING + PREFIX + INTERNAL, HEALTHY), of_run(PREFIX + INTERNAL, "Fail", None)):
+    for found in (
+        explain_opening(INITIALISING + PREFIX + INTERNAL, HEALTHY),
+        explain_run(PREFIX + INTERNAL, "Fail", None),
+    ):
         assert isinstance(found, ProviderFailureError)
         assert (found.library, found.status) == ("CUDNN", "CUDNN_STATUS_INTERNAL_ERROR")
         assert any("open files" in fix for fix in found.fixes)
         assert "free memory" not in found.summary
     full = nvml(gpus=(replace(H200, memory_free=300 << 20),))  # hacksider/Deep-Live-Cam issue 1318
-    assert isinstance(of_construction(INITIALISING + PREFIX + INTERNAL, full(HEALTHY)), InsufficientDeviceMemoryError)
+    assert isinstance(explain_opening(INITIALISING + PREFIX + INTERNAL, full(HEALTHY)), InsufficientDeviceMemoryError)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_a_handle_that_is_not_made_has_causes_of_its_own() -> None:
     ],
 )  # fmt: skip
 def test_words_and_facts_together(text: str, change: Change, error: str) -> None:
-    found = of_construction(text, change(HEALTHY))
+    found = explain_opening(text, change(HEALTHY))
     assert type(found).__name__ == error
 
 
@@ -209,7 +212,7 @@ def test_words_and_facts_together(text: str, change: Change, error: str) -> None
     ],
 )
 def test_words_about_something_else(text: str) -> None:
-    assert of_construction(text, HEALTHY) is None
+    assert explain_opening(text, HEALTHY) is None
 
 
 @pytest.mark.parametrize(
@@ -226,14 +229,14 @@ def test_who_ran_out_of_memory(
 ) -> None:
     for name, value in variables_of_launcher.items():
         monkeypatch.setenv(name, value)
-    error = of_run("Failed to allocate memory for requested buffer of size 5", "Fail", None)
+    error = explain_run("Failed to allocate memory for requested buffer of size 5", "Fail", None)
     assert isinstance(error, GPUOutOfMemoryError)
     assert error.evidence[0] == first
 
 
 def test_a_device_that_nobody_named_is_not_called_none() -> None:
     """itsnine/yolov5-onnxruntime issue 20: a session for the first GPU."""
-    found = of_construction(
+    found = explain_opening(
         f"{PREFIX}CUDA failure 101: invalid device ordinal ; GPU=0 ; hostname=4dbec2b03d4e", HEALTHY
     )
     assert isinstance(found, DeviceNotFoundError)
@@ -250,7 +253,7 @@ def test_a_device_that_nobody_named_is_not_called_none() -> None:
     ids=["listed", "nothing known"],
 )
 def test_a_device_that_cuda_refuses_is_not_counted_among_none(change: Change) -> None:
-    found = of_construction("CUDA failure 101: invalid device ordinal", all_of(change, request(device=0))(HEALTHY))
+    found = explain_opening("CUDA failure 101: invalid device ordinal", all_of(change, request(device=0))(HEALTHY))
     assert isinstance(found, DeviceNotFoundError)
     assert found.requested == 0
     assert "0 GPUs" not in str(found)
@@ -258,7 +261,7 @@ def test_a_device_that_cuda_refuses_is_not_counted_among_none(change: Change) ->
 
 
 def test_a_limit_of_the_callers_own_is_not_the_memory_of_the_gpu() -> None:
-    found = of_construction("Available memory of 1048576 is smaller than requested bytes of 2097152", HEALTHY)
+    found = explain_opening("Available memory of 1048576 is smaller than requested bytes of 2097152", HEALTHY)
     assert found is not None
     assert "gpu_mem_limit" in found.summary
     assert [str(fix) for fix in found.fixes] == ["raise the provider option gpu_mem_limit, or leave it out"]

@@ -61,16 +61,16 @@ def first(facts: Facts) -> GPUError:
     ],
 )
 def test_a_folder_is_taken_off_a_search_path(value: str, fix: str | None) -> None:
-    assert remedies.off_the_path(environment(PYTHONPATH=value), "PYTHONPATH", "/a") == fix
+    assert remedies.drop_from_variable(environment(PYTHONPATH=value), "PYTHONPATH", "/a") == fix
 
 
 def test_a_folder_is_not_on_a_path_that_is_not_set() -> None:
-    assert remedies.off_the_path(environment(), "PYTHONPATH", "/a") is None
+    assert remedies.drop_from_variable(environment(), "PYTHONPATH", "/a") is None
 
 
 def test_a_file_is_not_loaded_at_the_start() -> None:
     preloaded = environment(LD_PRELOAD="/a/libcuda.so /b.so:/c.so")
-    assert remedies.off_the_path(preloaded, "LD_PRELOAD", "/a/libcuda.so") == "export LD_PRELOAD=/b.so:/c.so"
+    assert remedies.drop_from_variable(preloaded, "LD_PRELOAD", "/a/libcuda.so") == "export LD_PRELOAD=/b.so:/c.so"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_file_is_not_loaded_at_the_start() -> None:
 def test_a_folder_that_is_looked_in_first_brings_no_working_directory(before: str | None, after: str) -> None:
     """As an empty entry of LD_LIBRARY_PATH would."""
     variables = {} if before is None else {"LD_LIBRARY_PATH": before}
-    said = f'{remedies.look_first_in("/a b")}; printf %s "$LD_LIBRARY_PATH"'
+    said = f'{remedies.prepend_library_path("/a b")}; printf %s "$LD_LIBRARY_PATH"'
     assert (
         subprocess.run(["/bin/sh", "-c", said], env=variables, capture_output=True, check=True).stdout == after.encode()
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis.checks.classifier import of_construction, of_run
+from ortgpu.diagnosis.checks.classifier import explain_opening, explain_run
 from ortgpu.environment.gpu import driver
 from ortgpu.errors import GPUOutOfMemoryError, LibraryNotFoundError, UnsupportedDeviceError
 from ortgpu.provider.devices import CPU, Device
@@ -29,7 +29,7 @@ ARENA = (
 
 
 def assert_understood(text: str, error: str, details: dict[str, Any]) -> None:
-    found = of_run(NODE.format("conv") + text, "Fail", GPU)
+    found = explain_run(NODE.format("conv") + text, "Fail", GPU)
     assert type(found).__name__ == error
     assert found is not None
     assert details.items() <= found.details().items()
@@ -89,7 +89,7 @@ def test_failures_of_what_stands_beside_the_arena(text: str, error: str, details
     ],
 )  # fmt: skip
 def test_what_the_driver_did_not_compile_is_its_own_fault(text: str, error: str, advice: str) -> None:
-    found = of_run(NODE.format("conv") + text, "Fail", GPU)
+    found = explain_run(NODE.format("conv") + text, "Fail", GPU)
     assert type(found).__name__ == error
     assert advice in str(found)
 
@@ -109,13 +109,13 @@ def test_what_the_driver_did_not_compile_is_its_own_fault(text: str, error: str,
     ],
 )
 def test_an_operator_that_is_for_other_gpus(text: str) -> None:
-    found = of_run(NODE.format("conv") + text, "RuntimeException", GPU)
+    found = explain_run(NODE.format("conv") + text, "RuntimeException", GPU)
     assert isinstance(found, UnsupportedDeviceError)
     assert (found.device, found.compute_capability) == ("NVIDIA H200", (9, 0))
-    assert of_run(NODE.format(text) + "indices element out of data bounds, idx=9", "Fail", GPU) is None
-    assert isinstance(of_construction(f"Exception during initialization: {text}", HEALTHY), UnsupportedDeviceError)
+    assert explain_run(NODE.format(text) + "indices element out of data bounds, idx=9", "Fail", GPU) is None
+    assert isinstance(explain_opening(f"Exception during initialization: {text}", HEALTHY), UnsupportedDeviceError)
     quoted = f"[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(1) node '{text}'"
-    assert of_construction(quoted, HEALTHY) is None
+    assert explain_opening(quoted, HEALTHY) is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_an_operator_that_is_for_other_gpus(text: str) -> None:
     ],
 )
 def test_what_is_wrong_with_the_values_or_the_host_stays_onnx_runtimes_own(text: str) -> None:
-    assert of_run(NODE.format("conv") + text, "RuntimeException", GPU) is None
+    assert explain_run(NODE.format("conv") + text, "RuntimeException", GPU) is None
 
 
 @pytest.mark.parametrize("words", [b"\0CUDA error \0", b"\0cudaMallocHost((void**)&p, size)\0"])
@@ -153,9 +153,9 @@ def test_the_words_of_a_kernel_are_in_the_installed_provider(words: bytes) -> No
     ],
 )
 def test_the_name_of_a_node_says_nothing_about_the_gpu(name: str) -> None:
-    assert of_run(NODE.format(name) + "indices element out of data bounds, idx=9", "Fail", GPU) is None
+    assert explain_run(NODE.format(name) + "indices element out of data bounds, idx=9", "Fail", GPU) is None
     shapes = f"{name}: left operand cannot broadcast on dim 0 LeftShape: {{1000,1}}, RightShape: {{0,0}}"
-    assert of_run(NODE.format(name) + shapes, "RuntimeException", GPU) is None
+    assert explain_run(NODE.format(name) + shapes, "RuntimeException", GPU) is None
 
 
 WORDS = [
@@ -370,7 +370,7 @@ report(refused)
 )
 def test_a_library_that_is_opened_at_need_is_named_as_the_loader_knows_it(text: str, missing: str) -> None:
     """Of a model in ONNX Runtime's own format nobody knows before what it needs."""
-    found = of_run(f"[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : {text}", "NotImplemented", GPU)
+    found = explain_run(f"[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : {text}", "NotImplemented", GPU)
     assert isinstance(found, LibraryNotFoundError)
     assert found.details()["missing"] == (missing,)
     assert "ortgpu doctor" in found.fixes[0]
@@ -378,7 +378,7 @@ def test_a_library_that_is_opened_at_need_is_named_as_the_loader_knows_it(text: 
 
 def test_the_node_in_a_branch_is_the_one_that_failed() -> None:
     text = NODE.format("If_1") + NODE.format("CUDA failure 700: x") + "CUDA failure 719: unspecified launch failure"
-    found = of_run(text, "Fail", GPU)
+    found = explain_run(text, "Fail", GPU)
     assert found is not None
     assert found.details()["cuda_code"] == 719
 
@@ -414,7 +414,7 @@ def test_wrong_arguments_and_exceptions_of_the_caller_are_theirs() -> None:
 def test_what_was_too_little(text: str, summary: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "read_gpu_memory", lambda uuid: (1 << 30, 150 << 30))
     monkeypatch.setattr(driver, "processes_on", lambda uuid: {})
-    found = of_run(NODE.format("conv") + text, "Fail", GPU)
+    found = explain_run(NODE.format("conv") + text, "Fail", GPU)
     assert isinstance(found, GPUOutOfMemoryError)
     assert found.summary == summary
     assert advice in found.fixes[-1]
@@ -425,7 +425,7 @@ def test_who_else_holds_memory_of_the_gpu_is_named(monkeypatch: pytest.MonkeyPat
     held = {os.getpid(): 5 << 30, 4711: 3 << 30, 4712: None}
     monkeypatch.setattr(driver, "read_gpu_memory", lambda uuid: (1 << 30, 150 << 30))
     monkeypatch.setattr(driver, "processes_on", lambda uuid: held)
-    found = of_run(ARENA + "Failed to allocate memory for requested buffer of size 2147483648", "Fail", GPU)
+    found = explain_run(ARENA + "Failed to allocate memory for requested buffer of size 2147483648", "Fail", GPU)
     assert isinstance(found, GPUOutOfMemoryError)
     assert (found.requested, found.free, found.total) == (2 << 30, 1 << 30, 150 << 30)
     assert "1024 of 153600 MiB free" in found.evidence[1]

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ortgpu
-from ortgpu.diagnosis.checks.classifier import of_construction
+from ortgpu.diagnosis.checks.classifier import explain_opening
 from ortgpu.diagnosis.facts import Facts, Observed, Request
 from ortgpu.environment.inspection import inspect_environment
 from ortgpu.errors import CollectiveOpsUnavailableError, DeviceNotFoundError
@@ -55,9 +55,9 @@ def test_onnxruntime_says_it_in_the_words_that_are_known(operator: str) -> None:
     with pytest.raises(Exception, match="is not a registered function/op") as caught:
         onnxruntime.InferenceSession(model_with(operator), providers=["CPUExecutionProvider"])
     facts = Facts(inspect_environment(), Request(collective_operators=(operator,)), Observed(has_collective_ops=False))
-    assert isinstance(of_construction(str(caught.value), facts), CollectiveOpsUnavailableError)
+    assert isinstance(explain_opening(str(caught.value), facts), CollectiveOpsUnavailableError)
     others = Facts(facts.environment)
-    assert of_construction(str(caught.value), others) is None, "an operator of somebody else stays ONNX Runtime's error"
+    assert explain_opening(str(caught.value), others) is None, "an operator of somebody else stays ONNX Runtime's error"
 
 
 def test_diagnosis_names_them_first(tmp_path: Path) -> None:

@@ -69,10 +69,10 @@ def test_what_cudnn_fails_with_there_is_told_as_that() -> None:
         import ctypes
         from ortgpu import inspect_environment
         from ortgpu.provider.devices import Device
-        from ortgpu.diagnosis.checks.classifier import of_run
+        from ortgpu.diagnosis.checks.classifier import explain_run
         text = "CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED ; GPU=0 ; expr=cudnnReduceTensor(...);"
         def told(capability):
-            error = of_run(text, "Fail", Device("cuda", 0, None, "Tesla", capability, None, None))
+            error = explain_run(text, "Fail", Device("cuda", 0, None, "Tesla", capability, None, None))
             return [type(error).__name__, str(error)]
         before = told({OLD})
         libraries = {{one.spec.stem: one.chosen.path for one in inspect_environment().libraries if one.chosen}}

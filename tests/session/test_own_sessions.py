@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis.checks.classifier import of_construction
+from ortgpu.diagnosis.checks.classifier import explain_opening
 from ortgpu.provider.living import SessionRecord
 from tests.support.cpu_session import child
 from tests.support.made_facts import CUDA_H200, SEEN_HEALTHY, observed
@@ -105,7 +105,7 @@ def test_those_on_other_gpus_hold_nothing_of_it() -> None:
 
     there = CUDA_H200.uuid
     held = (record(there), record("GPU-other"), record(None, ("CPUExecutionProvider",)))
-    error = of_construction("CUDA failure 2: out of memory", observed(sessions=held)(SEEN_HEALTHY))
+    error = explain_opening("CUDA failure 2: out of memory", observed(sessions=held)(SEEN_HEALTHY))
     assert error is not None
     assert [line for line in error.evidence if "open in this process" in line] == [
         f"open in this process: {there}.onnx"

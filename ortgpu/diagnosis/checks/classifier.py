@@ -61,12 +61,12 @@ from ..messages.runtime_words import (
     LibraryStatus,
     is_of_the_model,
     read_library_status,
+    strip_given_names,
     telling_line,
-    without_given_names,
 )
 from ..remedies import fixes as remedies
 from . import devices, driver
-from .libraries import by_folder, lacks_cudnn, mixed
+from .libraries import lacks_cudnn, list_by_folder, mixed
 from .model import collective_ops_missing
 
 Match = re.Match[str]
@@ -154,7 +154,7 @@ def _unknown_device(failed: Failed, code: int) -> GPUError:
 
 def _explain_missing_kernel(failed: Failed) -> GPUError:
     known = devices.unsupported(failed.facts) if failed.facts is not None else None
-    return known or devices.without_code(  # the file has code for the GPU in other kernels
+    return known or devices.missing_code_error(  # the file has code for the GPU in other kernels
         failed.gpu,
         "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
         failed.evidence,
@@ -183,12 +183,12 @@ def _unusable_driver(failed: Failed, code: int) -> GPUError:
     if (said := facts.environment.driver.nvml.error) is not None:
         evidence.append(f"NVML: {said}")
     if code in cuda_codes.OF_ANOTHER_LIBRARY:
-        off = driver.off_the_path(facts)
+        off = driver.drop_libcuda(facts)
         fixes = [off] if off is not None else list(meaning.fixes)
     elif code in cuda_codes.OF_A_DRIVER_TO_RESTART:
         fixes = remedies.restart_driver(facts.environment, meaning.fixes)
     else:
-        fixes = remedies.on_the_host(facts.environment, meaning.fixes)
+        fixes = remedies.move_to_host(facts.environment, meaning.fixes)
     return DriverUnusableError(f"{meaning.what} ({name})", evidence=evidence, fixes=fixes, cuda_code=code)
 
 
@@ -209,9 +209,11 @@ CODES = (
     Code({101}, _unknown_device, True),
     Code(cuda_codes.NO_CODE, lambda failed, _: _explain_missing_kernel(failed)),
     Code({46}, lambda failed, _: _busy(failed), True),
-    Code(cuda_codes.STICKY | cuda_codes.CAPTURING, lambda failed, code: cuda_codes.of_process(code, failed.evidence)),
+    Code(
+        cuda_codes.STICKY | cuda_codes.CAPTURING, lambda failed, code: cuda_codes.process_error(code, failed.evidence)
+    ),
     Code({709}, lambda failed, _: lifetime.context_destroyed(failed.evidence) if failed.facts is None else None),
-    Code({803, 804}, lambda failed, code: driver.of_another_driver(code, failed.here, failed.evidence), True),
+    Code({803, 804}, lambda failed, code: driver.mismatched_libcuda(code, failed.here, failed.evidence), True),
 )
 
 
@@ -306,7 +308,7 @@ def _explain_library(failed: Failed, match: Match) -> GPUError:
     if failed.facts is None and status.library == "CUDNN" and (error := _cudnn_without_code(failed)) is not None:
         return error
     if failed.facts is None and "ARCH_MISMATCH" in status.status:
-        return devices.without_code(
+        return devices.missing_code_error(
             failed.gpu,
             f"{status.library} has no code for {failed.gpu or 'this GPU'} in what this model asks: {status.status}",
             failed.evidence,
@@ -385,7 +387,7 @@ def _not_opened(library: str, name: str, failed: Failed) -> LibraryNotFoundError
 def _mixed_cudnn(failed: Failed) -> GPUError:
     mapped = tuple(path for path in read_mapped_libraries() if is_of_cudnn(path))
     fixes = ("install cuDNN again", "or make its first GPUSession before this process loads cuDNN by other ways")
-    return mixed([*failed.evidence, *by_folder(mapped)], fixes=map(manual, fixes), libraries=mapped)
+    return mixed([*failed.evidence, *list_by_folder(mapped)], fixes=map(manual, fixes), libraries=mapped)
 
 
 def _cudnn_without_code(failed: Failed) -> GPUError | None:
@@ -410,7 +412,7 @@ def _explain_generation(failed: Failed, _: Match) -> UnsupportedDeviceError:
     """Return the error for an operator that reports that its kernels are for other generations of GPUs."""
     gpu = failed.gpu
     shown = devices.described(gpu.name, gpu.compute_capability) if gpu is not None else "this GPU"
-    return devices.without_code(
+    return devices.missing_code_error(
         gpu,
         f"an operator of this model has no kernel for {shown} in the installed ONNX Runtime",
         failed.evidence,
@@ -545,27 +547,27 @@ _QUOTES_WHAT_WAS_GIVEN = re.compile(
 )
 
 
-def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
+def explain_opening_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     """Return the error for a CUDA code that was reported while a session was being opened."""
     return _explain_code(Failed("", evidence, facts, devices.requested_gpu(facts)), code)
 
 
-def of_code(code: int, text: str, device: Device | None) -> GPUError:
+def explain_run_code(code: int, text: str, device: Device | None) -> GPUError:
     """Return the error for a code of CUDA that came up in a run, as ``text`` says."""
     return _explain_code(Failed(text, [telling_line(text)], gpu=device), code)
 
 
-def of_construction(text: str, facts: Facts) -> GPUError | None:
+def explain_opening(text: str, facts: Facts) -> GPUError | None:
     """Return the error behind the text of an exception that ONNX Runtime raised while a session was being opened."""
     if "is not a registered function/op" in text:
         return collective_ops_missing(facts)
     if is_of_the_model(text):
         return None
     failed = Failed(text, [telling_line(text)], facts, devices.requested_gpu(facts))
-    return _classify(failed, TABLE, without_given_names(text))
+    return _classify(failed, TABLE, strip_given_names(text))
 
 
-def of_run(text: str, exception: str | None, device: Device | None) -> GPUError | None:
+def explain_run(text: str, exception: str | None, device: Device | None) -> GPUError | None:
     """Return the typed error for an exception's text and class name, or None if it says nothing about the GPU.
 
     ``exception`` None: the class is not known. A text can quote anything: the driver has to confirm an error that would
@@ -589,6 +591,6 @@ def _classify(failed: Failed, rows: Iterable[Row], words: str) -> GPUError | Non
     return None
 
 
-def of_line(line: str) -> GPUError | None:
+def explain_line(line: str) -> GPUError | None:
     """Return the error that a line of a log means, whichever machine wrote it; None if that takes facts of it."""
     return next((row.elsewhere(line) for row in TABLE if row.elsewhere is not None and row.pattern.search(line)), None)

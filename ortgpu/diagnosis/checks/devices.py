@@ -116,7 +116,7 @@ def none_visible(facts: Facts) -> GPUError | None:
     if hidden:
         hides = "CUDA_VISIBLE_DEVICES hides every GPU from this process"
         return NoDeviceError(hides, evidence=_seen(facts), fixes=fixes)
-    why, ways = _without_a_device(environment)
+    why, ways = _explain_no_device(environment)
     return NoDeviceError("CUDA sees no GPU", evidence=[*_seen(facts), *why], fixes=[*fixes, *ways])
 
 
@@ -140,17 +140,17 @@ def _seen(facts: Facts) -> list[str]:
     return seen
 
 
-def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
+def _explain_no_device(environment: Environment) -> tuple[list[str], list[Fix]]:
     """Return the known reasons why there is no device, and the fixes."""
     host, nvml = environment.host, environment.driver.nvml
     if nvml.gpus and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus):
         make = manual("or make instances, as the administrator: nvidia-smi mig -cgi PROFILE -C", needs="root")
-        off = remedies.of_administrator(environment, "nvidia-smi -mig 0")
+        off = remedies.administrator_command(environment, "nvidia-smi -mig 0")
         why = "MIG is enabled, and no GPU has an instance: CUDA then has no device"
-        return [why], [off, *remedies.on_the_host(environment, [make])]
-    if (rented := surroundings.of_service(environment)) is not None:
+        return [why], [off, *remedies.move_to_host(environment, [make])]
+    if (rented := surroundings.service_advice(environment)) is not None:
         return [rented[0]], [rented[1]]
-    if (none_given := surroundings.of_wsl(environment)) is not None:
+    if (none_given := surroundings.wsl_advice(environment)) is not None:
         return [], [none_given]
     if nvml.gpus:
         return [], _ways_to_those_that_nvml_sees(environment)
@@ -185,7 +185,7 @@ def busy(facts: Facts) -> GPUError | None:
     return DeviceBusyError(
         f"{gpu.name or 'the GPU'} accepts no CUDA process: its compute mode is prohibited",
         evidence=[f"{gpu.uuid}: compute mode {gpu.compute_mode}"],
-        fixes=[remedies.of_administrator(facts.environment, f"nvidia-smi -i {gpu.uuid} -c DEFAULT")],
+        fixes=[remedies.administrator_command(facts.environment, f"nvidia-smi -i {gpu.uuid} -c DEFAULT")],
         uuid=gpu.uuid,
     )
 
@@ -269,7 +269,7 @@ def _passed_over(
     )
 
 
-def without_code(
+def missing_code_error(
     gpu: GPU | Device | None, summary: str, evidence: list[str], fixes: list[Fix]
 ) -> UnsupportedDeviceError:
     """Return the error for a kernel or operator that reports it. ``gpu`` None: which GPU it is, is not known."""
@@ -285,8 +285,8 @@ def described(name: str | None, capability: tuple[int, int] | None) -> str:
 def _build_for(facts: Facts, capability: tuple[int, int]) -> Fix:
     environment = facts.environment
     if environment.driver.is_tegra:
-        return remedies.for_a_jetson()
-    release = releases.for_gpus(environment.host, environment.driver.supported_cuda, [capability])
+        return remedies.fix_jetson_build()
+    release = releases.newest_for_gpus(environment.host, environment.driver.supported_cuda, [capability])
     if release is not None:
         return remedies.other_release(environment, release)
     return manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")

@@ -49,7 +49,7 @@ def not_found(facts: Facts) -> GPUError | None:
         evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES{value}")
         evidence += surroundings.given_to_container(environment)
     fixes = _ways_to_a_driver(facts)
-    elsewhere = surroundings.of_service(environment) or surroundings.without_nvidia(environment)
+    elsewhere = surroundings.service_advice(environment) or surroundings.no_nvidia_advice(environment)
     if elsewhere is not None:
         evidence.append(elsewhere[0])
         fixes = [elsewhere[1]]
@@ -69,16 +69,16 @@ def _said_by_nvml(driver: Driver) -> list[str]:
 def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     environment = facts.environment
     if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
-        return [remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
+        return [remedies.prepend_library_path(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
     if environment.driver.libcuda_unlinked:
         return [_way_to_its_link(environment.driver.libcuda_unlinked[0])]
     if loader_words.cannot_be_mapped(environment.driver.libcuda_error or ""):
-        return [remedies.let_it_be_mapped(environment, "libcuda.so.1")]
-    if (none_given := surroundings.of_wsl(environment)) is not None:
+        return [remedies.fix_mapping_refusal(environment, "libcuda.so.1")]
+    if (none_given := surroundings.wsl_advice(environment)) is not None:
         return [none_given]
     if environment.host.wsl and not environment.host.container:
         return [
-            remedies.look_first_in(remedies.WSL_DRIVER),
+            remedies.prepend_library_path(remedies.WSL_DRIVER),
             manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
     compute = " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
@@ -189,11 +189,11 @@ def _older(facts: Facts, cuda_major: int) -> DriverTooOldError | None:
         f"the {_libcuda(facts.environment.host)} that is loaded supports CUDA up to {loaded[0]}.{loaded[1]}, {own}, "
         f"and the installed ONNX Runtime needs CUDA {cuda_major}",
         versions(facts),
-        [off] if (off := off_the_path(facts)) is not None else _ways_to_the_drivers_own(facts),
+        [off] if (off := drop_libcuda(facts)) is not None else _ways_to_the_drivers_own(facts),
     )
 
 
-def of_another_driver(code: int, facts: Facts, evidence: list[str]) -> DriverUnusableError | None:
+def mismatched_libcuda(code: int, facts: Facts, evidence: list[str]) -> DriverUnusableError | None:
     """Return the error for a libcuda that CUDA calls incompatible: 803, or 804 if it took it for cuda-compat's."""
     driver = facts.environment.driver
     differs = None not in (driver.libcuda_version, driver.version) and driver.libcuda_version != driver.version
@@ -215,7 +215,7 @@ def of_another_driver(code: int, facts: Facts, evidence: list[str]) -> DriverUnu
     )
 
 
-def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
+def linux_driver_in_wsl(facts: Facts) -> DriverUnusableError | None:
     """Check for a driver package inside WSL, which hides the driver of Windows, the only one there (faults C15).
 
     Its file is named after a driver; that of Windows is libcuda.so.1.1 (NVIDIA/nvidia-container-toolkit issue 289).
@@ -228,7 +228,7 @@ def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
     if not environment.host.wsl or not is_of_linux or not (code or too_old):
         return None
     fixes = [
-        remedies.look_first_in(remedies.WSL_DRIVER),
+        remedies.prepend_library_path(remedies.WSL_DRIVER),
         manual("or remove the packages of the driver for Linux (libnvidia-compute-*, nvidia-utils-*)", needs="root"),
     ]
     return DriverUnusableError(
@@ -239,13 +239,13 @@ def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
     )
 
 
-def off_the_path(facts: Facts) -> Fix | None:
+def drop_libcuda(facts: Facts) -> Fix | None:
     """Take the loaded libcuda out of LD_PRELOAD, or its folder out of LD_LIBRARY_PATH; None where neither has it."""
     environment, driver = facts.environment, facts.environment.driver
     if driver.libcuda_preload is not None:
-        return remedies.off_the_path(environment, "LD_PRELOAD", driver.libcuda_preload)
+        return remedies.drop_from_variable(environment, "LD_PRELOAD", driver.libcuda_preload)
     entry = driver.libcuda_entry
-    return remedies.off_the_path(environment, "LD_LIBRARY_PATH", entry) if entry is not None else None
+    return remedies.drop_from_variable(environment, "LD_LIBRARY_PATH", entry) if entry is not None else None
 
 
 def do_without_interposed(facts: Facts) -> list[Fix]:
@@ -257,7 +257,7 @@ def do_without_interposed(facts: Facts) -> list[Fix]:
             "specification of the container does without it",
             needs="host",
         )
-        fixes.append(remedies.off_the_path(facts.environment, "LD_PRELOAD", path) or everywhere)
+        fixes.append(remedies.drop_from_variable(facts.environment, "LD_PRELOAD", path) or everywhere)
     return fixes
 
 
@@ -279,7 +279,7 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
         return [manual(f"let the nvcuda.dll of the driver, which is in System32, be found before {driver.libcuda}")]
     if _is_compat(facts):
         everywhere = "take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration"
-        return [off_the_path(facts) or manual(everywhere, needs="root"), *_update(facts)]
+        return [drop_libcuda(facts) or manual(everywhere, needs="root"), *_update(facts)]
     if host.container:
         return [
             manual(
@@ -336,7 +336,7 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
         return None
     evidence = [returned_by_cuinit(code), f"NVML: {nvml.error}"]
     if nvml.code == _DIFFERS:
-        found = of_another_driver(code, facts, evidence)
+        found = mismatched_libcuda(code, facts, evidence)
         if found is not None:
             return found
         meaning = meaning_of(MISMATCH, host.is_windows)
@@ -346,7 +346,7 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
         meaning = _SAID_BY_NVML[nvml.code]
     else:
         return None
-    fixes = [RESTART_WINDOWS] if host.is_windows else remedies.on_the_host(environment, meaning.fixes)
+    fixes = [RESTART_WINDOWS] if host.is_windows else remedies.move_to_host(environment, meaning.fixes)
     return DriverUnusableError(f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code)
 
 
@@ -354,7 +354,7 @@ def _not_loaded(facts: Facts) -> Meaning:
     host = facts.environment.host
     if host.wsl and not host.container:  # which has no module of NVIDIA's: microsoft/WSL issue 9134
         return Meaning(
-            "WSL does not reach the NVIDIA driver of Windows", (surroundings.of_wsl(facts.environment) or _IN_WSL,)
+            "WSL does not reach the NVIDIA driver of Windows", (surroundings.wsl_advice(facts.environment) or _IN_WSL,)
         )
     what = "the NVIDIA driver is not loaded" if host.is_windows else "the NVIDIA kernel module is not loaded"
     return Meaning(what, _WAYS_TO_LOAD_IT)
@@ -443,7 +443,7 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
     if groups:
         return [manual(f"make this user a member of {' and '.join(groups)}, and log in again", needs="root")]
     let_it = "let this user read and write these files: nvidia-modprobe makes them so"
-    return remedies.on_the_host(facts.environment, [manual(let_it, needs="root")])
+    return remedies.move_to_host(facts.environment, [manual(let_it, needs="root")])
 
 
 _DESCRIPTORS_NEEDED = 48  # that are left, to be sure: the driver opens its devices some 30 times for a first session

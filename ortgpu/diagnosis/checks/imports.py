@@ -25,7 +25,7 @@ from ...provider.preloading import MissingLibrary
 from ..facts import Facts
 from ..remedies import fixes as remedies
 from . import driver
-from .libraries import c_library_unfit, is_of_driver, judge_missing, of_another_version
+from .libraries import c_library_unfit, is_of_driver, judge_missing, version_mismatch
 
 
 def failed(facts: Facts) -> GPUError | None:
@@ -50,7 +50,7 @@ def failed(facts: Facts) -> GPUError | None:
             fixes=[remedies.system_package([absent[1]])],
             missing=(absent[1],),
         )
-    if (other := of_another_version(text, "ONNX Runtime's module", facts)) is not None:
+    if (other := version_mismatch(text, "ONNX Runtime's module", facts)) is not None:
         return other
     if text == IN_SUB_INTERPRETER:  # in which the extension waits for a lock without end
         main = (
@@ -68,7 +68,7 @@ def failed(facts: Facts) -> GPUError | None:
         return BrokenPackageError(
             "import onnxruntime fails: this process may have no further thread",
             evidence=[text, threads[0]],
-            fixes=[remedies.let_it_have_threads(facts.environment)],
+            fixes=[remedies.raise_thread_limit(facts.environment)],
         )
     if any("more than once per process" in line for line in said):
         return _numpy_imported_again(facts, text)
@@ -77,8 +77,8 @@ def failed(facts: Facts) -> GPUError | None:
     if (own := _hiding_a_standard_module(facts, text)) is not None:
         return BrokenPackageError(
             f"import onnxruntime fails: {own} is imported instead of Python's own module",
-            evidence=_with_numpys_words(facts, text),
-            fixes=[remedies.out_of_the_way(facts.environment, own)],
+            evidence=_quote_numpy_too(facts, text),
+            fixes=[remedies.fix_shadowing(facts.environment, own)],
             files=(own,),
         )
     whole = _way_to_load_whole_files(facts, text)
@@ -116,7 +116,7 @@ def _file_in(words: str, facts: Facts) -> str:
     return next((path for path in paths if ".so" in path), module)
 
 
-def _with_numpys_words(facts: Facts, text: str) -> list[str]:
+def _quote_numpy_too(facts: Facts, text: str) -> list[str]:
     """Return the words of the import and, if it failed for NumPy, NumPy's own, as evidence."""
     words = " ".join((facts.observed.numpy_error or "").split())  # of several lines
     return list(dict.fromkeys(filter(None, (text, words))))
@@ -135,7 +135,7 @@ def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:
     missing = (seen.missing if seen is not None else None) or ()
     tried = (file.problem or "" for library in missing for file in library.rejected)
     for words in (text, *facts.observed.printed, *tried):
-        if (fix := remedies.let_it_be_loaded(facts.environment, words, _file_in(words, facts))) is not None:
+        if (fix := remedies.fix_load_refusal(facts.environment, words, _file_in(words, facts))) is not None:
             return words, fix
     return None
 
@@ -143,7 +143,7 @@ def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:
 def _numpy_imported_again(facts: Facts, text: str) -> GPUError:
     return BrokenPackageError(
         "import onnxruntime fails: numpy was removed from sys.modules, and cannot be imported twice in a process",
-        evidence=_with_numpys_words(facts, text),
+        evidence=_quote_numpy_too(facts, text),
         fixes=[
             manual(
                 "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or "
@@ -171,7 +171,7 @@ def _processor_too_old(facts: Facts, text: str) -> GPUError:
     return BrokenPackageError(
         f"import onnxruntime fails: the installed numpy {version or ''}".rstrip()
         + " is built for newer processors than the one of this machine",
-        evidence=_with_numpys_words(facts, text),
+        evidence=_quote_numpy_too(facts, text),
         fixes=fixes,
         package="numpy",
     )
@@ -194,12 +194,12 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         return None
     name = _DISTRIBUTIONS.get(module, module)
     found = packages.other(name)
-    own = remedies.in_the_way(packages, name)
+    own = remedies.shadowing_file(packages, name)
     if own is not None:
         return BrokenPackageError(
             f"import onnxruntime fails: {own} is imported instead of the installed {name}",
             evidence=[text],
-            fixes=[remedies.out_of_the_way(facts.environment, own)],
+            fixes=[remedies.fix_shadowing(facts.environment, own)],
             package=name,
             files=(own,),
         )
@@ -210,17 +210,17 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         summary = (
             f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
         )
-        if remedies.of_another_python(facts.environment, found.location):
-            return _of_another_python(facts, found, text)
+        if remedies.belongs_to_other_python(facts.environment, found.location):
+            return _other_python_error(facts, found, text)
         fix = remedies.install_again(facts.environment, found)
         if name == "numpy" and numpy_too_new:
             release = f"ONNX Runtime {packages.onnxruntime.version}"
             summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"
             fix = remedies.install(facts.environment, ["numpy<2"], instead_of=found)
-    return BrokenPackageError(summary, evidence=_with_numpys_words(facts, text), fixes=[fix], package=name)
+    return BrokenPackageError(summary, evidence=_quote_numpy_too(facts, text), fixes=[fix], package=name)
 
 
-def _of_another_python(facts: Facts, found: Distribution, text: str) -> GPUError:
+def _other_python_error(facts: Facts, found: Distribution, text: str) -> GPUError:
     others = (one for one in facts.environment.packages.others if one.name == found.name)
     elsewhere = any(one.location != found.location for one in others)
     then = [] if elsewhere else [remedies.install(facts.environment, [found.name])]
@@ -228,7 +228,7 @@ def _of_another_python(facts: Facts, found: Distribution, text: str) -> GPUError
         f"import onnxruntime fails: {found.name} is imported from {found.location}, where the packages of another "
         "Python are",
         evidence=[text],
-        fixes=[remedies.off_the_search_path(facts.environment, found.location, *then)],
+        fixes=[remedies.drop_from_search_path(facts.environment, found.location, *then)],
         package=found.name,
     )
 
@@ -296,7 +296,7 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         return RuntimeConflictError(
             "the CUDA provider would call into another ONNX Runtime, and end this process",
             evidence=[text],
-            fixes=[remedies.off_the_path(facts.environment, "LD_PRELOAD", taken[1]) or manual(apart)],
+            fixes=[remedies.drop_from_variable(facts.environment, "LD_PRELOAD", taken[1]) or manual(apart)],
             libraries=(taken[1],),
         )
     if (unfit := c_library_unfit(facts, text, "the CUDA provider cannot be loaded")) is not None:
@@ -313,14 +313,14 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         if re.fullmatch(r"cu[A-Z]\w*", symbol):
             return _driver_lacks(symbol, text, facts)
         own = f"let no other {library} be loaded, or found, before the one that ONNX Runtime needs"
-        return of_another_version(text, "the CUDA provider", facts) or LibraryVersionError(
+        return version_mismatch(text, "the CUDA provider", facts) or LibraryVersionError(
             f"a loaded library lacks {symbol}, which the CUDA provider was built against",
             evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in (report.libraries if report else ()))],
             fixes=[manual(own)] if library is not None else [],
             needed=(library or symbol,),
         )
     provider = facts.environment.provider
-    fix = remedies.let_it_be_loaded(facts.environment, text, provider.path if provider is not None else "")
+    fix = remedies.fix_load_refusal(facts.environment, text, provider.path if provider is not None else "")
     fixes = [fix or remedies.reinstall_onnxruntime(facts.environment)]
     if fix is None and loader_words.may_be_visual_c(text):
         fixes.insert(0, remedies.update_visual_c())

@@ -33,13 +33,13 @@ def missing(facts: Facts) -> GPUError | None:
     absent = _missing(facts, required=True)
     for library in absent:
         for file in library.rejected:
-            if file.unfit_for is None and (found := of_another_version(file.problem or "", library.soname, facts)):
+            if file.unfit_for is None and (found := version_mismatch(file.problem or "", library.soname, facts)):
                 return found
     further = [library.wheel for library in _missing(facts, required=False) if library.wheel]
-    return _without_driver(facts, judge_missing(facts, absent, "the CUDA provider needs", "fatal", further))
+    return _add_missing_driver(facts, judge_missing(facts, absent, "the CUDA provider needs", "fatal", further))
 
 
-def _without_driver(facts: Facts, error: GPUError | None) -> GPUError | None:
+def _add_missing_driver(facts: Facts, error: GPUError | None) -> GPUError | None:
     """Return the error for missing libraries, which says so first if there is no driver and no file of them either.
 
     A file that is missing or broken beside whole ones was there for a GPU: the driver comes after it.
@@ -113,7 +113,7 @@ def judge_missing(
     if not absent:
         return None
     passed_over = [line for library in absent for line in _evidence(library)]
-    absent = _without_consequences(absent)
+    absent = _find_root_libraries(absent)
     # By soname, a file that would serve if another library of this process were not loaded
     unfit = {library.soname: file for library in absent for file in library.rejected if file.unfit_for is not None}
     fixes, facts_of_fixes = _ways_to_have(facts, absent, unfit, further)
@@ -159,7 +159,7 @@ def _ways_to_have(
     whole = {
         soname: fix
         for soname, file in passed_over
-        if (fix := remedies.let_it_be_loaded(environment, file.problem or "", file.path)) is not None
+        if (fix := remedies.fix_load_refusal(environment, file.problem or "", file.path)) is not None
     }
     closed = _closed(facts, absent)
     too_new = {
@@ -174,7 +174,7 @@ def _ways_to_have(
         fixes += _ways_to_one_copy(unfit, facts)
     if closed:
         evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
-        fixes.append(remedies.let_it_be_read(environment, closed.values()))
+        fixes.append(remedies.fix_read_permission(environment, closed.values()))
     fixes += dict.fromkeys(too_new.values())
     if foreign:
         fixes.append(remedies.system_package(foreign.values()))
@@ -190,7 +190,7 @@ def _ways_to_have(
     return fixes, evidence
 
 
-def _without_consequences(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLibrary, ...]:
+def _find_root_libraries(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLibrary, ...]:
     """Leave out libraries that are there, and that the loader refuses because a library that they link is missing."""
     names = {library.soname for library in absent}
     roots = tuple(
@@ -217,7 +217,7 @@ def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
 def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]:
     """Return fixes for libraries of two toolkits in one process."""
     loaded = list(dict.fromkeys(file.unfit_for for file in unfit.values() if file.unfit_for is not None))
-    fixes = [remedies.off_the_path(facts.environment, "LD_PRELOAD", path) for path in loaded]
+    fixes = [remedies.drop_from_variable(facts.environment, "LD_PRELOAD", path) for path in loaded]
     return [fix for fix in fixes if fix is not None] or [
         manual(
             f"let one place serve the whole process: make the first GPUSession before what loads {_enumerate(loaded)}, "
@@ -295,7 +295,7 @@ def _ways_to_the_right_cudnn(facts: Facts, loaded: LoadedLibrary, built_for: int
         return fixes
     if any(wheel.name == wrong for wheel in environment.packages.nvidia):
         command, then = f"{environment.installer.uninstall} {wrong}", remedies.install(environment, [right], again=True)
-        return [remedies.in_order(environment, command, then), *fixes]
+        return [remedies.chain_steps(environment, command, then), *fixes]
     if loaded.source not in (*_BEFORE_WHEELS, *(["torch"] if environment.host.is_windows else [])):
         return [remedies.install_libraries(environment, [right])]
     return fixes
@@ -308,7 +308,7 @@ def cudnn_mixed(facts: Facts) -> GPUError | None:
         return None
     paths = seen.cudnn_mixed
     return mixed(
-        by_folder(paths),
+        list_by_folder(paths),
         fixes=_ways_to_one_cudnn(list(dict.fromkeys(map(os.path.dirname, paths))), facts),
         severity="fatal" if facts.request.cudnn_operators else "warning",
         libraries=paths,
@@ -355,7 +355,7 @@ def mixed(
     )
 
 
-def by_folder(paths: Iterable[str]) -> list[str]:
+def list_by_folder(paths: Iterable[str]) -> list[str]:
     folders: dict[str, list[str]] = {}
     for path in sorted(paths):
         folders.setdefault(os.path.dirname(path), []).append(os.path.basename(path))
@@ -364,7 +364,7 @@ def by_folder(paths: Iterable[str]) -> list[str]:
 
 def _ways_to_one_cudnn(folders: list[str], facts: Facts) -> list[Fix]:
     if len(folders) > 1:
-        others = [remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", folder) for folder in folders]
+        others = [remedies.drop_from_variable(facts.environment, "LD_LIBRARY_PATH", folder) for folder in folders]
         return [fix for fix in others if fix is not None] or [
             manual(f"let one of these folders serve the whole process: {_enumerate(folders)}")
         ]
@@ -382,7 +382,7 @@ def _enumerate(names: tuple[str, ...] | list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
 
 
-def of_another_version(text: str, user: str, facts: Facts) -> LibraryVersionError | None:
+def version_mismatch(text: str, user: str, facts: Facts) -> LibraryVersionError | None:
     """Return the error for a library that has the right name and lacks a function which ``user`` needs."""
     report = facts.observed.preload
     lacked = loader_words.lacks_symbol(text) or loader_words.lacks_function(text)
@@ -447,7 +447,7 @@ def c_library_unfit(facts: Facts, text: str, what: str) -> GPUError | None:
 def newer_c_library(environment: Environment, path: str | None) -> Fix:
     if path is None:
         return manual("use a newer operating system or container image", needs="host")
-    off = remedies.off_the_path(environment, "LD_LIBRARY_PATH", os.path.dirname(path))
+    off = remedies.drop_from_variable(environment, "LD_LIBRARY_PATH", os.path.dirname(path))
     return off or manual(f"update the package that brings {path}, or let the system's libstdc++.so.6 be loaded")
 
 
@@ -467,6 +467,6 @@ def _ways_to_a_whole_library(facts: Facts, culprits: list[LoadedLibrary], wheels
         home = os.path.dirname(lib.root)
         # The installer would install beside this file, which would be found first again.
         if lib.source == "nvidia wheels" and (home not in locations or remedies.comes_first(environment, home)):
-            return [remedies.off_the_search_path(environment, home)]
+            return [remedies.drop_from_search_path(environment, home)]
     # The newest release replaces a library that is too old, and one that is damaged.
     return [remedies.install(environment, wheels, upgrade=True, again=True)]

@@ -8,24 +8,28 @@ from ..facts import Facts
 from ..messages import cuda_codes
 from ..remedies import fixes as remedies
 from . import driver
-from .classifier import for_code, of_construction
+from .classifier import explain_opening, explain_opening_code
 from .model import custom_domains, not_loaded, unreadable
 
 
 def unusable(facts: Facts) -> GPUError | None:
     """Check that ``cuInit`` succeeded."""
     code = facts.observed.cuda_code
-    explained = (driver.device_files_closed, driver.of_linux_in_wsl, driver.not_ready)
+    explained = (driver.device_files_closed, driver.linux_driver_in_wsl, driver.not_ready)
     if not code or code == cuda_codes.NO_DEVICE or any(check(facts) for check in explained):
         return None  # devices.none_visible judges that code
     evidence = [cuda_codes.returned_by_cuinit(code)]
-    return _lacks_host_memory(facts, evidence) if code == cuda_codes.OUT_OF_MEMORY else for_code(code, facts, evidence)
+    return (
+        _lacks_host_memory(facts, evidence)
+        if code == cuda_codes.OUT_OF_MEMORY
+        else explain_opening_code(code, facts, evidence)
+    )
 
 
 def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:
     """Return the error for too little host memory: ``cuInit`` asks for no memory of the GPU."""
     if facts.environment.host.is_windows or remedies.limit_on_memory(facts.environment) is not None:
-        fix = remedies.let_it_be_mapped(facts.environment, "")
+        fix = remedies.fix_mapping_refusal(facts.environment, "")
     else:
         fix = manual(
             "raise what limits the memory of this process: ulimit -a, its container or job, and the kernel's "
@@ -46,10 +50,10 @@ def session_failed(facts: Facts) -> GPUError | None:
     if step is None:
         return None
     lacks = loader_words.lacks_threads(step.detail)
-    return of_construction(step.detail, facts) or ProviderFallbackError(
+    return explain_opening(step.detail, facts) or ProviderFallbackError(
         "a session on the GPU could not be opened and run",
         evidence=[step.detail],
-        fixes=[remedies.let_it_have_threads(facts.environment)] if lacks else [],
+        fixes=[remedies.raise_thread_limit(facts.environment)] if lacks else [],
     )
 
 
@@ -59,8 +63,8 @@ def model_failed(facts: Facts) -> GPUError | None:
     if step is not None:
         # Reported by checks of their own: an unreadable file, operators of a library to register
         known = unreadable(model) or ("not a registered function/op" in step.detail and custom_domains(model))
-        return None if known else of_construction(step.detail, facts) or not_loaded(step.detail)
+        return None if known else explain_opening(step.detail, facts) or not_loaded(step.detail)
     step = facts.observed.failed("model")
     if step is None or facts.observed.failed("session") is not None:
         return None
-    return of_construction(step.detail, facts) or not_loaded(step.detail)
+    return explain_opening(step.detail, facts) or not_loaded(step.detail)

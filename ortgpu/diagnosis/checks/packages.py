@@ -29,7 +29,7 @@ from ...errors import (
 from ...provider.requests import CUDA
 from ..facts import Facts
 from ..remedies import fixes as remedies
-from .classifier import of_construction
+from .classifier import explain_opening
 
 _CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
 _WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"
@@ -74,7 +74,7 @@ def not_installed(facts: Facts) -> GPUError | None:
     fixes = _first_install(facts)
     if ghosts and fixes[0].executable:
         names = " ".join(dict.fromkeys(owner.name for owner in ghosts))
-        fixes = [remedies.in_order(facts.environment, f"{facts.environment.installer.uninstall} {names}", *fixes)]
+        fixes = [remedies.chain_steps(facts.environment, f"{facts.environment.installer.uninstall} {names}", *fixes)]
     if (active := _another_environment(facts)) is not None:
         evidence.append(f"{active[0]}={active[1]}: this process does not run in it")
         fixes.append(manual(f"or start the program with the Python of {active[1]}"))
@@ -99,11 +99,11 @@ def shadowed(facts: Facts) -> GPUError | None:
     installed = facts.environment.packages.onnxruntime
     stray = installed.shadowed_by
     if stray is None and _is_of_another_python(facts):
-        return _of_another_python(facts)
+        return _other_python_error(facts)
     if stray is None:
         return _checkout(facts) if _is_checkout(facts) else None
     if os.path.basename(stray).startswith("__init__."):
-        return _in_archive(facts, stray)
+        return _archive_error(facts, stray)
     return BrokenPackageError(
         f"import onnxruntime takes {stray} instead of the installed package",
         evidence=[f"it comes before the package on the search path: {stray}"],
@@ -112,9 +112,9 @@ def shadowed(facts: Facts) -> GPUError | None:
     )
 
 
-def _in_archive(facts: Facts, stray: str) -> GPUError:
+def _archive_error(facts: Facts, stray: str) -> GPUError:
     archive = os.path.dirname(os.path.dirname(stray))
-    off = remedies.off_the_path(facts.environment, "PYTHONPATH", archive)
+    off = remedies.drop_from_variable(facts.environment, "PYTHONPATH", archive)
     return BrokenPackageError(
         f"import onnxruntime takes {stray}, and nothing that is compiled can be imported from a zip archive",
         evidence=[f"on the search path: {archive}"],
@@ -142,7 +142,7 @@ def python_of(installed: OnnxRuntime) -> tuple[int, int] | None:
     return (3, int(built[1])) if built is not None else None
 
 
-def _of_another_python(facts: Facts) -> GPUError:
+def _other_python_error(facts: Facts) -> GPUError:
     installed, environment = facts.environment.packages.onnxruntime, facts.environment
     return BrokenPackageError(
         f"import onnxruntime takes {installed.folder}, which is built for another Python",
@@ -165,7 +165,7 @@ def _is_checkout(facts: Facts) -> bool:
 def _checkout(facts: Facts) -> GPUError:
     installed = facts.environment.packages.onnxruntime
     folder = installed.folder or ""
-    off = remedies.off_the_path(facts.environment, "PYTHONPATH", installed.home)
+    off = remedies.drop_from_variable(facts.environment, "PYTHONPATH", installed.home)
     fixes = [off or manual(f"start the program in another folder, or rename {folder}")]
     if not installed.elsewhere:
         fixes += _first_install(facts)
@@ -316,7 +316,7 @@ def _keep_away(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
     comes_back = bool(records) and is_removed and (requirers or len(owners) > 1)
     if not comes_back or remedies.why_not_held_in(environment, environment.packages.onnxruntime.home) is not None:
         return [*fixes]
-    return [remedies.in_order(environment, fixes[0], installer.hold), *fixes[1:]]
+    return [remedies.chain_steps(environment, fixes[0], installer.hold), *fixes[1:]]
 
 
 def _first_install(facts: Facts) -> list[Fix]:
@@ -328,7 +328,7 @@ def _leave_out(facts: Facts) -> Fix:
     """Take the folder that holds the package off the search path, and install a GPU build if it hides none."""
     installed = facts.environment.packages.onnxruntime
     then = [] if _hides_a_gpu_build(installed) else _first_install(facts)
-    return remedies.off_the_search_path(facts.environment, installed.home, *then)
+    return remedies.drop_from_search_path(facts.environment, installed.home, *then)
 
 
 def _hides_a_gpu_build(installed: OnnxRuntime) -> bool:
@@ -340,7 +340,7 @@ def replace_build(facts: Facts) -> list[Fix]:
     home = installed.home
     packages = facts.environment.packages
     shared = any(one.location == home for one in (*packages.others, *packages.nvidia))
-    off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
+    off = remedies.drop_from_variable(facts.environment, "PYTHONPATH", home)
     bundled = facts.environment.host.frozen and off is None  # a pex has a folder for each of its packages
     mended = not _hides_a_gpu_build(installed) or installer.owns(home) or installer.hides(home)
     if shared or bundled or (is_for_packages(home) and mended):  # removing it from the path would remove others too
@@ -440,7 +440,7 @@ def did_its_work(facts: Facts, name: str) -> bool:
     observed = facts.observed
     session, preload = observed.step("session"), observed.preload
     if session is not None and not session.ok:  # if its words say why, the package is not the cause
-        said = of_construction(session.detail, facts)
+        said = explain_opening(session.detail, facts)
         return said is not None and not isinstance(said, ProviderFallbackError)
     if session is not None:
         return True
@@ -520,7 +520,7 @@ def package_unreadable(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         f"this user may not read {what}",
         evidence=[f"permission denied: {each.mode} {each.path}" for each in refused[:8]],
-        fixes=[remedies.let_it_be_read(facts.environment, [each.path for each in refused])],
+        fixes=[remedies.fix_read_permission(facts.environment, [each.path for each in refused])],
         package=packages.onnxruntime.build_name,
         files=tuple(each.path for each in refused),
     )
@@ -535,7 +535,7 @@ def guard_unreadable(facts: Facts) -> GPUError | None:
         "ORTGPU_ENFORCE is set, and this user may not read what puts the guard in force: programs that do not import "
         "ortgpu run without it",
         evidence=[f"permission denied: {each.mode} {each.path}" for each in names],
-        fixes=[remedies.let_it_be_read(facts.environment, [each.path for each in names])],
+        fixes=[remedies.fix_read_permission(facts.environment, [each.path for each in names])],
         severity="warning",
         package="ortgpu",
         files=tuple(each.path for each in names),

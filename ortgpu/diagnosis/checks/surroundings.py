@@ -45,7 +45,7 @@ def how(environment: Environment) -> str:
     return _BY_RUNTIME.get(environment.host.container or "", _BY_DOCKER)
 
 
-def of_service(environment: Environment) -> tuple[str, Fix] | None:
+def service_advice(environment: Environment) -> tuple[str, Fix] | None:
     """Return evidence and fix for a service that gives a GPU only on request, if no GPU is visible in it."""
     driver, service = environment.driver, environment.host.service
     if service is None or driver.device_nodes or driver.kernel_version or driver.nvml.gpus:
@@ -58,7 +58,7 @@ def has_nvidia(environment: Environment) -> bool:
     return _NVIDIA in (environment.host.display_vendors or ())
 
 
-def without_nvidia(environment: Environment) -> tuple[str, Fix] | None:
+def no_nvidia_advice(environment: Environment) -> tuple[str, Fix] | None:
     """Return evidence and fix if the PCI bus has display controllers, and nothing of NVIDIA is visible."""
     host, driver = environment.host, environment.driver
     vendors = host.display_vendors if not host.wsl else None  # which has Microsoft's in the place of all
@@ -76,7 +76,7 @@ def without_nvidia(environment: Environment) -> tuple[str, Fix] | None:
     )
 
 
-def of_wsl(environment: Environment) -> Fix | None:
+def wsl_advice(environment: Environment) -> Fix | None:
     """Return the fix for a WSL without a device for the GPU: learn.microsoft.com/windows/wsl."""
     host = environment.host
     if not host.wsl or host.container or "/dev/dxg" in environment.driver.device_nodes:

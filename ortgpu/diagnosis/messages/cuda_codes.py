@@ -210,7 +210,7 @@ CAPTURING = frozenset(range(900, 909))
 LOST = frozenset({46, 100, 101, 214, 220, 709, 999})
 
 
-def of_process(code: int, evidence: list[str]) -> PoisonedContextError | ProviderFailureError | None:
+def process_error(code: int, evidence: list[str]) -> PoisonedContextError | ProviderFailureError | None:
     """Return the error for a code that is about this process, whatever the session was about to do; None for others.
 
     A capture is that of another part of the process, not of a session with ``cuda_graph=True``.

@@ -99,7 +99,7 @@ def is_of_the_model(text: str) -> bool:
     return _OF_THE_MODEL.match(text) is not None
 
 
-def without_given_names(text: str) -> str:
+def strip_given_names(text: str) -> str:
     return _GIVEN_NAMES.sub("", text)
 
 

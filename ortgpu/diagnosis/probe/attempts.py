@@ -66,7 +66,7 @@ def died(facts: Facts) -> GPUError | None:
     package, reinstall = _owner_of(probe.opening, facts)
     if not probe.timed_out and remedies.limit_on_memory(facts.environment) is not None:
         # Under a limit, the loader or a library touches memory that could not be mapped.
-        first = [remedies.let_it_be_mapped(facts.environment, "")]
+        first = [remedies.fix_mapping_refusal(facts.environment, "")]
     return BrokenPackageError(
         summary,
         evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],

@@ -20,7 +20,7 @@ from ..messages.cuda_codes import RESTART_WINDOWS
 from .releases import Release, cuda_major_of, newest_for
 
 
-def in_order(environment: Environment, *steps: str) -> Fix:
+def chain_steps(environment: Environment, *steps: str) -> Fix:
     """Return one fix of several steps, each a command or a :class:`Fix`: a command if all of them are, else a sentence.
 
     On Windows each command has a line of its own, because Windows PowerShell has no &&.
@@ -28,11 +28,11 @@ def in_order(environment: Environment, *steps: str) -> Fix:
     fixes = [step if isinstance(step, Fix) else shell(step) for step in steps]
     if all(fix.kind == "shell" for fix in fixes):
         return shell(("\n" if environment.host.is_windows else " && ").join(fixes), needs=fixes[0].needs)
-    words = (f"run {_in_a_sentence(fix)}" if fix.kind == "shell" else fix for fix in fixes)
+    words = (f"run {_command_clause(fix)}" if fix.kind == "shell" else fix for fix in fixes)
     return manual(", then ".join(words), needs=next((fix.needs for fix in fixes if fix.needs), None))
 
 
-def _in_a_sentence(command: str) -> str:
+def _command_clause(command: str) -> str:
     return command.replace("\n", ", then ")
 
 
@@ -58,7 +58,7 @@ def install(
         return _bundle(environment, wanted)
     if instead_of is not None and comes_first(environment, instead_of.location):
         if instead_of.name.startswith("nvidia-"):  # pip --target removes their common folder first, with other wheels
-            return off_the_search_path(environment, instead_of.location, install(environment, wanted, again=again))
+            return drop_from_search_path(environment, instead_of.location, install(environment, wanted, again=again))
         return shell(_install_into(environment, instead_of.location, wanted))
     return _past_the_obstacle(environment, _install(environment, wanted, again=again, upgrade=upgrade))
 
@@ -91,8 +91,8 @@ def comes_first(environment: Environment, folder: str) -> bool:
 
 
 def _past_the_obstacle(environment: Environment, *commands: str) -> Fix:
-    obstacle, fix = environment.installer.obstacle, in_order(environment, *commands)
-    return fix if obstacle is None else manual(f"{obstacle}, run {_in_a_sentence(fix)}", needs="root")
+    obstacle, fix = environment.installer.obstacle, chain_steps(environment, *commands)
+    return fix if obstacle is None else manual(f"{obstacle}, run {_command_clause(fix)}", needs="root")
 
 
 def reinstall_onnxruntime(
@@ -105,7 +105,7 @@ def reinstall_onnxruntime(
         names = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
         return _bundle(environment, wanted, without=[name for name in names if name != stays])
     if requirement is None and environment.driver.is_tegra:
-        return in_order(environment, *_removal(environment), for_a_jetson())
+        return chain_steps(environment, *_removal(environment), fix_jetson_build())
     if requirement is None and not _gpu_versions(environment) and (instead := why_none_fits(environment)) is not None:
         return instead
     installed, installer = environment.packages.onnxruntime, environment.installer
@@ -136,13 +136,13 @@ def _removal(environment: Environment) -> list[str]:
 
 def _replace_in(home: str, environment: Environment, wanted: list[str]) -> Fix:
     if files := _recorded_in(home, environment):
-        return in_order(environment, _delete(environment, files), _install_into(environment, home, wanted))
-    return off_the_search_path(environment, home, install(environment, wanted, again=True))
+        return chain_steps(environment, _delete(environment, files), _install_into(environment, home, wanted))
+    return drop_from_search_path(environment, home, install(environment, wanted, again=True))
 
 
-def off_the_search_path(environment: Environment, folder: str, *then: Fix) -> Fix:
-    off = off_the_path(environment, "PYTHONPATH", folder)
-    return in_order(environment, off or manual(f"take {folder} off the search path of this program"), *then)
+def drop_from_search_path(environment: Environment, folder: str, *then: Fix) -> Fix:
+    off = drop_from_variable(environment, "PYTHONPATH", folder)
+    return chain_steps(environment, off or manual(f"take {folder} off the search path of this program"), *then)
 
 
 def _delete(environment: Environment, paths: Iterable[str]) -> str:
@@ -226,7 +226,7 @@ def newest_release(environment: Environment) -> Release:
 def why_none_fits(environment: Environment) -> Fix | None:
     """Return what to do if the package index has no wheel of ONNX Runtime for this machine; None if it has one."""
     if environment.driver.is_tegra:
-        return for_a_jetson()
+        return fix_jetson_build()
     release = newest_release(environment)
     supported = environment.driver.supported_cuda
     instead = release.why_not_for(environment.host)
@@ -346,7 +346,7 @@ def unset(environment: Environment, names: Iterable[str]) -> Fix:
     )
 
 
-def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | None:
+def drop_from_variable(environment: Environment, variable: str, folder: str) -> Fix | None:
     """Remove a folder from a search path, or a file from LD_PRELOAD; None if it is not in the variable."""
     entries = entries_of(variable, environment.variables.now.get(variable, ""))
     kept = [entry for entry in entries if entry and os.path.normpath(entry) != os.path.normpath(folder)]
@@ -357,7 +357,7 @@ def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | 
     return shell(f"export {variable}={shlex.quote(os.pathsep.join(kept))}" if kept else f"unset {variable}")
 
 
-def in_the_way(packages: Packages, name: str) -> str | None:
+def shadowing_file(packages: Packages, name: str) -> str | None:
     """Return the file that is imported as numpy, if it is not the installed one."""
     file = packages.numpy_file if name == "numpy" else None
     installed = packages.other(name)
@@ -369,14 +369,14 @@ def _is_below(path: str, folder: str) -> bool:
     return any(way(path).startswith(way(folder) + os.sep) for way in (os.path.abspath, os.path.realpath))
 
 
-def out_of_the_way(environment: Environment, file: str) -> Fix:
+def fix_shadowing(environment: Environment, file: str) -> Fix:
     package = os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else None
-    if package is not None and of_another_python(environment, home := os.path.dirname(package)):
-        return off_the_search_path(environment, home)
+    if package is not None and belongs_to_other_python(environment, home := os.path.dirname(package)):
+        return drop_from_search_path(environment, home)
     return manual(f"rename {package or file}, or take its folder off the search path of this program")
 
 
-def of_another_python(environment: Environment, folder: str) -> bool:
+def belongs_to_other_python(environment: Environment, folder: str) -> bool:
     """Return True if a folder of the search path has the packages of another interpreter.
 
     PYTHONPATH brings it where a module system or ROS sets it. Its compiled files are not for this interpreter.
@@ -430,7 +430,7 @@ LOWEST_DRIVER_OF_WINDOWS = {11: "452.39", 12: "528.33", 13: "580"}
 WSL_DRIVER = "/usr/lib/wsl/lib"
 
 
-def look_first_in(folder: str) -> Fix:
+def prepend_library_path(folder: str) -> Fix:
     """Put a folder first on LD_LIBRARY_PATH; whether the system's library is there depends on the host.
 
     No colon if the variable is not set: an empty entry is the working directory (ld.so(8)).
@@ -444,12 +444,12 @@ def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
     if environment.host.is_windows:
         return [RESTART_WINDOWS]
     if not environment.host.wsl:
-        return on_the_host(environment, fixes)
+        return move_to_host(environment, fixes)
     restart = "restart WSL (wsl --shutdown, in Windows); if that does not help, update the NVIDIA driver of Windows"
     return [*(fix for fix in fixes if fix.needs is None), manual(restart, needs="host")]
 
 
-def on_the_host(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
+def move_to_host(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
     """Return ``fixes`` of the driver; a container has neither its kernel modules nor the right to change them."""
     if environment.host.container is None:
         return list(fixes)
@@ -484,11 +484,11 @@ def update_driver(environment: Environment) -> Fix:
     return manual(wanted + (f": {version} or newer" if version else ""), needs="driver")
 
 
-def of_administrator(environment: Environment, command: str) -> Fix:
+def administrator_command(environment: Environment, command: str) -> Fix:
     """Return a command for the one who administers this system."""
     if environment.host.is_windows:
         return manual(f"in a terminal of an administrator: {command}", needs="root")
-    return on_the_host(environment, [shell(f"sudo {command}", needs="root")])[0]
+    return move_to_host(environment, [shell(f"sudo {command}", needs="root")])[0]
 
 
 def serve_the_gpu() -> list[Fix]:
@@ -503,7 +503,7 @@ def serve_the_gpu() -> list[Fix]:
     ]
 
 
-def for_a_jetson() -> Fix:
+def fix_jetson_build() -> Fix:
     """Return the fix for a Jetson, whose GPUs have compute capability 7.2, 8.7 and 11.0."""
     return manual(
         "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: that of the package index holds no code for "
@@ -512,7 +512,7 @@ def for_a_jetson() -> Fix:
     )
 
 
-def let_it_have_threads(environment: Environment) -> Fix:
+def raise_thread_limit(environment: Environment) -> Fix:
     fewer = "have fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of SessionOptions"
     if environment.host.is_windows:
         return manual(fewer)
@@ -523,10 +523,10 @@ def let_it_have_threads(environment: Environment) -> Fix:
     )
 
 
-def let_it_be_loaded(environment: Environment, words: str, path: str) -> Fix | None:
+def fix_load_refusal(environment: Environment, words: str, path: str) -> Fix | None:
     """Return the fix for a whole file that the loader refuses with these words; None if it may be another fault."""
     if loader_words.cannot_be_mapped(words):
-        return let_it_be_mapped(environment, os.path.dirname(path))
+        return fix_mapping_refusal(environment, os.path.dirname(path))
     if loader_words.is_blocked(words):
         return unblock(environment, path)
     if loader_words.has_long_path(words):
@@ -581,7 +581,7 @@ def limit_on_memory(environment: Environment) -> str | None:
     return None
 
 
-def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
+def fix_mapping_refusal(environment: Environment, folder: str) -> Fix:
     """Return the fix for whole files that this process may not map: a new installation would not help."""
     limit = limit_on_memory(environment)
     if environment.host.is_windows:
@@ -609,7 +609,7 @@ def unblock(environment: Environment, path: str) -> Fix:
     )
 
 
-def let_it_be_read(environment: Environment, paths: Iterable[str]) -> Fix:
+def fix_read_permission(environment: Environment, paths: Iterable[str]) -> Fix:
     """Return the fix for files that this user may not read."""
     wanted = list(dict.fromkeys(paths))
     own = {each.path for each in environment.packages.refused if each.own}

@@ -92,10 +92,10 @@ def newest_for(
     newest = FOR_CUDA_13 if for_cuda_13 else FOR_CUDA_12
     if not capabilities or any(newest.runs_on(host, capability) for capability in capabilities):
         return newest
-    return for_gpus(host, driver_cuda, capabilities) or newest
+    return newest_for_gpus(host, driver_cuda, capabilities) or newest
 
 
-def for_gpus(
+def newest_for_gpus(
     host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]]
 ) -> Release | None:
     """Return the newest release with code for one of these GPUs, for which the newest of all has none; else None."""

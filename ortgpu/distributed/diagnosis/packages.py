@@ -112,7 +112,7 @@ def absent(packages: TrainingPackages, facts: Facts) -> GPUError | None:
     if where is not None:
         other = f"installed as well: {where.name} {where.version} in {where.location}"
         if owner is None:
-            off = remedies.off_the_path(environment, "PYTHONPATH", installed.home)
+            off = remedies.drop_from_variable(environment, "PYTHONPATH", installed.home)
             fix = off or manual(f"put {where.location} before {installed.home} on the path")
     return TrainingUnavailableError(
         f"onnxruntime.training is not available: {name} is in the place of the training package",

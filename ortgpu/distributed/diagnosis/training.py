@@ -199,7 +199,7 @@ def _nccl_packages(training: TrainingFacts, facts: Facts) -> GPUError | None:
             f"the library there now: {library}" if library is not None else "there is no library now",
             "removing one takes the library of the other along",
         ],
-        fixes=[remedies.in_order(facts.environment, removal, remedies.install_again(facts.environment, kept_wheel))],
+        fixes=[remedies.chain_steps(facts.environment, removal, remedies.install_again(facts.environment, kept_wheel))],
         severity="warning",
         libraries=tuple(copy.name for copy in wheels),
     )
