@@ -943,11 +943,23 @@ def test_nothing_is_written_to_memory_of_a_session_that_lost_its_gpu() -> None:
         kept = service._joining.buffers._idle[0].arrays["x"]
         report("after", [ask(), ask()])
         report("same arrays", [runs[0] == runs[1], runs[2] == runs[3], runs[1] == runs[2], len(runs)])
+        def several():
+            return [value_of(each.result(20)[0]) for each in [service.submit(None, rows(1, n)) for n in range(8)]]
+        several()
+        arrays = [each.arrays["x"] for each in (service._joining.sheet, *service._joining.buffers._idle)]
+        memories = (3,)
+        for each in arrays:
+            each[:] = 99
+        report("several", several() == list(range(8)))
+        report("untouched", [bool((each == 99).all()) for each in arrays])
         service.close()
     """)
     assert found["before"] == found["after"] == [{"returned": [1, 4]}] * 2
     assert found["when it is lost"]["type"] == "ProviderFailureError"
     assert found["same arrays"] == [True, True, False, 4]
+    assert found["several"] is True
+    assert len(found["untouched"]) >= 2
+    assert all(found["untouched"])
 
 
 def test_made_up_items_differ() -> None:

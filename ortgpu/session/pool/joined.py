@@ -142,7 +142,7 @@ class Joining(Kind):
         """
         sheet = self.sheet
         waiting: list[Request] = []
-        if sheet is None or not sheet.takes(batch.first):
+        if sheet is None or sheet.source != self.buffers.source() or not sheet.takes(batch.first):
             self.sheet = None
             if sheet is not None:
                 sheet.seal()
@@ -398,7 +398,9 @@ class Batch:
             rows = joining.sizes[bisect.bisect_left(joining.sizes, rows)]
         sheet = self.sheet
         if sheet is not None and (
-            not sheet.is_whole(self.items) or any(request.sheet is not sheet for request in self.requests)
+            not sheet.is_whole(self.items)
+            or any(request.sheet is not sheet for request in self.requests)
+            or sheet.source != joining.buffers.source()
         ):
             sheet = self.sheet = None
         if len(self.requests) == 1 and rows == self.items:
