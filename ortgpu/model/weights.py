@@ -22,8 +22,13 @@ def bytes_of_weights(model: ModelSource, stamp: tuple[int, ...] | None) -> int |
     """
     if stamp_of(model) != stamp:
         return None
+    return bytes_of_initializers(GraphOutline(model))
+
+
+def bytes_of_initializers(outline: GraphOutline) -> int | None:
+    """Return the bytes of the initialisers of the main graph. None: the model cannot be read."""
     try:
-        tensors = GraphOutline(model).graph.initializers
+        tensors = outline.graph.initializers
         return sum(math.prod(tensor.shape) * _BITS.get(tensor.data_type, 0) // 8 for tensor in tensors)
     except UNREADABLE:
         return None

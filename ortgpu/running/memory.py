@@ -94,11 +94,12 @@ class Holdings:
     Attributes:
         budget: the bytes of the GPU that the session may take; None: unlimited.
         turns: those of the runs at a time; None: any number.
+        room: the bytes of the budget that plans for further shapes may take; None: as much as the GPU has.
         retrying: held by a run that was out of memory, while memory is given back and it runs again.
     """
 
-    def __init__(self, budget: int | None = None, turns: Turns | None = None) -> None:
-        self.budget, self.turns = budget, turns
+    def __init__(self, budget: int | None = None, turns: Turns | None = None, room: int | None = None) -> None:
+        self.budget, self.turns, self.room = budget, turns, room
         self.retrying = threading.RLock()
         self._holders: tuple[tuple[Part, Holder], ...] = ()
         self._weights: list[int | None] = []  # once they were read
@@ -109,14 +110,6 @@ class Holdings:
 
     def remove(self, holder: Holder) -> None:
         self._holders = tuple(pair for pair in self._holders if pair[1] is not holder)
-
-    @property
-    def room(self) -> int | None:
-        """Return the bytes that holders may take together; None: as much as the GPU has.
-
-        The arena may grow to the whole of a budget by itself, and no budget could be kept if others grew beside it.
-        """
-        return None if self.budget is None else 0
 
     def weights_of(self, session: PinningSession) -> int | None:
         """Return the bytes of the model's initialisers; None if the model cannot be read any more."""

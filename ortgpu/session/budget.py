@@ -7,7 +7,7 @@ leaves room for that, and only so many runs are made at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Fix, GPUOutOfMemoryError, InsufficientDeviceMemoryError, ProviderRequestError, manual
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 
 _MIB = 1 << 20
+_OUTSIDE_PLANS = 150 * _MIB  # the handles and workspaces of their session
+_LEAST_PLANS = 64 * _MIB  # for their activations and workspaces
 _SHARED_ARENA = "session.use_env_allocators"
 _GROWTH = "arena_extend_strategy"
 _OWN_ALLOCATOR = "gpu_external_alloc"
@@ -63,6 +65,25 @@ def choose_limits(budget: int, own: Collection[str]) -> dict[str, tuple[str, str
     return {name: choice for name, choice in chosen.items() if name not in own}
 
 
+def share_with_plans(limit: tuple[str, str], weights: int | None) -> dict[str, tuple[str, str]]:
+    """Return the limit of the arena that leaves half of it to plans for further shapes.
+
+    Nothing is left to them if they have no room there: their session holds the weights once more.
+    """
+    size, why = limit
+    half = int(size) // 2
+    if weights is None or half - _OUTSIDE_PLANS < 2 * weights + _LEAST_PLANS:
+        return {}
+    return {LIMIT: (str(int(size) - half), f"{why}, and {half // _MIB} MiB for plans of further shapes")}
+
+
+def room_for_plans(budget: int, chosen: Mapping[str, tuple[str, str]]) -> int:
+    """Return the bytes that the arena of plans may take within a budget."""
+    if LIMIT not in chosen:  # the caller set it
+        return 0
+    return max(0, budget - bytes_outside(budget) - int(chosen[LIMIT][0]) - _OUTSIDE_PLANS)
+
+
 def why_not_limited(providers: ProviderList, options: Any) -> str | None:
     """Return why no limit would keep a session within a budget; None if one would."""
     if tensorrt := [name for name in providers.names if name in TENSORRT]:
@@ -84,9 +105,9 @@ def not_limited(reason: str) -> ProviderRequestError:
     )
 
 
-def holdings_within(budget: int) -> Holdings:
-    """Return the holdings of a session that keeps within a budget."""
-    return Holdings(budget, Turns(runs_at_a_time(budget)))
+def holdings_within(budget: int, chosen: Mapping[str, tuple[str, str]]) -> Holdings:
+    """Return the holdings of a session that keeps within a budget. ``chosen``: the options that it set."""
+    return Holdings(budget, Turns(runs_at_a_time(budget)), room_for_plans(budget, chosen))
 
 
 def too_small(error: InsufficientDeviceMemoryError, budget: int) -> InsufficientDeviceMemoryError:

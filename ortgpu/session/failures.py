@@ -14,6 +14,7 @@ import re
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +47,9 @@ else:
 logger = logging.getLogger("ortgpu")
 
 # ONNX Runtime's Conv and ConvTranspose note the shape of their input, then allocate the output, and then plan for the
-# shape (UpdateState in conv.cc, 1.18 to 1.31). If there is no memory for the output, the next run of the same shape
-# finds it noted, and uses the plan of an earlier shape. On an H100, 1.31.1 returned wrong results then without an
-# error, and raised in each run if there was no earlier plan.
+# shape (UpdateState in conv.cc, read as of 2021 and 2024). If there is no memory for the output, the next run of the
+# same shape finds it noted, and uses the plan of an earlier shape. On an H100, 1.31.1 returned wrong results then
+# without an error, and raised in each run if there was no earlier plan.
 _IN_CONVOLUTION = re.compile(r"while running \w*Conv\w* node")
 
 
@@ -89,10 +90,15 @@ def explained_run(session: Opened, error: Exception) -> Exception:
 
 def _look_for_wrong_plan(session: Opened, text: str) -> None:
     if _IN_CONVOLUTION.search(text):
-        vars(session)["_gpu_context"] = lifetime.OUTDATED
-        runner: Any = vars(session).get("_gpu_runner")
-        if runner is not None:
-            runner.caller = ()  # which asks for the session's former context
+        _outdate(session)
+
+
+def _outdate(session: Opened) -> None:
+    """Have the next use of a session open it again."""
+    vars(session)["_gpu_context"] = lifetime.OUTDATED
+    runner: Any = vars(session).get("_gpu_runner")
+    if runner is not None:
+        runner.caller = ()  # which asks for the session's former context
 
 
 def call_again(session: Any, error: Exception, call: Callable[[], Any], *, is_bound: bool = False) -> Any:
@@ -109,6 +115,9 @@ def call_again(session: Any, error: Exception, call: Callable[[], Any], *, is_bo
         budget = session._holdings.budget if session._holdings is not None else None
         if budget is None or not isinstance(refusal, GPUOutOfMemoryError):
             raise refusal
+        if session._holdings.room:  # plans for further shapes go first, and for good
+            session._request = replace(session._request, shares_with_plans=False)
+            _outdate(session)
         if not is_bound or session._gpu_context is not lifetime.OUTDATED:
             # One at a time, so that no other takes what was given back
             with this_thread.holds, session._holdings.retrying:

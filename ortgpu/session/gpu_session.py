@@ -122,9 +122,10 @@ class GPUSession(LastOfOurs):
 
     With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget: the
     provider option gpu_mem_limit, unless the caller set that. When a run reaches it, the session gives back what no run
-    needs, and makes the run once more. If that has no room either, it raises GPUOutOfMemoryError. Such a session keeps
-    no plans for further shapes. The CUDA context and the kernels that the process has loaded are not counted. With a
-    TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises ProviderRequestError.
+    needs, and makes the run once more. If that has no room either, it raises GPUOutOfMemoryError. Plans for
+    further shapes have up to half of the budget, until a run needs it; from then on there are none. The CUDA context
+    and the kernels that the process has loaded are not counted. With a TensorRT provider, an allocator of the caller's
+    or a shared arena, ``memory`` raises ProviderRequestError.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
@@ -697,7 +698,7 @@ class GPUSession(LastOfOurs):
         self._request = request
         self._model_stamp = stamp_of(request.model)
         if verified.budget is not None:
-            self._holdings = holdings_within(verified.budget)
+            self._holdings = holdings_within(verified.budget, verified.options_chosen)
         self._pinned_memory_limit = parse_size("pinned_memory_limit", request.pinned_memory_limit)
 
     def _refuse_if_lost(self) -> None:
@@ -719,9 +720,16 @@ def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified)
         return graph_requests.captured(session)
     staged = may_stage(session)
     runner = StagedRunner(session) if staged else PlainRunner(session)
+    runner = _with_plans(session, request, verified, runner, staged=staged)
     if session._holdings is not None and session._holdings.turns is not None:
         take_turns(runner, session._holdings.turns)
-        return runner  # a budget leaves no room for plans
+    return runner
+
+
+def _with_plans(
+    session: GPUSession, request: SessionRequest, verified: Verified, runner: PlainRunner, *, staged: bool
+) -> PlainRunner:
+    """Return a runner that makes plans for further shapes, if the session may need them."""
     if not has_convolutions(verified.placement):
         return runner
     make = maker_of(session, request, verified, staged=staged)

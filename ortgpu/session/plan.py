@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from ..environment.gpu.cuda import CudaDevice, CudaState
 from ..errors import ProviderRequestError, manual
-from ..model.outline import GraphOutline
+from ..model.outline import UNREADABLE, GraphOutline
+from ..model.weights import bytes_of_initializers
 from ..provider.devices import DeviceRequest, check_form, choose_visible, ordinal_of
 from ..provider.options import carries_providers, keeps_cpu_out
 from ..provider.records import Found
@@ -30,9 +31,9 @@ from ..provider.requests import (
     without_unmeant,
 )
 from ..provider.runtime import Runtime
-from ..provider.settings import CAPTURE, DIMENSIONS, OF_THE_SESSION, SETTINGS
+from ..provider.settings import CAPTURE, DIMENSIONS, LIMIT, OF_THE_SESSION, SETTINGS
 from ..provider.sizes import bytes_of_gpu, memory_by_variable, parse_gpu_size
-from .budget import choose_limits, not_limited, why_not_limited
+from .budget import choose_limits, not_limited, share_with_plans, why_not_limited
 from .chosen import choose
 from .request import SessionRequest
 
@@ -191,7 +192,18 @@ def for_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline, recor
     further = choose(request.providers, request.sess_options, release, outline)
     if record is not None:
         further |= _recorded(record, request.providers.options_of(CUDA))
+    if plan.budget is not None and LIMIT in plan.chosen and request.shares_with_plans and _may_need_plans(outline):
+        further |= share_with_plans(plan.chosen[LIMIT], bytes_of_initializers(outline))
     return replace(plan, chosen={**plan.chosen, **further})
+
+
+def _may_need_plans(outline: GraphOutline) -> bool:
+    """Return True if convolutions may have inputs of several shapes."""
+    try:
+        has_convolutions = any(operator in (b"Conv", b"ConvTranspose") for operator, _ in outline.operators())
+        return has_convolutions and any(None in (value.shape or ()) for value in outline.graph.inputs)
+    except UNREADABLE:
+        return False
 
 
 def _recorded(record: Found, own: Collection[str]) -> dict[str, tuple[str, str]]:

@@ -99,6 +99,7 @@ class SessionRequest:
     memory: GPUSize | None = None
     trim_idle: float | None = None
     make_options: Callable[[], Any] | None = None  # made ``sess_options``
+    shares_with_plans: bool = True  # False: a run needed the part of the budget that plans for further shapes had
     is_guarded: bool = False  # of a library, which chose its options, and may have measured with them
     others: Mapping[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
 

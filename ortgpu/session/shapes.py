@@ -63,6 +63,7 @@ class PlanSource:
         sizes: of free dimensions that are fixed, by name.
         overridable: the initialisers that a run may replace.
         staged: True if runs with large arrays copy in threads.
+        most: bytes that they may take of a budget; None: half of the GPU's free memory.
     """
 
     model: ModelSource
@@ -76,6 +77,7 @@ class PlanSource:
     overridable: tuple[str, ...]
     pinned_memory_limit: int
     staged: bool
+    most: int | None = None
 
     def make(self, branches: int) -> ShapePlans:
         """Return plans for so many shapes.
@@ -84,7 +86,8 @@ class PlanSource:
             NoPlansError: the model does not allow it, or the GPU has no room.
             Exception: ONNX Runtime's own.
         """
-        return shape_plans.ShapePlans(self._open(branches, 1), functools.partial(self._open, branches))
+        open_lanes = functools.partial(self._open, branches) if self.most is None else _refuse_lanes
+        return shape_plans.ShapePlans(self._open(branches, 1), open_lanes)
 
     def _device_guard(self) -> contextlib.AbstractContextManager[None]:
         """Return a guard for this thread: memory for a session must not spoil a graph that another one captures."""
@@ -101,7 +104,7 @@ class PlanSource:
             path, size = self._optimised(folder)
             selectors, copied = _rewritten(path, branches, self.overridable)
             size += branches * copied
-            room = room_for(self.device, size)
+            room = room_for(self.device, size, self.most)
             if room is not None:
                 count = max(1, min(count, room // max(1, 2 * size)))
                 room //= count
@@ -213,6 +216,7 @@ def maker_of(
         overridable=tuple(each.name for each in session._overridable_initializers),
         pinned_memory_limit=session._pinned_memory_limit,
         staged=staged,
+        most=holdings_of(session).room,
     ).make
 
 
@@ -237,25 +241,31 @@ def _refusal(session: RunningSession, request: SessionRequest, verified: Verifie
     return None
 
 
+def _refuse_lanes(_count: int) -> list[Lane]:
+    raise NoPlansError("each has a stream and handles outside of the arena, for which a budget has no room")
+
+
 def _refuse(why: str, _branches: int) -> ShapePlans:
     raise NoPlansError(why)
 
 
-def room_for(device: Device, weights: int) -> int | None:
+def room_for(device: Device, weights: int, most: int | None = None) -> int | None:
     """Return the bytes of the GPU that the plans of a session may take. Raises NoPlansError if there is no room.
 
     Args:
         weights: bytes of the weights, which are on the GPU once more.
+        most: bytes of a budget.
     """
     if not device.is_gpu:
         return None
     free = free_memory(device.uuid) if device.uuid is not None else None
     if free is None:
         raise NoPlansError("the GPU's free memory is unknown")
-    room = int(free * PART_OF_FREE_MEMORY)
+    room = int(free * PART_OF_FREE_MEMORY) if most is None else min(free, most)
     if room < 2 * weights:
         raise NoPlansError(
-            f"their weights take {weights >> 20} MiB, and plans get {room >> 20} MiB, half of the GPU's free memory"
+            f"their weights take {weights >> 20} MiB, and plans get {room >> 20} MiB"
+            + (", half of the GPU's free memory" if most is None else "")
         )
     return room
 

@@ -152,4 +152,49 @@ def random_shapes() -> None:
     report("above", highest - budget)
 
 
-PROGRAMS = {"after_out_of_memory": after_out_of_memory, "random_shapes": random_shapes}
+def plans_within_a_budget() -> None:
+    """Plans for further shapes count in the budget, and are given back when a run needs their part."""
+    import numpy as np
+    import onnxruntime
+
+    from ortgpu import GPUSession
+    from ortgpu.environment.gpu.driver import read_gpu_memory
+    from tests.gpu.shaping import SIZES, convolutions
+
+    model, budget, random = convolutions(), 1024 * MIB, np.random.default_rng(1)
+    providers: list[Any] = [("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}), "CPUExecutionProvider"]
+    feeds = [{"x": random.standard_normal((1, 3, size, 96), np.float32)} for size in SIZES]
+    large = {"x": random.standard_normal((4, 3, 512, 512), np.float32)}
+    with GPUSession(model) as warm:  # the kernels
+        for feed in feeds[:2]:
+            warm.run(None, feed)
+        uuid = warm.device.uuid or ""
+    plain = onnxruntime.InferenceSession(model, providers=providers)
+    wanted, (large_wanted,) = [plain.run(None, feed)[0] for feed in feeds], plain.run(None, large)
+    del plain
+
+    def used() -> int:
+        known = read_gpu_memory(uuid)
+        assert known is not None
+        return known[1] - known[0]
+
+    before = used()
+    session = GPUSession(model, memory=budget)
+    report("kept", [len(session.warm(feeds).kept), session.shapes.why_none])
+    report(
+        "right", [np.array_equal(session.run(None, feed)[0], each) for feed, each in zip(feeds, wanted, strict=True)]
+    )
+    report("plans", session.memory.plans)
+    highest = used() - before
+    (result,) = session.run(None, large)
+    report("large", bool(np.allclose(result, large_wanted, rtol=2e-2, atol=2e-2 * abs(large_wanted).max())))
+    report("given back", session.memory.plans)
+    report("above", max(highest, used() - before) - budget)
+    report("then", [np.allclose(session.run(None, feeds[0])[0], wanted[0], rtol=2e-2, atol=2e-2), str(session.memory)])
+
+
+PROGRAMS = {
+    "plans_within_a_budget": plans_within_a_budget,
+    "after_out_of_memory": after_out_of_memory,
+    "random_shapes": random_shapes,
+}

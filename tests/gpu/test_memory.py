@@ -28,3 +28,14 @@ def test_runs_of_random_shapes_within_a_budget_are_right_or_out_of_memory() -> N
     assert outcomes["right"] > 0
     assert outcomes["out of memory"] > 0
     assert runs["above"] <= 64 * MIB
+
+
+def test_plans_for_further_shapes_count_in_a_budget_and_go_first() -> None:
+    runs = run_program("plans_within_a_budget", deadline=180)
+    assert runs["kept"] == [8, None]
+    assert all(runs["right"])
+    assert runs["plans"] > 0
+    assert runs["large"] is True
+    assert runs["given back"] == 0
+    assert runs["above"] <= 64 * MIB
+    assert runs["then"][0] is True

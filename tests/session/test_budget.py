@@ -7,11 +7,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import onnx.numpy_helper
+import onnx.parser
 import pytest
 
+from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
+from ortgpu.model.outline import GraphOutline
+from ortgpu.provider.sizes import parse_gpu_size
+from ortgpu.session.budget import bytes_outside, room_for_plans
+from ortgpu.session.plan import for_model, on_gpu, plan_of
+from ortgpu.session.request import SessionRequest
 from tests.lab.fixtures import Lab
 from tests.lab.installed import older_than
+from tests.session.test_plan import RUNTIME
 from tests.support.cpu_session import child
+from tests.support.made_facts import UUID
 
 MIB = 1 << 20
 TELLS = (1, 30)  # the first release that allocates from a session's arena for Python
@@ -192,6 +203,80 @@ def test_a_variable_names_the_budget_of_all_sessions(opening: Any) -> None:
     assert (2 << 30) - 512 * MIB < int(opening["guarded"]) < 2 << 30
     assert opening["wrong"]["type"] == "ValueError"
     assert opening["wrong"]["text"].startswith("ORTGPU_MEMORY must be")
+
+
+CONVOLUTION = """
+<ir_version: 8, opset_import: ["": 17]> g (float[n, 64, {0}, {0}] x) => (float[n, 64, a, b] y)
+<float[64, 64, 3, 3] w> {{ y = {1}(x, w) }}
+"""
+
+
+def arena_of(budget: str, text: str, **arguments: Any) -> tuple[int, str, int]:
+    """Return the limit of the arena that is planned, its reason, and the bytes for the arena of plans."""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((64, 64, 3, 3), np.float32), "w"))
+    request = SessionRequest("model.onnx", memory=budget, **arguments)
+    gpus = CudaState(0, (CudaDevice(0, UUID, "NVIDIA H200", (9, 0), 1 << 40, 0),), 1)
+    plan = on_gpu(plan_of(request, RUNTIME), gpus)
+    plan = for_model(plan, (1, 31), GraphOutline(model.SerializeToString()))
+    limit, why = plan.chosen["gpu_mem_limit"]
+    assert plan.budget is not None
+    return int(limit), why, room_for_plans(plan.budget, plan.chosen)
+
+
+def test_plans_for_further_shapes_have_half_of_the_arena() -> None:
+    whole = (2 << 30) - bytes_outside(2 << 30)
+    limit, why, room = arena_of("2GiB", CONVOLUTION.format("w", "Conv"))
+    assert limit == whole - whole // 2
+    assert why.endswith(f"and {whole // 2 // MIB} MiB for plans of further shapes")
+    assert 0 < room < whole // 2, "its session has memory outside of its arena, too"
+
+
+@pytest.mark.parametrize(
+    ("budget", "text", "arguments"),
+    [
+        ("2GiB", CONVOLUTION.format("w", "Add"), {}),
+        ("2GiB", CONVOLUTION.format(8, "Conv").replace("[n,", "[1,"), {}),
+        ("400MiB", CONVOLUTION.format("w", "Conv"), {}),
+        ("2GiB", CONVOLUTION.format("w", "Conv"), {"shares_with_plans": False}),
+        ("2GiB", CONVOLUTION.format("w", "Conv"), {"is_guarded": True}),
+    ],
+    ids=["no convolution", "one shape", "a small budget", "a run needed it", "guarded"],
+)
+def test_without_plans_the_whole_budget_is_the_sessions(budget: str, text: str, arguments: dict[str, Any]) -> None:
+    limit, _, room = arena_of(budget, text, **arguments)
+    size = parse_gpu_size("memory", budget)
+    assert isinstance(size, int)
+    assert (limit, room) == (size - bytes_outside(size), 0)
+
+
+GIVEN_BACK = (
+    SETUP
+    + """
+from ortgpu.session import failures
+words = "while running Relu node. bfc_arena.cc Available memory of 60518144 is smaller than requested bytes of 67108864"
+class Kept:
+    def bytes_held(self): return 5
+    def give_back(self): found["given back"] = True
+found = {"given back": False}
+session = GPUSession(model, memory="1GiB")
+inner = session._sess
+session._holdings.room = 5  # as if it had plans
+session._holdings.add("plans", Kept())
+def again():
+    return [session._sess is not inner, session.memory.plans, session._holdings.room]
+found["again"] = failures.call_again(session, RuntimeError(words), again)
+found["shares"] = session._request.shares_with_plans
+report(found)
+"""
+)
+
+
+def test_plans_are_given_back_for_good_when_a_run_needs_their_part(module_lab: Lab, provider_library: str) -> None:
+    if reason := older_than(TELLS):
+        pytest.skip(reason)
+    found = module_lab.machine_that_places(provider_library).run(GIVEN_BACK).ok().json
+    assert found == {"given back": True, "again": [True, 0, 0], "shares": False}
 
 
 def test_arguments_are_checked_before_anything_is_opened() -> None:
