@@ -109,6 +109,7 @@ def test_misspelt_options(name: str, suggestion: str | None, provider_library: s
     ("name", "owner"),
     [
         ("trt_fp16_enable", "TensorrtExecutionProvider"),
+        ("TRT_FP16_ENABLE", "TensorrtExecutionProvider"),
         ("trt_cuda_graph_enable", "TensorrtExecutionProvider"),
         ("nv_cuda_graph_enable", "NvTensorRTRTXExecutionProvider"),
         ("migraphx_fp16_enable", "MIGraphXExecutionProvider"),
