@@ -50,12 +50,14 @@ REASONS = {
     "ortgpu.session.gpu_session": _ENGINE,
     "ortgpu.session.guard.classes": "a program whose sessions are all on the CPU does without GPUSession",
     "ortgpu.session.guard.verification": "the guard is light until a session is constructed",
+    "ortgpu.session.allowed_cpu": "imported while the driver initialises: neither waits for the other",
     "ortgpu.session.opening": "imported while the driver initialises: neither waits for the other",
     "ortgpu.session.placement_details": _RARE,
     "ortgpu.session.pool.batching": _RARE,
     "ortgpu.session.tuning.halving": _RARE,
     "ortgpu.session.tuning.trial": _ENGINE,
     "ortgpu.session.tuning.tuning": _ENGINE,
+    "ortgpu.session.verifying": "imported while the driver initialises: neither waits for the other",
 }
 
 

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from ..running.kept_shapes import SessionShapes
     from ..running.memory import Holdings, SessionMemory
     from ..running.pinned import PinnedMemory
-    from . import opening, placement_details
+    from . import allowed_cpu, opening, placement_details, verifying
     from .placement_details import PlacementDetails
     from .pool import batching
     from .pool.batching import Batched
@@ -83,6 +83,8 @@ if TYPE_CHECKING:
     from .tuning import tuning
 else:
     opening = late("ortgpu.session.opening")
+    verifying = late("ortgpu.session.verifying")
+    allowed_cpu = late("ortgpu.session.allowed_cpu")
     tuning = late("ortgpu.session.tuning.tuning")
     batching = late("ortgpu.session.pool.batching")
     placement_details = late("ortgpu.session.placement_details")
@@ -276,10 +278,15 @@ class GPUSession(LastOfOurs):
             try:
                 self._refuse_if_lost()
                 driver = initialising() if load_runtime().provider_library is not None else None
-                verified = opening.open_on_gpu(self, construct, request, outline, driver)
+                opened = opening.open_on_gpu(self, construct, request, outline, driver)
+                verified = verifying.verify(self, opened, outline)
             except GPUError as error:
                 self._let_go(error)
-                verified = opening.open_on_cpu(self, construct, request, outline, error)
+                if allowed_cpu.is_cpu_allowed(request, error):
+                    verified = opening.open_on_cpu(self, construct, request, outline, error)
+                else:
+                    allowed_cpu.refuse_broken_model(request, outline, error)
+                    raise
             self._keep(request, verified)
             self._gpu_runner = _runner_of(self, self._request, verified)
             if request.trim_idle is not None:
@@ -816,4 +823,11 @@ for _name in _ANSWERS:
         setattr(GPUSession, _name, _refusing(getattr(InferenceSession, _name)))
 
 # pickle and typing.get_type_hints() look for the class and its annotations in the module that __module__ names.
-vars(sys.modules[__package__]).update({name: value for name, value in globals().items() if not name.startswith("__")})
+# Modules of this folder stay what they are, instead of stand-ins for those that are imported late.
+vars(sys.modules[__package__]).update(
+    {
+        name: value
+        for name, value in globals().items()
+        if not name.startswith("__") and getattr(value, "__name__", None) != f"{__package__}.{name}"
+    }
+)

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ..environment.gpu.cuda import CudaDevice, CudaState
 from ..errors import ProviderRequestError, manual
@@ -18,6 +19,7 @@ from ..model.outline import UNREADABLE, GraphOutline
 from ..model.weights import bytes_of_initializers
 from ..provider.devices import DeviceRequest, check_form, choose_visible, ordinal_of
 from ..provider.options import carries_providers, keeps_cpu_out
+from ..provider.placement import Placement
 from ..provider.records import Found
 from ..provider.requests import (
     CHOSEN_OPTIONS,
@@ -36,6 +38,7 @@ from ..provider.sizes import bytes_of_gpu, memory_by_variable, parse_gpu_size
 from .budget import choose_limits, not_limited, share_with_plans, why_not_limited
 from .chosen import choose
 from .request import SessionRequest
+from .undiagnosed import UndiagnosedError
 
 logger = logging.getLogger("ortgpu")
 
@@ -89,6 +92,33 @@ class Plan:
         """Return the plan without the option ``device_id`` of one provider."""
         kept = {option: value for option, value in self.providers.options_of(name).items() if option != "device_id"}
         return replace(self, providers=ProviderList(self.providers.names, {**self.providers.options, name: kept}))
+
+
+class Opened(NamedTuple):
+    """A session that ONNX Runtime has opened: the plan that held, where its nodes are, and what is known by then."""
+
+    plan: Plan
+    placement: Placement
+    runtime: Runtime
+    cuda: CudaState
+
+
+def undiagnosed_for(
+    plan: Plan,
+    runtime: Runtime,
+    cuda: CudaState | None = None,
+    operators: frozenset[tuple[str, str]] | None = None,
+    cause: BaseException | None = None,
+) -> UndiagnosedError:
+    """Return the failure of a session that does not open as planned; see :class:`UndiagnosedError`."""
+    return UndiagnosedError(
+        runtime,
+        device=plan.device,
+        cudnn_disabled=plan.cudnn_disabled,
+        cuda=cuda,
+        operators=operators,
+        cause=cause,
+    )
 
 
 def on_cpu(request: SessionRequest) -> Plan:

@@ -105,7 +105,7 @@ def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
 def test_models_are_read_only_where_a_session_fails(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> None:
     """A session that is asked for wrongly fails before, and does not pay for it either."""
     read: list[Any] = []
-    monkeypatch.setattr("ortgpu.session.opening.read_collective_operators", read.append)
+    monkeypatch.setattr("ortgpu.session.undiagnosed.read_collective_operators", read.append)
     with pytest.raises(DeviceNotFoundError):
         ortgpu.GPUSession(lab.models.relu, device="nowhere")
     assert read == []

@@ -25,7 +25,7 @@ import weakref
 import onnxruntime
 from onnxruntime import InferenceSession
 from onnxruntime.capi import onnxruntime_inference_collection as collection
-from ortgpu.environment.gpu.cuda import CudaDevice
+from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.model.outline import GraphOutline
 from ortgpu.session import opening
 from ortgpu.provider import requests as providers
@@ -40,8 +40,9 @@ path = sys.argv[1]
 def construct(**arguments):
     session = InferenceSession.__new__(InferenceSession)
     plan = Plan(SessionRequest(path, providers=GIVEN, **arguments), CPU, gpu=None, chosen=providers.CHOSEN_OPTIONS)
-    opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(path), load_runtime())
-    return session, opened and opened[0].chosen
+    ready = opening.Ready(plan, load_runtime(), CudaState(0, None, None))
+    opened = opening.open_with_choices(session, session.__init__, ready, GraphOutline(path))
+    return session, opened and opened.plan.chosen
 """
 
 
@@ -160,8 +161,8 @@ def refusing_the_first(*_, providers, **__):
 
 session = InferenceSession.__new__(InferenceSession)
 request = SessionRequest(path, providers=GIVEN, tuned=record, cuda_graph=json.loads(sys.argv[3]))
-context = opening.OpeningContext(Plan(request, GIVEN, gpu=gpu), load_runtime(), GraphOutline(path))
-opening._open_as_chosen(session, refusing_the_first, context, context.outline)
+ready = opening.Ready(Plan(request, GIVEN, gpu=gpu), load_runtime(), CudaState(0, None, None))
+opening.open_as_chosen(session, refusing_the_first, ready, GraphOutline(path))
 report([calls, getattr(session, "_stream", None) is not None])
 """
 

@@ -23,8 +23,7 @@ def test_the_installed_cudnn_says_which_gpus_it_has_code_for() -> None:
 def test_a_session_is_refused_where_its_operators_need_what_is_not_there() -> None:
     found = child(
         f"""
-        from ortgpu.session import opening
-        from ortgpu.errors import UnsupportedDeviceError
+        from ortgpu.session import verifying
         from ortgpu.provider.placement import PlacedNode, Placement
         from ortgpu.environment.gpu.cuda import CudaDevice
         from ortgpu.model.outline import GraphOutline
@@ -32,34 +31,23 @@ def test_a_session_is_refused_where_its_operators_need_what_is_not_there() -> No
         from ortgpu.provider.runtime import open_provider
         from ortgpu.session.plan import Plan
         from ortgpu.session.request import SessionRequest
-
-        class Context:  # in the place of a diagnosis, which finds no GPU here
-            operators, runtime = None, open_provider()
-            def diagnose(self):
-                return UnsupportedDeviceError(str(sorted(self.operators)))
+        from ortgpu.session.undiagnosed import UndiagnosedError
 
         def judged(capability, *operators, known=True, holds=NEG):
             nodes = [PlacedNode(name, name, "", "CUDAExecutionProvider", "compute") for name in operators]
-            context = Context()
-            gpu = CudaDevice(0, None, None, capability, None, None)
-            context.outline = GraphOutline(holds)
-            context.plan = Plan(SessionRequest(holds), parse(None, None), gpu=gpu)
-            return outcome(lambda: opening._check_lazily_opened(Placement(tuple(nodes), known), context))
+            plan = Plan(SessionRequest(holds), parse(None, None), gpu=CudaDevice(0, None, None, capability, None, None))
+            try:
+                verifying.check_libraries_of_nodes(
+                    plan, Placement(tuple(nodes), known), open_provider(), None, GraphOutline(holds))
+            except UndiagnosedError as failure:
+                return sorted(name for name, _ in failure.operators)
 
         conv = model("c (float[1,1,3,3] x, float[1,1,1,1] w) => (float[1,1,3,3] y) {{ y = Conv(x, w) }}")
         report([judged({OLD}, "Conv", "Relu"), judged({OLD}, "Relu"), judged({KNOWN}, "Conv"), judged(None, "Conv"),
                 judged({OLD}, known=False, holds=conv), judged({OLD}, known=False)])
         """
     )
-    assert [each.get("type") for each in found] == [
-        "UnsupportedDeviceError",
-        None,
-        None,
-        None,
-        "UnsupportedDeviceError",
-        None,
-    ]
-    assert "Conv" in found[0]["text"]
+    assert found == [["Conv", "Relu"], None, None, None, ["Conv"], None]
 
 
 def test_what_cudnn_fails_with_there_is_told_as_that() -> None:

@@ -26,9 +26,10 @@ from ortgpu.provider.devices import Device
 from ortgpu.provider.preloading import MissingLibrary, PreloadReport
 from ortgpu.provider.requests import parse
 from ortgpu.provider.runtime import Runtime
-from ortgpu.session import opening
+from ortgpu.session import opening, verifying
 from ortgpu.session.opening import open_on_gpu
 from ortgpu.session.request import SessionRequest
+from ortgpu.session.verifying import verify
 from tests.support.made_facts import AVAILABLE, CUDA_H200, HEALTHY, SEEN_HEALTHY, SITE, SYMBOL, UUID
 
 CUDA = "CUDAExecutionProvider"
@@ -128,15 +129,19 @@ def outcome(
 ) -> Device | GPUError:
     with (
         mock.patch.object(opening, "load_runtime", return_value=runtime),
+        mock.patch.object(opening, "look_again", return_value=runtime),
         mock.patch.object(opening, "open_provider", return_value=runtime),
-        mock.patch.object(opening, "load_lazily_opened", return_value=runtime),
+        mock.patch.object(verifying, "load_lazily_opened", return_value=runtime),
         mock.patch.object(opening, "initialise", return_value=cuda),
         mock.patch.object(opening, "context_is_active", return_value=None),
+        mock.patch.object(verifying, "context_is_active", return_value=None),
         mock.patch.object(diagnosing, "inspect_environment", return_value=HEALTHY.environment),
     ):
         try:
             request = SessionRequest(model_of(session.operators), device=device, providers=parse(providers, None))
-            return open_on_gpu(cast(Any, session), session.construct, request, GraphOutline(request.model)).device
+            outline = GraphOutline(request.model)
+            opened = open_on_gpu(cast(Any, session), session.construct, request, outline)
+            return verify(cast(Any, session), opened, outline).device
         except GPUError as error:
             return error
 

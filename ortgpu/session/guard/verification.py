@@ -15,9 +15,10 @@ from ..guard_policy import is_of_backend_on_cpu, judge
 from ..request import cpu_is_allowed_by_variable
 
 if TYPE_CHECKING:
-    from .. import opening
+    from .. import allowed_cpu, verifying
 else:
-    opening = late("ortgpu.session.opening")
+    allowed_cpu = late("ortgpu.session.allowed_cpu")
+    verifying = late("ortgpu.session.verifying")
 
 
 def construct(
@@ -75,5 +76,5 @@ def _check_carried(session: Session) -> None:
     if tuple(InferenceSession.get_providers(session)) != (CPU,):
         return
     if not cpu_is_allowed_by_variable():
-        raise opening.without_cuda((CPU,))
-    opening.warn_of_cpu(session, opening.without_cuda((CPU,)), session._model_path or b"")
+        raise verifying.without_cuda((CPU,))
+    allowed_cpu.warn_of_cpu(session, verifying.without_cuda((CPU,)), session._model_path or b"")
