@@ -69,7 +69,7 @@ def test_json_inputs_and_a_plot(model: Path, tmp_path: Path) -> None:
     found = document(run(model, "--inputs", inputs, "--json", "--plot", plot, "--record", record))
     assert (found["schema"], found["ok"], found["record"]) == (1, True, str(record))
     assert found["shapes"] == [{"input": [3, 256]}]
-    assert {"settings", "ratio", "seconds", "error", "verdict"} == set(found["trials"][0])
+    assert {"settings", "ratio", "seconds", "error", "verdict", "divergence"} == set(found["trials"][0])
     assert ET.parse(plot).getroot().tag.endswith("svg")
 
 

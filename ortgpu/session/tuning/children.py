@@ -101,6 +101,7 @@ class Trial:
         error: largest distance of a result from the right one, relative to the largest value of the output. None: there
             was no result to compare, or it has no distance, since it is of another shape or not finite.
         verdict: "kept", "not the fastest", or why it was rejected.
+        divergence: None. Programs of 0.2.0 read it; ``ortgpu check --compare`` finds the first tensor that differs.
     """
 
     settings: Settings
@@ -108,6 +109,7 @@ class Trial:
     seconds: tuple[float, ...] = ()
     error: float | None = None
     verdict: str = "not the fastest"
+    divergence: None = None
 
 
 @dataclass(frozen=True, slots=True)
