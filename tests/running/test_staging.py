@@ -126,11 +126,11 @@ def test_a_run_for_a_small_output_says_nothing_of_the_others(staged_child: Any) 
 
 def test_threads_copy_smaller_arrays_beside_a_large_one_too(staged_child: Any) -> None:
     found = staged_child("""
-        from ortgpu.running import cudart
+        from ortgpu.running import staging
         session = staged(model("t (float[n] x, float[m] w) => (float[k] y, float[m] z) { "
                                "six = Constant <value = int64[1] {6}> () y = Tile(x, six) z = Neg(w) }"))
         session._gpu_runner = Noting(session)  # with the sizes and pieces that users get
-        cudart.runtime_of = lambda device: runtime
+        staging.runtime_of = lambda device: runtime
         copied, plain = [], copying.ParallelCopy.copy
         def copy(self, to, source, size):
             copied.append(size / MIB)

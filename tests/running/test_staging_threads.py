@@ -72,10 +72,10 @@ def test_whatever_call_fails_the_run_is_done_and_nothing_is_lost(staged_child: A
 @pytest.mark.parametrize("function", ["cudaStreamCreateWithFlags", "cudaGetDevice"])
 def test_a_device_that_gives_no_streams_leaves_it_to_run(staged_child: Any, function: str) -> None:
     found = staged_child(f"""
-        from ortgpu.running import cudart
+        from ortgpu.running import staging
         session = staged(NEG)
         session._gpu_runner._runs = None
-        cudart.runtime_of = lambda device: runtime
+        staging.runtime_of = lambda device: runtime
         os.environ["STUB_CUDART_FAIL"] = "{function}=2"
         failed = session.run(None, big(3))[0][0].item()
         del os.environ["STUB_CUDART_FAIL"]
@@ -250,10 +250,10 @@ def test_where_the_system_gives_no_threads_one_copies(staged_child: Any) -> None
     """A limit of the user: of threads and processes, which the system does not apply to root. Of memory, it does."""
     found = staged_child("""
         from onnxruntime.capi import onnxruntime_pybind11_state as native
-        from ortgpu.running import cudart
+        from ortgpu.running import staging
         session = staged(NEG)
         session._gpu_runner._runs = None
-        cudart.runtime_of = lambda device: runtime
+        staging.runtime_of = lambda device: runtime
         plain = native.InferenceSession
         def refuse(*_, **__):
             raise RuntimeError("pthread_create failed, error code: 11 error msg: Resource temporarily unavailable")
