@@ -26,7 +26,7 @@ from .plain_runs import PlainRunner
 from .results import agree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -133,6 +133,8 @@ class Lane:
 
     def __init__(self, session: FurtherSession, runner: PlainRunner, selectors: Sequence[str], branches: int) -> None:
         self.session: Any = session  # None once it is closed
+        self.is_planning = False  # a run makes plans, which takes a hundred runs
+        self.is_verified = False  # its results were those of another lane; the first one is compared with the session
         self.runner = runner
         self.branches = [
             Branch({name: np.array(bit) for name, bit in zip(selectors, bits_of(number, len(selectors)), strict=True)})
@@ -144,6 +146,11 @@ class Lane:
         """The number of runs at work or waiting."""
         session = self.session
         return len(session._sess.queue) if session is not None else 0
+
+    @property
+    def load(self) -> int:
+        """The number by which lanes are chosen: that of the runs, or more than that if one makes plans."""
+        return self.queue + 100 * self.is_planning
 
     def take_after(self, other: Lane) -> None:
         """Put arrays where another lane puts them."""
@@ -181,14 +188,15 @@ class ShapePlans:
     """The lanes, and the shapes that their branches keep the plans of. Threads may share it.
 
     Args:
-        lanes: at least one. Each has as many branches as shapes are kept.
+        first: the first lane. Each has as many branches as shapes are kept.
         open_lanes: opens so many further lanes, or fewer, and raises what keeps it from opening one.
     """
 
-    def __init__(self, lanes: Sequence[Lane], open_lanes: Callable[[int], Sequence[Lane]]) -> None:
-        self.lanes = tuple(lanes)
+    def __init__(self, first: Lane, open_lanes: Callable[[int], Iterable[Lane]]) -> None:
+        self.lanes: tuple[Lane, ...] = (first,)
+        first.is_verified = True
         self._open_lanes = open_lanes
-        self._most = len(lanes[0].branches)
+        self._most = len(first.branches)
         self._kept: dict[Shape, KeptShape] = {}
         self._clock = itertools.count(1)
         self._is_closed = False
@@ -202,17 +210,18 @@ class ShapePlans:
         """Return the number of uses so far, which this one adds to."""
         return next(self._clock)
 
-    def choose(self, shape: Shape) -> tuple[Lane, Branch]:
+    def choose(self, shape: Shape, lanes: Sequence[Lane]) -> tuple[Lane, Branch]:
         """Return the lane for a run, and the branch that keeps the plans of its shape or may make them.
 
-        It is the lane with the fewest runs.
+        Of ``lanes``, it is the one with the fewest runs in which none makes plans.
         """
         kept = self._kept.get(shape)
         if kept is not None:
             kept.used = self.tick()
-            if kept.places:
-                return min(kept.places, key=lambda place: place[0].queue)
-        lane = min(self.lanes, key=lambda each: each.queue)
+            places = [place for place in kept.places if place[0] in lanes]
+            if places:
+                return min(places, key=lambda place: place[0].load)
+        lane = min((each for each in lanes if each.is_verified), key=lambda each: each.load)
         return lane, self.spare_branch(lane)
 
     def spare_branch(self, lane: Lane) -> Branch:
@@ -251,24 +260,22 @@ class ShapePlans:
         """Return the lane in which runs of a shape would wait less than in its own lanes; none of those ``taken``."""
         own = [lane for lane, _ in kept.places]
         others = [lane for lane in self.lanes if lane not in own and lane not in taken]
-        lane = min(others, key=lambda each: each.queue, default=None)
-        if lane is None or min((each.queue for each in own), default=0) <= lane.queue + (lane.queue > 0):
+        lane = min(others, key=lambda each: each.load, default=None)
+        if lane is None or min((each.load for each in own), default=0) <= lane.load + (lane.load > 0):
             return None
         return lane
 
-    def open(self, count: int) -> Lane | None:
-        """Open so many further lanes, or fewer, and return one. None if the plans were closed meanwhile."""
-        lanes = self._open_lanes(count)
-        first = self.lanes[0]
-        with this_thread.holds, self._lock:
-            if not self._is_closed:
-                for each in lanes:
-                    each.take_after(first)
-                self.lanes = (*self.lanes, *lanes)
-                return lanes[0]
-        for each in lanes:
-            each.close()
-        return None
+    def open(self, count: int) -> Iterator[Lane]:
+        """Open so many further lanes, or fewer, as long as the plans are not closed."""
+        for lane in self._open_lanes(count):
+            with this_thread.holds, self._lock:
+                if not self._is_closed:
+                    lane.take_after(self.lanes[0])
+                    self.lanes = (*self.lanes, lane)
+            if self._is_closed:
+                lane.close()
+                return
+            yield lane
 
     def plan_in(self, lane: Lane, shape: Shape, feed: Mapping[str, Any]) -> None:
         """Make the plans of a kept shape in a further lane, too, by a run with ``feed``.
@@ -278,14 +285,35 @@ class ShapePlans:
             Exception: as the run of a session raises.
         """
         kept = self._kept.get(shape)
-        if kept is None:
+        if kept is None or not kept.places:
             return
         home, source = kept.places[0]
         branch = self.spare_branch(lane)
         expected = home.session.run(None, {**feed, **source.selectors})
-        if not agree(lane.session.run(None, {**feed, **branch.selectors}), expected):
+        lane.is_planning = True
+        try:
+            results = lane.session.run(None, {**feed, **branch.selectors})
+        finally:
+            lane.is_planning = False
+        if not agree(results, expected):
             raise ValueError("the results of two lanes differ")
+        lane.is_verified = True
         self.keep(shape, lane, branch, kept.inputs)
+
+    def drop(self, lanes: Sequence[Lane]) -> None:
+        """Close lanes. The first one must not be among them."""
+        with this_thread.holds, self._lock:
+            self.lanes = tuple(lane for lane in self.lanes if lane not in lanes)
+            for shape, kept in list(self._kept.items()):
+                kept.places = tuple(place for place in kept.places if place[0] not in lanes)
+                if not kept.places:
+                    del self._kept[shape]
+        for lane in lanes:
+            lane.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     def kept(self) -> tuple[Shape, ...]:
         """Return the shapes with plans, the one that was used least recently first."""

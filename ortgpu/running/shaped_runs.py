@@ -15,7 +15,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numpy import ndarray
@@ -26,10 +25,11 @@ from ..process.background import is_of_a_handler, may_wait, this_thread
 from ..process.threads import Executor, Outcome
 from ..provider.living import stacklevel
 from . import arena
-from .kept_shapes import MOST, SessionShapes
+from .kept_shapes import SessionShapes
 from .pinned import memory_of
 from .plain_runs import PlainRunner
 from .results import agree
+from .shape_returns import PATIENCE, Policy, Replanning, Returns, Shape, median
 from .warming import arrays_of, types_of
 
 if TYPE_CHECKING:
@@ -41,109 +41,7 @@ _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeli
 
 logger = logging.getLogger("ortgpu")
 
-Shape = tuple[Any, ...]
 Run = Callable[["RunningSession", PlainRunner, Mapping[str, Any]], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """When plans are made, and when they are given up.
-
-    Attributes:
-        most: the number of shapes that are kept.
-        returns: the runs of shapes that came back, after which plans are made.
-        slow: part of the shortest first run of a shape from which on the run of a shape that came back is slow.
-        worth: the part of the time of a slow run that a planned one may take.
-        judged: the planned runs that are compared with slow ones.
-        window: the last changes of shape by which it is judged whether plans are built again and again.
-        waits: the runs of a shape that wait for others within ``waited`` seconds, after which further lanes serve it.
-        lanes: their greatest number.
-    """
-
-    most: int = MOST
-    returns: int = 3
-    slow: float = 0.5
-    worth: float = 0.9
-    judged: int = 8
-    window: int = 60
-    waits: int = 8
-    waited: float = 2.0
-    lanes: int = 6
-
-
-_KNOWN = 64  # shapes whose return is noticed
-
-
-class Returns:
-    """Counts the shapes that come back although others ran in between, and that would be kept by then."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._first: dict[Shape, float] = {}  # seconds of the first run; the shape that ran last is the last
-        self._count = 0.0
-        self._lock = threading.RLock()
-        self.slow: dict[Shape, float] = {}  # seconds of the last slow run of a shape that came back
-
-    def note(self, shape: Shape, seconds: float) -> bool:
-        """Note the first run of a shape after another one. Return True if it came back, as slow as a first run."""
-        with this_thread.holds, self._lock:
-            is_recent = shape in list(self._first)[-self._policy.most :]
-            first = self._first.pop(shape, None)
-            self._first[shape] = seconds if first is None else first
-            if len(self._first) > _KNOWN:
-                oldest = next(iter(self._first))
-                del self._first[oldest]
-                self.slow.pop(oldest, None)
-            if not is_recent:
-                # Shapes that never come back must not add up to a reason over a long time.
-                self._count = max(0.0, self._count - 1 / self._policy.most)
-            is_slow = first is not None and seconds >= self._policy.slow * min(self._first.values())
-            if is_recent:
-                self._count = max(0.0, self._count + (1 if is_slow else -1))
-            if is_recent and is_slow:
-                self.slow[shape] = seconds
-            return is_slow
-
-    @property
-    def suffice(self) -> bool:
-        return self._count >= self._policy.returns
-
-
-_PATIENCE = 4  # times as many shapes have to come back until plans are made again
-
-
-class Replanning:
-    """Warns once if most changes of shape make ONNX Runtime plan again."""
-
-    def __init__(self, window: int) -> None:
-        self.quick = 0  # changes of shape in this window that needed no plan
-        self._window = window
-        self._slow: list[float] = []  # seconds of the runs of this window that planned
-        self._usual: float | None = None  # seconds of a run without planning
-        self._has_warned = False
-
-    def note(self, seconds: float, *, planned: bool) -> bool:
-        """Note a change of shape. Return True if it is time to warn."""
-        if self._has_warned:
-            return False
-        if planned:
-            self._slow.append(seconds)
-        else:
-            self.quick += 1
-            self._usual = seconds
-        if len(self._slow) + self.quick < self._window:
-            return False
-        self._has_warned = len(self._slow) > self.quick
-        if not self._has_warned:
-            self._slow, self.quick = [], 0
-        return self._has_warned
-
-    def __str__(self) -> str:
-        instead = f" instead of {1e3 * self._usual:.3g}" if self._usual is not None else ""
-        return (
-            f"{len(self._slow)} of the last {len(self._slow) + self.quick} changes of shape planned the convolutions "
-            f"again, {1e3 * _median(self._slow):.3g} ms{instead} a run"
-        )
 
 
 class ShapedRunner(PlainRunner):
@@ -298,7 +196,7 @@ class ShapedRunner(PlainRunner):
         with this_thread.holds, self._lock:
             plans, self._plans = self._plans, None
             if plans is not None:
-                self._patience *= _PATIENCE
+                self._patience *= PATIENCE
                 self._returns = Returns(
                     dataclasses.replace(self._policy, returns=self._policy.returns * self._patience)
                 )
@@ -378,12 +276,21 @@ class ShapedRunner(PlainRunner):
             plans.close()
             logger.debug("a session has no plans for its shapes any more: %s", why)
 
-    def _run_planned(self, session: RunningSession, plans: ShapePlans, shape: Shape, feed: Any, run: Run) -> Any:
+    def _run_planned(
+        self,
+        session: RunningSession,
+        plans: ShapePlans,
+        shape: Shape,
+        feed: Any,
+        run: Run,
+        most: int | None = None,
+    ) -> Any:
+        """Run a shape in the lane that is free, of the first ``most``."""
         if not may_wait():  # a handler or finalizer amid another run, and a lane makes one run at a time
             return run(session, self._first, feed)
-        kept = plans.find(shape)
-        lane, branch = plans.choose(shape)
-        target, runner = lane.session, lane.runner
+        first, kept = plans.lanes[0], plans.find(shape)
+        lane, branch = plans.choose(shape, plans.lanes[:most])
+        target, runner, is_new = lane.session, lane.runner, branch.shape != shape
         if target is None:  # another thread gave them up
             return run(session, self._first, feed)
         if not self._is_verified:
@@ -391,26 +298,41 @@ class ShapedRunner(PlainRunner):
             if hasattr(runner, "place"):  # where a worker process wants its results
                 runner.place = getattr(self._first, "place", None)
         if kept is not None and lane.queue and self._gains is None:
-            self._note_wait(session, plans, shape, kept)
+            self._note_wait(session, plans, shape, kept, feed)
         began = time.perf_counter()
         try:
+            lane.is_planning = lane.is_planning or is_new
             results = run(target, runner, {**feed, **branch.selectors})
         except Exception as error:
             if is_of_a_handler(error):
                 raise
-            del target, runner, lane  # their memory is free once the plans are given up
+            del target, runner  # their memory is free once the plans are given up
+            if lane is not first:
+                return self._run_in_first_lane(session, plans, shape, feed, run)
             return self._run_after(error, session, feed, run)
+        finally:
+            lane.is_planning = lane.is_planning and not is_new
         seconds = time.perf_counter() - began
-        if kept is None:
+        if is_new:
             plans.keep(shape, lane, branch, {name: _shape(value) for name, value in feed.items()})
         if not self._is_verified:
             return self._verified(session, feed, run, results)
         if self._gains is not None:
-            self._judge(shape, seconds, is_new=kept is None)
-        self._note_change(session, seconds, planned=kept is None)
+            self._judge(shape, seconds, is_new=is_new)
+        self._note_change(session, seconds, planned=is_new)
         return results
 
-    def _note_wait(self, session: RunningSession, plans: ShapePlans, shape: Shape, kept: KeptShape) -> None:
+    def _run_in_first_lane(self, session: RunningSession, plans: ShapePlans, shape: Shape, feed: Any, run: Run) -> Any:
+        """Run a shape whose run in a further lane failed. The first lane has more memory."""
+        results = self._run_planned(session, plans, shape, feed, run, 1)
+        logger.debug("a session goes on without further lanes: a run there failed, and not in the first one")
+        self._may_spread = False
+        plans.drop(plans.lanes[1:])
+        return results
+
+    def _note_wait(
+        self, session: RunningSession, plans: ShapePlans, shape: Shape, kept: KeptShape, feed: Mapping[str, Any]
+    ) -> None:
         """Note that a run waits for others. Have a thread plan its shape in a further lane if many do."""
         now = time.monotonic()
         if now - kept.since > self._policy.waited:
@@ -422,15 +344,24 @@ class ShapedRunner(PlainRunner):
         wanted = min(self._policy.lanes, 1 + sum(each.queue for each in plans.lanes))
         with this_thread.holds, self._lock:
             at_work = self._spreads.values()
-            if self._is_closed or not self._may_spread or shape in self._spreads or None in at_work:
+            if self._is_closed or not self._may_spread or shape in self._spreads:
                 return
             lane, further = plans.lane_for(kept, at_work), wanted - len(plans.lanes)
-            if lane is None and further <= 0:
+            if lane is None and (further <= 0 or None in at_work):
                 return
             self._spreads[shape] = lane
-            spreader = self._spreader = self._spreader or Executor(self._policy.lanes, "ortgpu-shapes")
+            spreader = self._spreader = self._spreader or Executor(2, "ortgpu-shapes")
+        try:
+            # A copy, since the caller may write to its arrays once the run has ended
+            given = {
+                name: value.copy() if isinstance(value, ndarray) else _shape(value) for name, value in feed.items()
+            }
+            arrays = arrays_of(given, types_of(session))
+        except (ValueError, TypeError, MemoryError):  # of a type without arrays
+            self._end_spread(shape, has_failed=True)
+            return
         into = further if lane is None else lane
-        spreader.submit(Outcome(), _spread, weakref.ref(self), plans, shape, types_of(session), into)
+        spreader.submit(Outcome(), _spread, weakref.ref(self), plans, shape, arrays, into)
 
     def _end_spread(self, shape: Shape, *, has_failed: bool) -> None:
         with this_thread.holds, self._lock:
@@ -473,7 +404,7 @@ class ShapedRunner(PlainRunner):
             return
         gains.append(seconds / slow)
         if len(gains) >= self._policy.judged:
-            if _median(gains) > self._policy.worth:
+            if median(gains) > self._policy.worth:
                 self._give_up("they are no faster than the session itself")
             self._gains = None
 
@@ -507,25 +438,24 @@ def _build(runner: weakref.ref[ShapedRunner], make: Callable[[int], ShapePlans],
 
 
 def _spread(
-    runner: weakref.ref[ShapedRunner], plans: ShapePlans, shape: Shape, types: Mapping[str, str], into: Lane | int
+    runner: weakref.ref[ShapedRunner], plans: ShapePlans, shape: Shape, feed: Mapping[str, Any], into: Lane | int
 ) -> None:
-    """Plan a shape in a further lane: in that one, or in one of so many that are opened."""
+    """Plan a shape in a further lane, by a run with ``feed``: in that lane, or in one of so many that are opened.
+
+    The others of these lanes are for other shapes, which are planned there meanwhile.
+    """
     has_failed = False
     try:
-        lane = into if not isinstance(into, int) else plans.open(into)
-        kept = plans.find(shape)
-        if lane is not None and kept is not None:
-            plans.plan_in(lane, shape, arrays_of(kept.inputs, types))
+        for number, lane in enumerate([into] if not isinstance(into, int) else plans.open(into)):
+            if number == 0:
+                plans.plan_in(lane, shape, feed)
     except Exception as error:  # noqa: BLE001 - runs go on in the lanes that there are
         logger.debug("a shape gets no further lane: %s: %s", type(error).__name__, str(error))
-        has_failed = True
+        plans.drop([lane for lane in plans.lanes if not lane.is_verified])
+        has_failed = not plans.is_closed
     taker = runner()
     if taker is not None:
         taker._end_spread(shape, has_failed=has_failed)
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _shape(value: Any) -> Shape:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from ..model.files import ModelSource, is_ort_format, stamp_of
 from ..process.late import late
 from ..process.temporary import private_folder
-from ..process.threads import Executor, Outcome
 from ..provider.devices import Device, free_memory
 from ..provider.options import Carried, carries_providers, recording_options
 from ..provider.placement import Placement, has_convolutions, read_placement
@@ -87,7 +86,8 @@ class PlanSource:
             Exception: ONNX Runtime's own.
         """
         open_lanes = functools.partial(self._open, branches) if self.most is None else _refuse_lanes
-        return shape_plans.ShapePlans(self._open(branches, 1), open_lanes)
+        (lane,) = self._open(branches, 1)
+        return shape_plans.ShapePlans(lane, open_lanes)
 
     def _device_guard(self) -> contextlib.AbstractContextManager[None]:
         """Return a guard for this thread: memory for a session must not spoil a graph that another one captures."""
@@ -98,10 +98,14 @@ class PlanSource:
         if not isinstance(self.model, bytes) and stamp_of(self.model) != self.stamp:
             raise NoPlansError("the model's file has changed since the session was opened")
 
-    def _open(self, branches: int, count: int) -> list[Lane]:
-        """Return so many sessions with branches, or as many as the GPU has room for. Raises as :meth:`make` does."""
-        with private_folder("ortgpu-shapes-") as folder, self._device_guard():
-            path, size = self._optimised(folder)
+    def _open(self, branches: int, count: int) -> Iterator[Lane]:
+        """Open so many sessions with branches, or as many as the GPU has room for. Raises as :meth:`make` does.
+
+        They are opened one after another: while ONNX Runtime opens a session, runs of others come to a halt at times.
+        """
+        with private_folder("ortgpu-shapes-") as folder:
+            with self._device_guard():
+                path, size = self._optimised(folder)
             selectors, copied = _rewritten(path, branches, self.overridable)
             size += branches * copied
             room = room_for(self.device, size, self.most)
@@ -113,8 +117,7 @@ class PlanSource:
             options.enable_mem_pattern = False  # a pattern for each shape takes more memory than it saves
             if not self.placement.cpu_compute_nodes:
                 options.intra_op_num_threads = 1  # no node needs more
-
-            def opened() -> Lane:
+            for _ in range(count):
                 with self._device_guard():
                     session = shape_plans.FurtherSession(
                         self.device,
@@ -126,14 +129,7 @@ class PlanSource:
                     )
                 self._check_placement(session, branches)
                 runner = StagedRunner(session) if self.staged else PlainRunner(session)
-                return shape_plans.Lane(session, runner, selectors, branches)
-
-            outcomes = [Outcome[shape_plans.Lane]() for _ in range(count)]
-            executor = Executor(count, "ortgpu-shapes")
-            for outcome in outcomes:
-                executor.submit(outcome, opened)
-            executor.close()
-            return [outcome.result() for outcome in outcomes]
+                yield shape_plans.Lane(session, runner, selectors, branches)
 
     def _optimised(self, folder: str) -> tuple[str, int]:
         """Write the optimised model. Return its path and the bytes of its weights."""

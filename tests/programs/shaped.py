@@ -29,7 +29,8 @@ from ortgpu import CPUExecutionWarning, GPUSession, GPUSessionPool, PerformanceW
 from ortgpu.provider.options import Carried
 from ortgpu.running.memory import holdings_of
 from ortgpu.running.plain_runs import PlainRunner
-from ortgpu.running.shaped_runs import Policy, ShapedRunner
+from ortgpu.running.shape_returns import Policy
+from ortgpu.running.shaped_runs import ShapedRunner
 from ortgpu.session.shapes import PlanSource
 from tests.support import children
 
@@ -59,8 +60,21 @@ def shaped(
 ) -> tuple[GPUSession, ShapedRunner]:
     """Return a session with plans. ``change`` may replace the plans that were made."""
     session = GPUSession(model, options)
-    source = PlanSource(
-        model=session._request.model,
+    source = source_of(session, model, options)
+
+    def make(branches: int) -> Any:
+        plans = source.make(branches)
+        return plans if change is None else change(plans, branches)
+
+    runner = ShapedRunner(session, PlainRunner(session), make, policy)
+    session._gpu_runner = runner
+    holdings_of(session).add("plans", runner)
+    return session, runner
+
+
+def source_of(session: GPUSession, model: Any, options: Any = None) -> PlanSource:
+    return PlanSource(
+        model=model,
         stamp=None if isinstance(model, bytes) else _stamp(model),
         options=Carried(options),
         cuda_options={},
@@ -72,15 +86,6 @@ def shaped(
         pinned_memory_limit=1 << 20,
         staged=False,
     )
-
-    def make(branches: int) -> Any:
-        plans = source.make(branches)
-        return plans if change is None else change(plans, branches)
-
-    runner = ShapedRunner(session, PlainRunner(session), make, policy)
-    session._gpu_runner = runner
-    holdings_of(session).add("plans", runner)
-    return session, runner
 
 
 def _stamp(path: Any) -> Any:
@@ -478,6 +483,85 @@ def busy() -> None:
     children.report("other shapes", [same, [list(shape[2:]) for shape in runner.kept()], places()])
     session.close()
     children.report("closed", [[lane.session is None for lane in plans.lanes], threads()])
+
+
+def lanes_that_fail() -> None:
+    """Report what becomes of shapes that threads wait for where no lane opens, or one with other results."""
+    model, other = parsed(NETWORK), parsed(NETWORK.replace("0.125", "7.0"))
+    plain = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    large = [feed(8, 1, 200 + size, 100) for size in range(4)]
+    expected = [plain.run(None, each) for each in large]
+    others = source_of(GPUSession(other), other)
+
+    def refused(count: int) -> Any:
+        raise MemoryError("no room")
+
+    def outcome(open_lanes: Callable[[int], Any]) -> list[Any]:
+        opened: list[int] = []
+
+        def change(plans: Any, branches: int) -> Any:
+            def noted(count: int) -> Any:
+                opened.append(count)
+                return open_lanes(count)
+
+            plans._open_lanes = noted
+            return plans
+
+        session, runner = shaped(
+            model, dataclasses.replace(EAGER, waits=1, waited=60, lanes=3, judged=1), change=change
+        )
+        settle(session, runner, large)
+        outcomes: list[bool] = []
+        end = time.monotonic() + 60
+
+        def in_thread(number: int) -> None:
+            left = 5  # runs once it has failed
+            while left and time.monotonic() < end:
+                left -= not runner._may_spread
+                outcomes.append(equal(session.run(None, large[number % 4]), expected[number % 4]))
+
+        workers = [threading.Thread(target=in_thread, args=(number,)) for number in range(8)]
+        for each in workers:
+            each.start()
+        for each in workers:
+            each.join()
+        plans = runner._plans
+        found = [all(outcomes), len(opened), len(plans.lanes) if plans is not None else 0, threads()]
+        new = feed(1, 1, 9, 9)
+        return [*found, equal(session.run(None, new), plain.run(None, new)), *state(runner)[:2]]
+
+    children.report("not opened", outcome(refused))
+    children.report("other results", outcome(lambda count: others._open(EAGER.most, count)))
+
+
+def lanes_without_room() -> None:
+    """Report what becomes of a run that fails in a further lane, as its memory ends, and of one with a wrong feed."""
+    plain = onnxruntime.InferenceSession(parsed(NETWORK), providers=["CPUExecutionProvider"])
+    session, runner = shaped(parsed(NETWORK), dataclasses.replace(EAGER, judged=1))
+    settle(session, runner, SIZES)
+    plans = runner._plans
+    assert plans is not None
+    (further,) = plans.open(1)
+    shape = plans.kept()[-1]
+    plans.plan_in(further, shape, SIZES[-1])
+    plans.lanes[0].is_planning = True  # so that runs take the other lane
+    errors = []
+    try:
+        session.run(None, {"x": np.zeros((1, 2, 8, 6), np.float32)})
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's own
+        errors.append(type(error).__name__)
+    children.report("wrong feed", [errors, len(plans.lanes), state(runner)])
+
+    class Full:
+        queue: Any = ()
+
+        def run(self, *_: Any) -> Any:
+            raise RuntimeError("no room")
+
+    further.session._sess = Full()
+    plans.lanes[0].is_planning = True
+    same = [equal(session.run(None, each), plain.run(None, each)) for each in [SIZES[-1], feed(1, 1, 9, 9)]]
+    children.report("no room", [same, len(plans.lanes), runner._may_spread, state(runner)[:2]])
 
 
 def from_the_start_in_threads() -> None:

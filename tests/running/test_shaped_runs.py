@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.running.shaped_runs import Policy, Replanning, Returns
+from ortgpu.running.shape_returns import Policy, Replanning, Returns
 from tests.support.children import child_environment, run_child
 
 NONE: list[Any] = []
@@ -128,6 +128,17 @@ def test_lanes_serve_shapes_that_several_threads_run() -> None:
     assert found["wrong feed"] == ["InvalidArgument", 4]
     assert found["other shapes"] == [True, [[32 + size, 20] for size in range(4)], [1, 1, 1, 1]]
     assert found["closed"] == [[True] * 3, []]
+
+
+def test_shapes_go_on_in_one_lane_where_others_fail() -> None:
+    expected = [True, 1, 1, NONE, True, True, None]
+    assert program("lanes_that_fail") == {"not opened": expected, "other results": expected}
+
+
+def test_a_run_that_fails_in_a_further_lane_is_made_in_the_first() -> None:
+    found = program("lanes_without_room")
+    assert found["wrong feed"] == [["InvalidArgument"], 2, [True, None, 4]]
+    assert found["no room"] == [[True, True], 1, False, [True, None]]
 
 
 def test_threads_run_while_plans_are_made() -> None:
