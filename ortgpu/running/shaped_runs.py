@@ -252,9 +252,9 @@ class ShapedRunner(PlainRunner):
             if self._built is not None or self._is_closed:
                 return
             self._built = Outcome()
-            self._builder = Executor(1, "ortgpu-shapes")
+            builder = self._builder = Executor(1, "ortgpu-shapes")
         logger.debug("shapes of a session come back, and each is planned again: making plans for them")
-        self._builder.submit(self._built, _build, weakref.ref(self), self._make, self._policy.most)
+        builder.submit(self._built, _build, weakref.ref(self), self._make, self._policy.most, builder)
 
     def _take(self, plans: ShapePlans | None, why_none: str) -> None:
         """Take the plans that were made, or the reason why there are none."""
@@ -361,7 +361,7 @@ class ShapedRunner(PlainRunner):
             self._end_spread(shape, has_failed=True)
             return
         into = further if lane is None else lane
-        spreader.submit(Outcome(), _spread, weakref.ref(self), plans, shape, arrays, into)
+        spreader.submit(Outcome(), _spread, weakref.ref(self), plans, shape, arrays, into, spreader)
 
     def _end_spread(self, shape: Shape, *, has_failed: bool) -> None:
         with this_thread.holds, self._lock:
@@ -423,7 +423,9 @@ def _warn(session: RunningSession, replanning: Replanning, why: str) -> None:
     warnings.warn(text, PerformanceWarning, stacklevel=stacklevel(session))
 
 
-def _build(runner: weakref.ref[ShapedRunner], make: Callable[[int], ShapePlans], most: int) -> None:
+def _build(
+    runner: weakref.ref[ShapedRunner], make: Callable[[int], ShapePlans], most: int, _executor: Executor
+) -> None:
     plans, why = None, ""
     try:
         plans = make(most)
@@ -438,7 +440,12 @@ def _build(runner: weakref.ref[ShapedRunner], make: Callable[[int], ShapePlans],
 
 
 def _spread(
-    runner: weakref.ref[ShapedRunner], plans: ShapePlans, shape: Shape, feed: Mapping[str, Any], into: Lane | int
+    runner: weakref.ref[ShapedRunner],
+    plans: ShapePlans,
+    shape: Shape,
+    feed: Mapping[str, Any],
+    into: Lane | int,
+    _executor: Executor,  # kept meanwhile, so that the end of the program waits for this thread
 ) -> None:
     """Plan a shape in a further lane, by a run with ``feed``: in that lane, or in one of so many that are opened.
 

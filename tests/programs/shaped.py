@@ -564,6 +564,34 @@ def lanes_without_room() -> None:
     children.report("no room", [same, len(plans.lanes), runner._may_spread, state(runner)[:2]])
 
 
+def dropped_while_a_lane_opens() -> None:
+    """Drop a session while a thread opens a lane: ONNX Runtime must not return to a thread that Python has ended."""
+    begun = threading.Event()
+
+    def change(plans: Any, branches: int) -> Any:
+        open_lanes = plans._open_lanes
+
+        def slow(count: int) -> Any:
+            begun.set()
+            time.sleep(0.5)  # the program goes to its end meanwhile
+            yield from open_lanes(count)
+            children.report("opened", True)
+
+        plans._open_lanes = slow
+        return plans
+
+    session, runner = shaped(parsed(NETWORK), dataclasses.replace(EAGER, judged=1, waits=1), change=change)
+    settle(session, runner, SIZES)
+    plans = runner._plans
+    assert plans is not None
+    shape = plans.kept()[0]
+    kept = plans.find(shape)
+    assert kept is not None
+    plans.lanes[0].session._sess.queue.append(None)  # as if another run were at work
+    runner._note_wait(session, plans, shape, kept, SIZES[0])
+    children.report("begun", begun.wait(30))
+
+
 def from_the_start_in_threads() -> None:
     """Report the results of eight threads, during which plans are made."""
     model = parsed(NETWORK)

@@ -141,6 +141,10 @@ def test_a_run_that_fails_in_a_further_lane_is_made_in_the_first() -> None:
     assert found["no room"] == [[True, True], 1, False, [True, None]]
 
 
+def test_the_program_ends_once_a_lane_that_nobody_needs_is_open() -> None:
+    assert program("dropped_while_a_lane_opens") == {"begun": True, "opened": True}
+
+
 def test_threads_run_while_plans_are_made() -> None:
     same, has_plans, why_none, kept = program("from_the_start_in_threads")["threads"]
     assert [same, has_plans, why_none] == [True, True, None]
