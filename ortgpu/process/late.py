@@ -19,6 +19,7 @@ _ENGINE = "it imports ONNX Runtime, whose absence is diagnosed first"
 _RARE = "few sessions use it"
 _SLOW = "milliseconds that few programs spend"
 
+# Modules of this package without its name
 REASONS = {
     "inspect": _SLOW,
     "nccl.bindings.nccl": "an extra",
@@ -31,33 +32,33 @@ REASONS = {
     "shutil": _SLOW,
     "sysconfig": _SLOW,
     "tempfile": _SLOW,
-    "ortgpu.cli.bench.plot": "it imports matplotlib, an extra",
-    "ortgpu.cli.divergence": "it imports NumPy, whose absence a session diagnoses",
-    "ortgpu.diagnosis.checks.classifier": _DIAGNOSIS,
-    "ortgpu.diagnosis.checks.model": _DIAGNOSIS,
-    "ortgpu.diagnosis.diagnosing": _DIAGNOSIS,
-    "ortgpu.diagnosis.facts": _DIAGNOSIS,
-    "ortgpu.distributed.diagnosis.training": "inference needs nothing of it",
-    "ortgpu.environment.packages.origin": "it imports importlib.metadata: 40 ms",
-    "ortgpu.model.branches": "it imports onnx",
-    "ortgpu.model.contents": _DIAGNOSIS,
-    "ortgpu.provider.living": "the guard is light until a session is constructed",
-    "ortgpu.provider.runtime": "the guard is light until a session is constructed",
-    "ortgpu.running.graph_requests": _RARE,
-    "ortgpu.running.made_inputs": "it imports NumPy, whose absence a session diagnoses",
-    "ortgpu.running.onnxruntimes": _ENGINE,
-    "ortgpu.running.shape_plans": "it imports onnx",
-    "ortgpu.session.gpu_session": _ENGINE,
-    "ortgpu.session.guard.classes": "a program whose sessions are all on the CPU does without GPUSession",
-    "ortgpu.session.guard.verification": "the guard is light until a session is constructed",
-    "ortgpu.session.allowed_cpu": "imported while the driver initialises: neither waits for the other",
-    "ortgpu.session.opening": "imported while the driver initialises: neither waits for the other",
-    "ortgpu.session.placement_details": _RARE,
-    "ortgpu.session.pool.batching": _RARE,
-    "ortgpu.session.tuning.halving": _RARE,
-    "ortgpu.session.tuning.trial": _ENGINE,
-    "ortgpu.session.tuning.tuning": _ENGINE,
-    "ortgpu.session.verifying": "imported while the driver initialises: neither waits for the other",
+    ".cli.bench.plot": "it imports matplotlib, an extra",
+    ".cli.divergence": "it imports NumPy, whose absence a session diagnoses",
+    ".diagnosis.checks.classifier": _DIAGNOSIS,
+    ".diagnosis.checks.model": _DIAGNOSIS,
+    ".diagnosis.diagnosing": _DIAGNOSIS,
+    ".diagnosis.facts": _DIAGNOSIS,
+    ".distributed.diagnosis.training": "inference needs nothing of it",
+    ".environment.packages.origin": "it imports importlib.metadata: 40 ms",
+    ".model.branches": "it imports onnx",
+    ".model.contents": _DIAGNOSIS,
+    ".provider.living": "the guard is light until a session is constructed",
+    ".provider.runtime": "the guard is light until a session is constructed",
+    ".running.graph_requests": _RARE,
+    ".running.made_inputs": "it imports NumPy, whose absence a session diagnoses",
+    ".running.onnxruntimes": _ENGINE,
+    ".running.shape_plans": "it imports onnx",
+    ".session.gpu_session": _ENGINE,
+    ".session.guard.classes": "a program whose sessions are all on the CPU does without GPUSession",
+    ".session.guard.verification": "the guard is light until a session is constructed",
+    ".session.allowed_cpu": "imported while the driver initialises: neither waits for the other",
+    ".session.opening": "imported while the driver initialises: neither waits for the other",
+    ".session.placement_details": _RARE,
+    ".session.pool.batching": _RARE,
+    ".session.tuning.halving": _RARE,
+    ".session.tuning.trial": _ENGINE,
+    ".session.tuning.tuning": _ENGINE,
+    ".session.verifying": "imported while the driver initialises: neither waits for the other",
 }
 
 
@@ -68,5 +69,5 @@ class _Late(ModuleType):
 
 def late(name: str) -> ModuleType:
     """Return a module that is imported when its first attribute is asked for. It raises ImportError only then."""
-    assert name in REASONS, name
+    assert name.removeprefix("ortgpu") in REASONS, name
     return _Late(name)

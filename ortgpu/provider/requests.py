@@ -197,7 +197,9 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
 
 def _unknown_option(name: str, value: str, provider_library: str | None) -> ProviderOptionError:
     absent = absent_strings(provider_library, _OPTION_NAMES)
-    owner = _PREFIXES.get(name.lower().partition("_")[0]) or ("OpenVINOExecutionProvider" if name in _OF_OPENVINO else None)
+    owner = _PREFIXES.get(name.lower().partition("_")[0])
+    if owner is None and name in _OF_OPENVINO:
+        owner = "OpenVINOExecutionProvider"
     summary, advice = f"the CUDA provider knows no option {name!r}", f"remove {name!r}"
     if name in absent:
         summary = f"the installed CUDA provider knows no option {name!r}, which other releases of ONNX Runtime have"

@@ -16,7 +16,7 @@ MOST_INSIDE = 60  # A file whose import is late for a reason names it in the tab
 
 def test_each_module_of_the_table_is_imported_late_somewhere() -> None:
     used = {name for text in SOURCES.values() for name in re.findall(r'\blate\("([\w.]+)"\)', text)}
-    assert used == set(REASONS)
+    assert {name.removeprefix("ortgpu") for name in used} == set(REASONS)
 
 
 def test_type_checkers_see_the_import_of_each_late_module() -> None:
