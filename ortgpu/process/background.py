@@ -13,8 +13,9 @@ is reentrant, and is taken together with ``this_thread.holds``::
 
     with this_thread.holds, self._lock:
 
-Before a thread waits for another thread it asks :func:`may_wait`. A thread that holds a lock of the library makes the
-other thread's work itself instead: that one may need the lock. Queues are changed by single steps of C, without a lock.
+Before a thread waits for another thread it asks :func:`may_wait`. A thread that holds a lock of the library does the
+other thread's work itself instead, because the other thread may need the lock. Queues are changed by single steps of C,
+without a lock.
 ``tests/process/test_locks.py`` tries it, and looks at each lock of the package.
 """
 
@@ -35,18 +36,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
-AT_EXIT = 30.0  # seconds that the end of the interpreter waits for what still runs, at most
+AT_EXIT = 30.0  # The most seconds that the end of the interpreter waits for running work.
 
-_LOOK = 0.005  # seconds between two looks at a thread that is waited for with a limit
+_LOOK = 0.005  # Seconds between two looks at a thread, in a wait with a limit.
 
 logger = logging.getLogger("ortgpu")
 
 
 class logged:  # noqa: N801 - used like contextlib.suppress
-    """A context that logs whatever is raised in it, and raises nothing.
+    """A context that logs all exceptions of its block, and raises none.
 
-    For threads that others wait for: an exception of the program's callback, log filter or warning must not end
-    them, SystemExit and KeyboardInterrupt included. In the main thread an interrupt is raised.
+    Use it in threads that others wait for. No exception of the program's callback, log filter or warning may end them,
+    not even SystemExit or KeyboardInterrupt. In the main thread an interrupt is raised.
     """
 
     def __init__(self, what: str) -> None:
@@ -77,7 +78,7 @@ def log(level: int, message: str, *arguments: object, name: str = "ortgpu", **op
 
 
 class _ThisThread(threading.local):
-    """What the present thread holds of the library's locks.
+    """The locks of the library that the present thread holds.
 
     Attributes:
         holds: a lock that only this thread takes, before each other lock: a mark that no interrupt can leave behind.
@@ -89,7 +90,7 @@ class _ThisThread(threading.local):
     def __getattr__(self, name: str) -> Any:
         if name != "holds":
             raise AttributeError(name)
-        # Not __init__, amid which a finalizer may come
+        # An __init__ would be unsafe, because a finalizer may interrupt it.
         return vars(self).setdefault(name, threading.RLock())
 
 
@@ -110,7 +111,7 @@ def fork_safe_lock() -> AbstractContextManager[bool]:
 
 
 class cached_property(functools.cached_property[Result]):  # noqa: N801 - it takes the place of that one
-    """One without a lock, as since Python 3.12. Two threads may both make the value, and the first one stays."""
+    """A cached_property without a lock, as since Python 3.12. Two threads may both make the value; the first stays."""
 
     def __get__(self, instance: Any, owner: type[Any] | None = None) -> Result:  # type: ignore[override]  # of no class
         if instance is None:
@@ -121,11 +122,11 @@ class cached_property(functools.cached_property[Result]):  # noqa: N801 - it tak
 
 
 def uninterrupted(function: Callable[[], object]) -> None:
-    """Call ``function`` in a thread that no interrupt reaches, wait for its end, and raise what it raised.
+    """Call ``function`` in a thread that no interrupt reaches, wait for its end, and raise its exception.
 
     An interrupt of the wait is raised after that end. If the system gives no thread, this thread makes the call.
     """
-    if sys.is_finalizing():  # before 3.12 the thread would never run
+    if sys.is_finalizing():  # Before Python 3.12 the thread would never run.
         function()
         return
     at_work = threading.Lock()
@@ -142,7 +143,7 @@ def uninterrupted(function: Callable[[], object]) -> None:
             at_work.release()
 
     try:
-        for _ in map(_thread.start_new_thread, (call,), ((),)):  # a step of C: from here on it is waited for
+        for _ in map(_thread.start_new_thread, (call,), ((),)):  # After this step of C the thread is waited for.
             is_started = True
             try:
                 with at_work:
@@ -151,7 +152,7 @@ def uninterrupted(function: Callable[[], object]) -> None:
                 with at_work:
                     pass
                 raise
-    except RuntimeError:  # "can't start new thread": a limit of the container or the user
+    except RuntimeError:  # A limit of the container or the user: "can't start new thread".
         if is_started:
             raise
         function()
@@ -159,7 +160,7 @@ def uninterrupted(function: Callable[[], object]) -> None:
         try:
             raise errors.pop()
         finally:
-            del errors  # this frame is in its traceback
+            del errors  # The traceback of the error refers to this frame.
 
 
 def is_of_a_handler(error: BaseException) -> bool:
@@ -219,13 +220,13 @@ class Thread(threading.Thread):
         if self.ident is None:
             return True
         until = None if timeout is None else time.monotonic() + timeout
-        while until is not None and self._at_work.locked():  # an interrupt must not leave the lock with this thread
+        while until is not None and self._at_work.locked():  # An interrupt must not leave the lock with this thread.
             if time.monotonic() >= until:
                 return False
             time.sleep(_LOOK)
         with self._at_work:
             pass
-        self.join()  # it has next to nothing left to do
+        self.join()  # The thread is about to end.
         return True
 
 
@@ -243,7 +244,7 @@ class Task(Generic[Result]):
         self._thread = Thread(self._run, name)
         try:
             self._thread.start()
-        except RuntimeError:  # "can't start new thread": a limit of the container or the user
+        except RuntimeError:  # A limit of the container or the user: "can't start new thread".
             self._run()
         except BaseException:
             self._thread.wait()
@@ -266,5 +267,5 @@ class Task(Generic[Result]):
             try:
                 raise self._error
             finally:
-                del self  # this frame is in its traceback
+                del self  # The traceback of the error refers to this frame.
         return self._results[0]

@@ -24,7 +24,7 @@ _LENGTH = struct.Struct("<Q")
 _DESCRIPTOR = struct.Struct("i")
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # SIGPIPE at its default would end the process.
 _SO_NOSIGPIPE = 0x1022  # Defined in sys/socket.h of macOS, where MSG_NOSIGNAL is missing.
-_STANDARD = 2  # the last descriptor of the standard streams
+_STANDARD = 2  # The last descriptor of the standard streams.
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -52,7 +52,7 @@ class Channel:
         Raises:
             OSError: the other end is gone.
             TimeoutError: the other end did not take the message within ``timeout`` seconds.
-            Exception: whatever a message raises that does not pickle.
+            Exception: the message cannot be pickled.
         """
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         data = memoryview(_LENGTH.pack(len(body)) + body)
@@ -126,7 +126,7 @@ class Channel:
             for level, kind, data in messages:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     (descriptor,) = _DESCRIPTOR.unpack(data)
-                    os.set_inheritable(descriptor, False)  # macOS has no such flag
+                    os.set_inheritable(descriptor, False)  # macOS lacks MSG_CMSG_CLOEXEC.
         if not head:
             raise EOFError
         return head, descriptor
@@ -165,7 +165,7 @@ class Channel:
 
     def shut(self) -> None:
         """End the channel for both sides, also if a forked child has a copy of this end."""
-        with suppress(OSError):  # the other side did
+        with suppress(OSError):  # The other side may have done so.
             self._end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class Channel:
 def avoid_standard_streams(descriptor: int) -> int:
     """Return a descriptor above the standard streams, since a child replaces these. Closes the given descriptor.
 
-    A program that was started without standard input gets their numbers for its files.
+    If a program starts without standard streams, its files get their numbers.
     """
     if descriptor > _STANDARD or sys.platform == "win32":
         return descriptor
@@ -204,7 +204,7 @@ class PickledError:
 
     def error(self) -> BaseException:
         """Return the exception; a RuntimeError with its text if this process cannot make it."""
-        with suppress(Exception):  # its module may be one that cannot be imported here
+        with suppress(Exception):  # This process may be unable to import its module.
             if self.data is not None:
                 error = pickle.loads(self.data)  # noqa: S301 - of a child
                 if isinstance(error, BaseException):
@@ -220,4 +220,4 @@ def log_record(record: logging.LogRecord) -> None:
             target.handle(record)
     except BaseException as error:
         if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
-            raise  # Ctrl-C
+            raise  # The exception may be Ctrl-C.

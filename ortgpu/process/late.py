@@ -5,7 +5,7 @@
     else:
         onnx = late("onnx")
 
-So the head of a file shows what the file needs to readers, type checkers and tools that freeze programs.
+So the head of a file shows all imports to readers, type checkers and tools that freeze programs.
 """
 
 from __future__ import annotations
@@ -68,6 +68,6 @@ class _Late(ModuleType):
 
 
 def late(name: str) -> ModuleType:
-    """Return a module that is imported when its first attribute is asked for. It raises ImportError only then."""
+    """Return a module that is imported at the first use of an attribute. Only that use raises ImportError."""
     assert name.removeprefix("ortgpu") in REASONS, name
     return _Late(name)

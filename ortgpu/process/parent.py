@@ -27,8 +27,8 @@ from .channel import Channel, PickledError
 class Request:
     """A function to be called in the child.
 
-    ``call`` is pickled within the message, so that what does not unpickle is an exception of the request: a pair of
-    the function, or its name as "module:function", and its arguments.
+    ``call`` is a pair of the function, or its name as "module:function", and its arguments. It is pickled within the
+    message, so a failure to unpickle it is an exception of the request.
     """
 
     call: bytes
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a function tells before it returns."""
+    """A message of a function before it returns."""
 
     content: Any
 
@@ -61,7 +61,7 @@ def main() -> NoReturn:
     On Windows the standard input says how to open the socket.
     """
     global _control, _on_interrupt
-    # A terminal and a container send them to all processes.
+    # A terminal and a container send these signals to all processes.
     _on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end, level, *descriptors[:] = map(int, sys.argv[1:])
@@ -112,7 +112,7 @@ class _Records(QueueHandler):
         self._control = control
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):  # the parent has ended, and this process will
+        with suppress(OSError):  # The parent has ended, and this process will end too.
             self._control.send(record)
 
 
@@ -125,7 +125,7 @@ def _watch(control: Channel, requests: SimpleQueue[Request]) -> None:
 
 
 def _serve_without_thread(control: Channel) -> NoReturn:
-    with suppress(EOFError, OSError):  # the parent has closed the channel or has ended
+    with suppress(EOFError, OSError):  # The parent has closed the channel or has ended.
         while True:
             _answer(control, control.receive()[0])
     os._exit(0)
@@ -148,5 +148,5 @@ def _answer(control: Channel, request: Request) -> None:
             raise
         except Exception as error:  # noqa: BLE001 - the result does not pickle
             control.send(PickledError.of(error))
-    except OSError:  # the parent has ended
+    except OSError:  # The parent has ended.
         os._exit(0)

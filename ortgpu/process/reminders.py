@@ -1,4 +1,4 @@
-"""A thread that exists only while something is to be looked after: sessions that may become idle."""
+"""A thread that exists only while there is work for it, such as sessions that may become idle."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .background import Thread, may_wait, this_thread
 class Reminder:
     """Calls ``check`` of ``owner`` now and then, in a thread that ends once there is nothing to wait for.
 
-    ``check`` returns the seconds until it is to be called again, or None if nothing is to be waited for. The owner is
-    held weakly, and the thread ends with it.
+    ``check`` returns the seconds until its next call, or None if there is nothing to wait for. The owner is held
+    weakly, and the thread ends with it.
     """
 
     def __init__(self, owner: Any, check: Callable[[Any], float | None], name: str) -> None:
@@ -34,7 +34,7 @@ class Reminder:
         return self._thread is not None
 
     def start(self) -> None:
-        """Start the thread if there is none. Without a further thread in this process nothing is looked after."""
+        """Start the thread if there is none. If the process has reached its thread limit, ``check`` is not called."""
         if os.getpid() != self._pid:
             return  # The lock may be held for ever in a forked child.
         with this_thread.holds, self._lock:
@@ -42,11 +42,11 @@ class Reminder:
                 self._thread = thread = Thread(self._work, self._name)
                 try:
                     thread.start()
-                except RuntimeError:  # "can't start new thread": a limit of the container or the user
+                except RuntimeError:  # A limit of the container or the user: "can't start new thread".
                     self._thread = None
 
     def stop(self) -> None:
-        """End the thread and wait for its end, unless this is that thread, or holds what it may need."""
+        """End the thread and wait for its end. The thread itself does not wait, nor does a holder of a lock."""
         thread = self._thread
         if thread is not None and os.getpid() == self._pid:
             self._ends.put(None)

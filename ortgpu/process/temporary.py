@@ -1,4 +1,4 @@
-"""Folders of this user alone, and temporary folders. Later processes remove those of a killed process."""
+"""Folders of this user alone, and temporary folders. Later processes remove the folders of a killed process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ABANDONED = 86_400.0  # After so many seconds no living process uses a folder.
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder, unless it is there. Raises OSError if it cannot be made, or is not this user's alone."""
+    """Make a folder, unless it exists. Raises OSError if it cannot be made, or is not this user's alone."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    if sys.platform == "win32":  # a folder has the permissions of the folder that it is in
+    if sys.platform == "win32":  # A folder inherits the permissions of its parent folder.
         return
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
@@ -37,7 +37,7 @@ def make_own_folder(folder: Path) -> None:
 def private_folder(prefix: str) -> Iterator[str]:
     """Yield a temporary folder that no other user can read, and remove it.
 
-    A process that is killed leaves its folder behind. A later process of the same user removes it, from a day on.
+    A killed process leaves its folder behind. After a day, the next process of the same user removes it.
     """
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:

@@ -1,7 +1,7 @@
 """Worker threads that take calls for as long as the process lives.
 
-Those of concurrent.futures refuse all work once the main thread has ended. A program may go on in other threads then,
-such as a server. The threads here end with the interpreter instead.
+The threads of concurrent.futures refuse all work once the main thread has ended. A program, such as a server, may go on
+in other threads then. The threads here end with the interpreter instead.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any, Generic, TypeVar
 
 from .background import AT_EXIT, Thread, logged, may_wait
 
-_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+_WORKS_AT_FEEDS = True  # A thread in this module may hold a lock that others need; see pipeline._may_wait.
 
 Result = TypeVar("Result")
 Call = Callable[[], object]
 
-# Seconds. Who takes the lock of a future holds it for microseconds, unless an interrupt left it held.
+# Seconds. A thread holds the lock of a future for microseconds, unless an interrupt left it locked.
 _PATIENCE = 0.2
 
 
 class Outcome(Generic[Result]):
     """The result of a call that one thread makes and others wait for. Interrupts of the waiting threads do no harm."""
 
-    # Returns the function to be called once it is cancelled, or None
+    # Returns the function to be called after the cancellation, or None.
     leave: Callable[[], Callable[[], object] | None] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Outcome(Generic[Result]):
             pass
 
     def result(self) -> Result:
-        with self._pending:  # not wait(): a run is made of few calls
+        with self._pending:  # This is wait() without its call, since each run comes here.
             pass
         if self._error is not None:
             try:
@@ -85,10 +85,10 @@ class Outcome(Generic[Result]):
 class RobustFuture(Future[Result]):
     """A Future that calls every callback, whatever the others raise.
 
-    The standard library's own leaves out the rest after a SystemExit, and raises it in the thread that has answered.
+    After a SystemExit the standard library's Future skips the other callbacks, and raises it in the answering thread.
     """
 
-    leave: Callable[[], Callable[[], object] | None] = staticmethod(lambda: None)  # the same hook as an Outcome's
+    leave: Callable[[], Callable[[], object] | None] = staticmethod(lambda: None)  # An Outcome has the same hook.
 
     def cancel(self) -> bool:
         is_cancelled = super().cancel()
@@ -103,7 +103,7 @@ class RobustFuture(Future[Result]):
             _call_all(callbacks, self)
 
 
-_in_callbacks: set[int] = set()  # threads
+_in_callbacks: set[int] = set()  # The ids of threads.
 
 
 def is_in_callback() -> bool:
@@ -145,7 +145,7 @@ class FutureOutcome(Outcome[Result]):
         self._results.append(result)
         self._pending.release()
         if self._is_free():
-            with contextlib.suppress(InvalidStateError):  # it was cancelled while its lock was held
+            with contextlib.suppress(InvalidStateError):  # The future was cancelled while its lock was held.
                 self.future.set_result(result)
         else:
             _tell_late(self.future.set_result, result)
@@ -159,7 +159,7 @@ class FutureOutcome(Outcome[Result]):
             _tell_late(self.future.set_exception, error)
 
     def _is_free(self) -> bool:
-        lock = self.future._condition  # wait() and as_completed() of the standard library take it in the same way
+        lock = self.future._condition  # The standard library's wait() takes it in the same way.
         if lock.acquire(timeout=_PATIENCE):
             lock.release()
             return True
@@ -167,18 +167,18 @@ class FutureOutcome(Outcome[Result]):
 
 
 def _tell_late(tell: Callable[[Any], None], what: object) -> None:
-    """Tell a future by a thread of its own. The holder of its lock gives it free where it waits for the future."""
+    """Tell a future in a new thread. The thread with its lock releases the lock when it waits for the future."""
 
     def do() -> None:
         with contextlib.suppress(InvalidStateError):
             tell(what)
 
-    with contextlib.suppress(RuntimeError):  # no further thread: the future stays without a result
+    with contextlib.suppress(RuntimeError):  # Without a further thread the future gets no result.
         Thread(do, "ortgpu-future").start()
 
 
 class Notice:
-    """A notice that there is news. It stays until a thread takes it; giving it twice before that is giving it once.
+    """A notice that there is news. It stays until a thread takes it, and a second one before that changes nothing.
 
     Not a SimpleQueue: before Python 3.13 its ``get(timeout=...)`` never returns if a signal reaches the waiting thread
     when the time is over.
@@ -191,7 +191,7 @@ class Notice:
     def give(self) -> None:
         try:
             self._absent.release()
-        except RuntimeError:  # it is there already
+        except RuntimeError:  # The notice is there already.
             pass
 
     def take(self, timeout: float | None = None) -> bool:
@@ -231,7 +231,7 @@ class Executor:
             call()
         else:
             self._calls.put(call)
-        if self._has_no_thread() or self._closed:  # meanwhile, and the threads may have ended
+        if self._has_no_thread() or self._closed:  # This may have changed meanwhile, and the threads may have ended.
             self._make_left_calls()
 
     def _start(self, number: int) -> None:
@@ -255,14 +255,14 @@ class Executor:
     def close(self, timeout: float | None = None) -> None:
         """Refuse further calls and wait until the submitted ones are done, if this thread may wait. Twice is fine."""
         if os.getpid() != self._pid:
-            return  # the threads stayed in the process that was forked
+            return  # The threads stayed in the parent process.
         self._closed = True
         self.stop()
         if not may_wait():
             return
         until = None if timeout is None else time.monotonic() + timeout
         for thread in list(self.threads):
-            if thread is not threading.current_thread():  # a call may wait
+            if thread is not threading.current_thread():  # A call may close its own executor.
                 thread.wait(None if until is None else until - time.monotonic())
 
     def _make_left_calls(self) -> None:
@@ -288,22 +288,22 @@ class _Call:
         try:
             if outcome.begin():
                 result = self._function(*arguments)
-                arguments = ()  # the waiting thread may count on their memory
+                arguments = ()  # The waiting thread may need their memory.
                 outcome.give(result)
         except BaseException as error:  # noqa: BLE001 - the outcome's to raise
             arguments = ()
             outcome.fail(error)
-            del self, outcome  # the outcome holds the error, and that this frame
+            del self, outcome  # The outcome holds the error, and the error holds this frame.
 
 
 def _work(calls: SimpleQueue[Call | None], first: Call | None) -> None:
-    """Make the queued calls. This holds no reference to the executor, so that an unused one is let go."""
+    """Make the queued calls. No reference to the executor is held here, so an unused executor is freed."""
     if first is not None:
         first()
     while (call := calls.get()) is not None:
-        with logged("a call in a thread raised"):  # SystemExit, say, of a callback of a future: others wait for it
+        with logged("a call in a thread raised"):  # A callback may raise SystemExit, and others wait for this thread.
             call()
-        del call  # it holds its sender, and arrays
+        del call  # The call refers to its sender and to arrays.
     calls.put(None)  # The next thread has to end too.
 
 

@@ -1,4 +1,4 @@
-"""Comparable times, taken in turns, with their spread. Imports only the standard library."""
+"""Comparable times, measured alternately, with their spread. Imports only the standard library."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def untranslated() -> Iterator[None]:
         yield
         return
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):  # musl translates nothing
+    if not hasattr(libc, "gnu_get_libc_version"):  # The C library musl translates nothing.
         yield
         return
     libc.newlocale.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -28,7 +28,7 @@ def untranslated() -> Iterator[None]:
     libc.newlocale.restype = libc.uselocale.restype = libc.duplocale.restype = ctypes.c_void_p
     before = libc.uselocale(None)
     english = libc.newlocale(_LC_MESSAGES_MASK, b"C", libc.duplocale(before))  # It takes the copy as its own.
-    libc.uselocale(english)  # None, for want of memory, changes nothing
+    libc.uselocale(english)  # Without memory this is None, and changes nothing.
     try:
         yield
     finally:
