@@ -12,7 +12,7 @@ alone decides about nodes, numbers of replicas, and workers that die.
 
 With a fraction of a GPU (``num_gpus=0.5``) several workers share one GPU, and nothing divides its memory. Give each
 session a ``gpu_mem_limit`` (an option of the CUDA provider). A session uses one GPU. If a worker has several
-(``num_gpus=2``), ``device`` must say which of the assigned GPUs it uses.
+(``num_gpus=2``), ``device`` must name one of the assigned GPUs.
 
 Errors keep their type on the way to the driver. ``except ortgpu.GPUError`` works when consuming a dataset, with
 ``handle.remote(...).result()``, and with ``ray.get``. The raised object is both Ray's exception and ours, with our

@@ -69,24 +69,25 @@ def refusal(
 def uuids_of(assigned: Collection[str], gpus: Sequence[GPU], device_order: str | None) -> frozenset[str] | None:
     """Return the UUIDs of the GPUs that a session may be on, or None if unknown.
 
-    Ray's ids are numbers as in CUDA_VISIBLE_DEVICES, or UUIDs if Ray was started with UUIDs. ``gpus`` are NVML's of the
-    whole node. Unless CUDA_DEVICE_ORDER is PCI_BUS_ID, CUDA and NVML number them alike only if all GPUs are alike.
+    Ray's ids are numbers as in CUDA_VISIBLE_DEVICES, or UUIDs if Ray was started with UUIDs. ``gpus`` are the GPUs of
+    the whole node from NVML. Unless CUDA_DEVICE_ORDER is PCI_BUS_ID, CUDA and NVML number them alike only if all GPUs
+    are alike.
     """
-    found: set[str] = set()
+    uuids: set[str] = set()
     in_order = device_order == "PCI_BUS_ID" or len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1
     for name in assigned:
         if not name.isdecimal():
-            found.add(name)
+            uuids.add(name)
         elif in_order and int(name) < len(gpus) and (uuid := gpus[int(name)].uuid) is not None:
-            found |= {uuid, *gpus[int(name)].mig_uuids}
+            uuids |= {uuid, *gpus[int(name)].mig_uuids}
         else:
             return None
-    return frozenset(found)
+    return frozenset(uuids)
 
 
 def is_among(uuid: str, allowed: Collection[str]) -> bool:
-    """Compare digits: CUDA writes GPU- before the UUID of a MIG instance, and an allowed one may be shortened."""
-    return any(digits_of(uuid).startswith(digits_of(one)) for one in allowed)
+    """Compare digits: CUDA writes GPU- before the UUID of a MIG instance, and an allowed UUID may be shortened."""
+    return any(digits_of(uuid).startswith(digits_of(allowed_uuid)) for allowed_uuid in allowed)
 
 
 def elsewhere(uuid: str, allowed: Collection[str]) -> RankDeviceError:

@@ -36,9 +36,9 @@ def open_session(
 ) -> GPUSession:
     """Open a GPUSession on the GPU that Ray assigned to this worker. Call it inside an actor or a task.
 
-    The arguments are those of GPUSession. ``sess_options`` is a function that returns them, because SessionOptions
-    cannot be sent to a worker. ``device`` counts among the assigned GPUs and may be left out if there is only one. With
-    ``allow_cpu`` a worker without a GPU runs on the CPU.
+    The arguments are the same as for GPUSession. Pass ``sess_options`` as a function that returns SessionOptions,
+    because SessionOptions cannot be sent to a worker. ``device`` counts among the assigned GPUs and may be left out if
+    there is only one. With ``allow_cpu`` a worker without a GPU runs on the CPU.
 
     The session's GPU is compared with the assigned one by UUID. This is not possible without NVML, or if CUDA may
     number the GPUs of the node in another order (different models without CUDA_DEVICE_ORDER=PCI_BUS_ID).
@@ -124,13 +124,12 @@ class RayGPUSession:
             batch_size=256,
         )
 
-    The arguments are those of :func:`~ortgpu.integrations.ray.open_session`. Each actor opens a path on its own node.
-    Bytes go to the object store once, whatever the number of actors.
+    The arguments are the same as for :func:`~ortgpu.integrations.ray.open_session`. Each actor opens a path on its own
+    node. Bytes go to the object store once, whatever the number of actors.
 
-    The first batch opens the session, not the constructor, so that an error keeps its type on the way to the driver,
-    which consumes the dataset. (Ray Data logs it as an error of its own code; it is not.) Each actor takes one of Ray's
-    CPUs beside its GPU, unless ``num_cpus=0`` is set. Tasks that read data take one too. If no CPU is left for them,
-    Ray Data waits forever.
+    The first batch opens the session, not the constructor, so an error keeps its type on the way to the driver.
+    (Ray Data wrongly logs it as an error of its own code.) Each actor takes one of Ray's CPUs beside its GPU, unless
+    ``num_cpus=0`` is set. Tasks that read data take a CPU too. If no CPU is left for them, Ray Data waits forever.
 
     A subclass may prepare batches around ``super().__call__``.
     """
@@ -157,21 +156,21 @@ class RayGPUSession:
 
         Raises:
             GPUError: the session cannot be opened, or failed.
-            ValueError: an output has the name of a column that is kept.
+            ValueError: an output has the name of a column that is no input.
             Exception: ONNX Runtime's own, if a column is missing or has the wrong type.
         """
         try:
             session = self.session
             inputs = {entry.name for entry in session.get_inputs()}
-            kept = {name: column for name, column in batch.items() if name not in inputs}
+            columns = {name: column for name, column in batch.items() if name not in inputs}
             names = [entry.name for entry in session.get_outputs()]
-            twice = sorted(set(kept) & set(names))
+            twice = sorted(set(columns) & set(names))
             if twice:
                 raise ValueError(
                     f"outputs of the model and columns of the batch have the same name: {', '.join(twice)}"
                 )
             feed = {name: column for name, column in batch.items() if name in inputs}
-            return {**kept, **dict(zip(names, session.run(names, feed), strict=True))}
+            return {**columns, **dict(zip(names, session.run(names, feed), strict=True))}
         except GPUError:
             import ray.data  # Only a worker of Ray Data gets here.
 
@@ -222,9 +221,9 @@ def preflight(
         actors = [_start(group, number) for number in range(count)]
         places = _gather([actor.place.remote() for actor in actors], deadline, "start of the ranks")
         address = address_of(places)
-        left = max(deadline - time.monotonic(), 1.0)
+        seconds = max(deadline - time.monotonic(), 1.0)
         jobs = [
-            actor.run.remote(rank, address, left, calls)
+            actor.run.remote(rank, address, seconds, calls)
             for actor, rank in zip(actors, ranks_of([node for node, _, _ in places]), strict=True)
         ]
         reports: list[PreflightReport] = _gather(jobs, deadline + _GRACE, "preflight")
