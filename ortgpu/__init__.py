@@ -5,8 +5,8 @@
 GPUSession        a session on one GPU: run, map, batched; device, placement, memory
 GPUSessionPool    sessions on several GPUs, or in processes of their own, behind one run
 GPUError          the base class of all errors: summary, evidence, fixes, code
-tune              measure which settings suit a model on this GPU
-diagnose          find out what keeps models off the GPU, as `ortgpu doctor` does
+tune              find the fastest settings of a model on this GPU
+diagnose          find the cause that keeps models off the GPU, as `ortgpu doctor` does
 install, enforce  the same guarantee inside libraries that create their own sessions
 sessions          the sessions of this process
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os as _os
 
-TYPE_CHECKING = False  # typing itself would be most of the time of this import
+TYPE_CHECKING = False  # The import of typing would take most of the time of this import.
 
 if TYPE_CHECKING:
     from typing import Any
@@ -84,18 +84,19 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "__all__":  # for `from ortgpu import *` and help(); the list of errors is not loaded before
+    # `from ortgpu import *` and help() ask for __all__. Until then the list of errors is not loaded.
+    if name == "__all__":
         return _public_names()
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = _load(name)
+        value = _load(name)
     except AttributeError as error:
-        # Out of this function it would mean that there is no such name, and `from ortgpu import ...` would say that.
+        # An AttributeError would mean a missing name here, and `from ortgpu import ...` would say so.
         raise ImportError(f"ortgpu.{name} cannot be imported: {error}") from error
-    if found is None:
+    if value is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
+    return value
 
 
 def _load(name: str) -> object:
@@ -103,10 +104,10 @@ def _load(name: str) -> object:
     if name == "GPUSession":
         from .session.lazily import gpu_session_class
 
-        found = gpu_session_class()
-        if found.__module__ == "ortgpu.session":
-            globals()[name] = found
-        return found
+        session_class = gpu_session_class()
+        if session_class.__module__ == "ortgpu.session":
+            globals()[name] = session_class
+        return session_class
     # Not `from . import errors`: that would ask __getattr__ for a submodule that is not loaded yet.
     if name in _MODULES:
         return _module(name)
@@ -119,7 +120,7 @@ def _load(name: str) -> object:
 
 
 def _module(name: str) -> Any:
-    from importlib import import_module  # half of the time of `import ortgpu`
+    from importlib import import_module  # This import would take half of the time of `import ortgpu`.
 
     return import_module(f".{name}", __name__)
 
@@ -140,7 +141,7 @@ if "ORTGPU_ENFORCE" in _os.environ:
 
         from .session.guard.guard import install as _install
 
-        # Of `ortgpu exec`: whoever looks for the package onnxruntime is not to find what stands in for it there.
+        # `ortgpu exec` put this folder on the path. A search for the package onnxruntime must not find its stand-in.
         _startup = _os.path.join("session", "guard", "startup")
         _sys.path[:] = [entry for entry in _sys.path if not str(entry).endswith(_startup)]
         _install()

@@ -12,10 +12,11 @@ _NEEDED = ("rich", "click")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0 all is well, 1 a problem was found, 2 wrong usage.
 
-    ``argv`` holds the arguments after the program's name; None means those of this process.
+    ``argv`` holds the arguments after the program's name; None means the arguments of this process.
     """
     try:
-        from ortgpu.cli import run  # not at the top: a process that pickles by this module's name needs no command line
+        # This import is not at the top: a process that pickles by this module's name needs no command line.
+        from ortgpu.cli import run
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _find_shadowing_file() -> str | None:
-    """Return a file that hides a package which the command line needs, or None."""
+    """Return a file that hides a package of the command line, or None."""
     import importlib.metadata
     from importlib.machinery import PathFinder
 
@@ -37,14 +38,14 @@ def _find_shadowing_file() -> str | None:
             installed = str(importlib.metadata.distribution(name).locate_file(f"{name}/__init__.py"))
         except importlib.metadata.PackageNotFoundError:
             continue
-        found = spec.origin if spec is not None and spec.has_location else None
-        if found is not None and os.path.exists(installed) and not os.path.samefile(found, installed):
-            return found
+        origin = spec.origin if spec is not None and spec.has_location else None
+        if origin is not None and os.path.exists(installed) and not os.path.samefile(origin, installed):
+            return origin
     return None
 
 
 def _explain_import_failure(error: Exception, in_the_way: str | None) -> int:
-    """Say why the command line cannot be imported, without rich and click, which show other errors."""
+    """Say why the command line cannot be imported. Rich and click may be missing, so this function uses neither."""
     from ortgpu.environment.packages.installer import read_installer
 
     if in_the_way is not None:

@@ -46,7 +46,7 @@ def _escape_arguments(record: logging.LogRecord) -> bool:
     return True
 
 
-for _name in ("ortgpu", "ortgpu.pool"):  # a logger does not filter what its children log
+for _name in ("ortgpu", "ortgpu.pool"):  # A logger does not filter the records of its children.
     logging.getLogger(_name).addFilter(_escape_arguments)
 
 
@@ -55,8 +55,8 @@ class Fix(str):
 
     ``kind`` is ``"shell"`` for a command line, ``"python"`` for code to run before the session is made, and
     ``"manual"`` for a sentence. ``needs`` is None if an ordinary user can apply the fix in this environment. Otherwise
-    it names what the fix takes: ``"root"``, ``"reboot"``, ``"driver"``, ``"hardware"``, or ``"host"`` for the place
-    that starts this container or job.
+    it names the requirement: ``"root"``, ``"reboot"``, ``"driver"``, ``"hardware"``, or ``"host"`` for the place that
+    starts this container or job.
 
     Control characters are escaped. The lines of a command stay lines.
     """
@@ -118,14 +118,15 @@ class GPUError(RuntimeError):
     def __init_subclass__(cls) -> None:
         """Make fields of the annotations, and move their defaults out of the class: only instances have them.
 
-        Ray raises an object of its own subclass, which looks up attributes in the original error only if its class does
-        not have them. A class attribute would hide the value.
+        Ray raises an object of its own subclass. That object looks up an attribute in the original error only if its
+        class lacks the attribute, so a class attribute would hide the value.
         """
         super().__init_subclass__()
-        own = tuple(vars(cls).get("__annotations__", ()))  # Python 3.14 has them there for the __future__ import
-        cls.fields = (*cls.fields, *own)
+        # Python 3.14 has this attribute too, thanks to the __future__ import.
+        annotations = tuple(vars(cls).get("__annotations__", ()))
+        cls.fields = (*cls.fields, *annotations)
         cls._defaults = dict(cls._defaults)
-        for name in own:
+        for name in annotations:
             if name in vars(cls):
                 cls._defaults[name] = vars(cls)[name]
                 delattr(cls, name)
@@ -162,9 +163,9 @@ class GPUError(RuntimeError):
             lines.append("To fix it:")
             lines += ["    " + line for fix in self.fixes for line in fix.splitlines()]
         for label, following in (("This explains", True), ("Also found", False)):
-            found = [f"{e.code} ({e.summary})" for e in self.others if (e.consequence_of is not None) == following]
-            if found:
-                lines.append(f"{label}: " + "; ".join(found))
+            problems = [f"{e.code} ({e.summary})" for e in self.others if (e.consequence_of is not None) == following]
+            if problems:
+                lines.append(f"{label}: " + "; ".join(problems))
         lines.append(f"More: ortgpu explain {self.code}")
         return "\n".join(lines)
 
@@ -220,7 +221,7 @@ def _plain(value: object) -> object:
 class PackageError(GPUError, ImportError):
     """The ``onnxruntime`` that this process would import cannot use a GPU.
 
-    The class itself means that a package which an integration needs is not installed.
+    The class itself means that a package needed by an integration is not installed.
     """
 
     code = "package-error"
@@ -251,7 +252,7 @@ class ConflictingPackagesError(PackageError):
 class BrokenPackageError(PackageError):
     """Files of the installed package are missing, altered, or cannot be loaded.
 
-    ``files`` are the known ones, by path or as the record of ``package`` names them.
+    ``files`` lists the known files, by path or as the record of ``package`` names them.
     """
 
     code = "broken-package"
@@ -295,7 +296,7 @@ class LibraryVersionError(LibraryError):
 
 
 class LibraryConflictError(LibraryError):
-    """Libraries that exclude each other are, or would be, in this process. ``libraries`` lists the known ones."""
+    """Libraries that exclude each other are, or would be, in this process. ``libraries`` lists the known files."""
 
     code = "library-conflict"
     libraries: tuple[str, ...] = ()
@@ -377,8 +378,8 @@ class DeviceBusyError(DeviceError):
 class UnsupportedDeviceError(DeviceError):
     """The installed ONNX Runtime, or the cuDNN that it uses, contains no code for this generation of GPU.
 
-    ``device`` is the name of the GPU, ``compute_capability`` is (major, minor). ``architectures`` lists those with
-    code, if they were read.
+    ``device`` is the name of the GPU, ``compute_capability`` is (major, minor). ``architectures`` lists the
+    architectures with code; it is empty if they were not read.
     """
 
     code = "unsupported-device"
@@ -399,7 +400,7 @@ class InsufficientDeviceMemoryError(DeviceError, MemoryError):
 class ProviderError(GPUError):
     """ONNX Runtime's execution providers cannot do what was requested.
 
-    The class itself, which only a diagnosis reports, means that the model needs what the installed ONNX Runtime lacks.
+    The class itself means that the installed ONNX Runtime lacks a feature of the model. Only a diagnosis reports it.
     """
 
     code = "provider-error"
@@ -418,7 +419,7 @@ class ProviderRequestError(ProviderError, ValueError):
 class ProviderOptionError(ProviderError, ValueError):
     """The installed provider does not know the name or value of an option.
 
-    ``provider``, ``option`` and ``value`` name it.
+    ``provider``, ``option`` and ``value`` name the option.
     """
 
     code = "provider-option"
@@ -444,7 +445,7 @@ class PlacementError(GPUError):
 class ExecutionError(GPUError):
     """A session on the GPU failed while running.
 
-    The class itself means that the session or pool is closed, or that the pool has no GPU left.
+    The class itself means that the session or pool is closed, or that no GPU of the pool can be used any more.
     """
 
     code = "execution-error"
@@ -486,17 +487,17 @@ class ProviderFailureError(ExecutionError):
 
 
 class QueueFullError(ExecutionError):
-    """As many requests wait as a service of joined requests allows. ``limit`` is that number."""
+    """The batching service already has ``limit`` waiting requests."""
 
     code = "queue-full"
     limit: int | None
 
 
 class WorkerLostError(ExecutionError):
-    """A worker process of a pool died or exceeded the deadline, and so did the one that ran the request again.
+    """A worker process of a pool died or exceeded the deadline, and so did the worker that ran the request again.
 
-    ``worker`` is its index in ``pool.health()``, ``device`` its device as text, and ``cause`` the name of the signal
-    that ended it, its exit status, the error that it raised last, or the deadline.
+    ``worker`` is the index of the worker in ``pool.health()``, and ``device`` is its device as text. ``cause`` is the
+    name of the signal that ended it, its exit status, its last error, or the deadline.
     """
 
     code = "worker-lost"
@@ -506,7 +507,7 @@ class WorkerLostError(ExecutionError):
 
 
 class DistributedError(GPUError):
-    """Processes cannot work together. ``ranks`` lists the ranks concerned, ``phase`` says what they were doing."""
+    """Processes cannot work together. ``ranks`` lists the ranks concerned, ``phase`` names their work at that time."""
 
     code = "distributed-error"
     ranks: tuple[int, ...] = ()
@@ -514,7 +515,7 @@ class DistributedError(GPUError):
 
 
 class LauncherConflictError(DistributedError):
-    """The variables of two launchers contradict each other, or those of one are incomplete."""
+    """The variables of two launchers contradict each other, or the variables of one launcher are incomplete."""
 
     code = "launcher-conflict"
 
@@ -538,7 +539,7 @@ class CollectiveTimeoutError(DistributedError):
 
 
 class CollectiveMismatchError(DistributedError):
-    """Ranks planned different collective operations, or in another order."""
+    """Ranks planned different collective operations, or planned them in another order."""
 
     code = "collective-mismatch"
 
@@ -551,7 +552,7 @@ class NCCLError(DistributedError):
 
 
 class MPIInitError(DistributedError):
-    """MPI cannot be started, or a part of it is not there."""
+    """MPI cannot be started, or a part of MPI is missing."""
 
     code = "mpi-init"
 
@@ -592,7 +593,7 @@ class CPUExecutionWarning(UserWarning):
 
 
 class PerformanceWarning(UserWarning):
-    """A warning of time that ONNX Runtime loses silently, for instance by planning convolutions again and again."""
+    """A warning that ONNX Runtime loses time silently, for instance by planning convolutions again and again."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -602,11 +603,11 @@ def counted(number: int, noun: str) -> str:
 
 def catalogue() -> dict[str, type[GPUError]]:
     """Return every error class of this module, by code."""
-    classes = [each for each in globals().values() if isinstance(each, type)]
-    return {each.code: each for each in classes if issubclass(each, GPUError)}
+    classes = [cls for cls in globals().values() if isinstance(cls, type)]
+    return {cls.code: cls for cls in classes if issubclass(cls, GPUError)}
 
 
-if not TYPE_CHECKING:  # type checkers read no computed list, and take every name without an underscore
+if not TYPE_CHECKING:  # Type checkers read no computed list, and take every name without an underscore.
     __all__ = sorted(
-        ["CPUExecutionWarning", "Fix", "PerformanceWarning", *(each.__name__ for each in catalogue().values())]
+        ["CPUExecutionWarning", "Fix", "PerformanceWarning", *(cls.__name__ for cls in catalogue().values())]
     )

@@ -1,9 +1,9 @@
 """A pytest plugin for tests on a GPU.
 
 It has the marker ``ortgpu``, the option ``--ortgpu``, and the fixtures ``gpu_session``, ``gpu_device``, ``gpu_devices``
-and ``gpu_leak_check``. pytest loads this module in every project of an environment, so it imports almost nothing and
-does nothing if no test uses these names. If a test needs a GPU, a child process opens a session once to find out if
-that works. :mod:`ortgpu.testing` is the part without pytest.
+and ``gpu_leak_check``. pytest loads this module in every project of an environment, so the module imports almost
+nothing, and does nothing if no test uses these names. If a test needs a GPU, a child process opens a session once to
+try the GPU. :mod:`ortgpu.testing` is the part without pytest.
 """
 
 from __future__ import annotations
@@ -44,27 +44,29 @@ _HELP = (
     f"Default: {VARIABLE}, then the ini setting ortgpu, then auto"
 )
 
-_LISTINGS = ("collectonly", "showfixtures", "show_fixtures_per_test")  # options with which pytest runs no tests
+# With these options pytest runs no tests.
+_LISTINGS = ("collectonly", "showfixtures", "show_fixtures_per_test")
 
-# The names of this plugin: that of the entry point, and that of the module for -p and PYTEST_PLUGINS.
+# The names of this plugin: the name of the entry point, and the name of the module for -p and PYTEST_PLUGINS.
 _NAMES = ("ortgpu", "ortgpu.pytest_plugin")
 
 
 class _Run:
-    """The mode of this test run, and its GPUs, which are looked for when they are first needed."""
+    """The mode of this test run, and its GPUs. The search for GPUs begins when a test first needs one."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.mode, self.source = _resolve_mode(config)
         if self.mode == "cpu" and not _cpu_is_allowed():
             raise pytest.UsageError(f"{self.source}: set ORTGPU_ALLOW_CPU=1, too, which allows sessions on the CPU")
-        self.explained_by: str | None = None  # the test whose failure shows the whole diagnosis
-        worker = getattr(config, "workerinput", {})  # of pytest-xdist
+        self.explained_by: str | None = None  # This test's failure shows the whole diagnosis.
+        worker = getattr(config, "workerinput", {})  # Only pytest-xdist sets this attribute.
         self.worker_count: int = worker.get("workercount", 1)
         number = re.search(r"\d+$", worker.get("workerid", ""))
         self.worker_number = int(number[0]) if number else 0
         self._testrun: str | None = worker.get("testrunuid")
         self._folder, name = os.path.split(config.getoption("basetemp", None) or "")
-        self._shares = self._testrun is not None and name.startswith("popen-")  # with other workers of this host
+        # Workers of pytest-xdist on this host share the result of the search.
+        self._shares = self._testrun is not None and name.startswith("popen-")
         self._found: FoundGPUs | None = None
 
     def look(self) -> FoundGPUs:
@@ -84,23 +86,23 @@ class _Run:
             with open(os.path.join(self._folder, f"ortgpu-{key[:16]}"), "a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 file.seek(0)
-                found: FoundGPUs
+                result: FoundGPUs
                 try:
-                    found = pickle.load(file)  # noqa: S301 - pytest made this folder for this user alone
+                    result = pickle.load(file)  # noqa: S301 - pytest made this folder for this user alone
                 except (EOFError, pickle.UnpicklingError):
-                    found = find_gpus()
-                    pickle.dump(found, file)
-                return found
-        except OSError:  # a file system without locks, a full disk
+                    result = find_gpus()
+                    pickle.dump(result, file)
+                return result
+        except OSError:  # The file system has no locks, or the disk is full.
             return find_gpus()
 
     def line(self) -> str:
         if self.mode == "skip":
             return f"none is looked for: {self.source}"
-        found = self.look()
-        if found.problem is not None:
-            return f"none{', tests run on the CPU' if self.mode == 'cpu' else ''}: {_short(found.problem)}"
-        return ", ".join(map(str, found.gpus))
+        result = self.look()
+        if result.problem is not None:
+            return f"none{', tests run on the CPU' if self.mode == 'cpu' else ''}: {_short(result.problem)}"
+        return ", ".join(map(str, result.gpus))
 
 
 _RUN = pytest.StashKey[_Run]()
@@ -112,7 +114,7 @@ _PASSED = pytest.StashKey[bool]()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     for name in _NAMES:
         if not pluginmanager.has_plugin(name):
-            pluginmanager.register(object(), name)  # else pytest fails if it loads this module twice
+            pluginmanager.register(object(), name)  # Otherwise pytest fails if it loads this module twice.
     parser.getgroup("ortgpu").addoption("--ortgpu", choices=MODES, default=None, help=_HELP)
     parser.addini("ortgpu", f"the default of --ortgpu: {', '.join(MODES)}", default="")
 
@@ -123,7 +125,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
-    """Return the mode and its source: the command line, else the variable, else the ini file."""
+    """Return the mode and its source. The command line comes first, then the variable, then the ini file."""
     settings = {
         "--ortgpu={}": config.getoption("ortgpu", None),
         VARIABLE + "={}": os.environ.get(VARIABLE),
@@ -138,7 +140,7 @@ def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
     return "auto", "by default"
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
+@pytest.hookimpl(tryfirst=True)  # The marker must be there before -m selects tests.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         used = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
@@ -152,7 +154,7 @@ def _is_marked(item: pytest.Item) -> bool:
 
 
 def _is_ours(name: str, definitions: Sequence[pytest.FixtureDef[Any]]) -> bool:
-    for definition in reversed(definitions):  # the last one is used, and earlier ones if it requests them
+    for definition in reversed(definitions):  # pytest uses the last definition, and earlier ones on its request.
         if definition.func.__module__ == __name__:
             return True
         if name not in definition.argnames:
@@ -161,7 +163,8 @@ def _is_ours(name: str, definitions: Sequence[pytest.FixtureDef[Any]]) -> bool:
 
 
 def _cpu_is_allowed() -> bool:
-    from .session.request import cpu_is_allowed_by_variable  # not above: pytest loads this module in every project
+    # This import is not at the top, because pytest loads this module in every project.
+    from .session.request import cpu_is_allowed_by_variable
 
     return cpu_is_allowed_by_variable()
 
@@ -170,14 +173,14 @@ def _requirement(item: pytest.Item) -> GPURequirement:
     """Combine the markers of a test, its class and its module. For each value the closest marker counts."""
     from .testing import GPURequirement
 
-    wanted: dict[str, object] = {}
+    values: dict[str, object] = {}
     try:
         for mark in item.iter_markers(MARKER):
             if mark.args:
                 raise ValueError(f"takes its values by name, not {', '.join(map(repr, mark.args))}")
             GPURequirement.parse(**mark.kwargs)
-            wanted = {**mark.kwargs, **wanted}
-        return GPURequirement.parse(**wanted)
+            values = {**mark.kwargs, **values}
+        return GPURequirement.parse(**values)
     except ValueError as error:
         item.stash[_REFUSED] = True
         raise _failed(f"@pytest.mark.{MARKER}: {error}") from None
@@ -206,21 +209,21 @@ def _give_gpus(item: pytest.Item) -> tuple[Device, ...]:
             _refuse(item, f"needs a GPU, and none is looked for: {run.source}")
         from .testing import UnmetRequirementError, choose_gpus
 
-        found = run.look()
-        unusable = found.problem is not None and f"no GPU can be used: {_short(found.problem)}"
+        result = run.look()
+        unusable = result.problem is not None and f"no GPU can be used: {_short(result.problem)}"
         if unusable and (run.mode == "cpu" or (run.mode == "auto" and requirement.allow_cpu and _cpu_is_allowed())):
             from .provider.devices import CPU
 
             item.stash[_GPUS] = (CPU,) * requirement.count
             return item.stash[_GPUS]
-        if unusable and not found.gpus:
-            _refuse(item, unusable, found.problem)
+        if unusable and not result.gpus:
+            _refuse(item, unusable, result.problem)
         try:
-            gpus = choose_gpus(found.gpus, requirement, first=run.worker_number)
+            gpus = choose_gpus(result.gpus, requirement, first=run.worker_number)
         except UnmetRequirementError as error:
             _refuse(item, str(error))
         if unusable:
-            _refuse(item, unusable, found.problem)
+            _refuse(item, unusable, result.problem)
         item.stash[_GPUS] = gpus
     return item.stash[_GPUS]
 
@@ -242,27 +245,28 @@ def _failed(reason: str) -> BaseException:
     return pytest.fail.Exception(reason, pytrace=False)
 
 
-@pytest.hookimpl(hookwrapper=True, tryfirst=True)  # outermost, after xfail
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)  # As the outermost wrapper it sees the report after xfail.
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
     report: pytest.TestReport = (yield).get_result()
     if call.when == "call":
         item.stash[_PASSED] = call.excinfo is None
     if call.excinfo is None or not item.stash.get(_REFUSED, False):
         return
-    item.stash[_REFUSED] = False  # pytest-rerunfailures may retry it
-    if isinstance(report.longrepr, tuple):  # skipped: report the line of the test, not of pytest.skip above
+    item.stash[_REFUSED] = False  # pytest-rerunfailures may retry the test.
+    # A skipped test is reported with its own line, not with the line of pytest.skip above.
+    if isinstance(report.longrepr, tuple):
         path, line, _ = item.reportinfo()
         report.longrepr = (os.fspath(path), (line or 0) + 1, report.longrepr[2])
-    else:  # the test did not run, so with `require` an xfail marker must not hide that
+    else:  # The test did not run. With `require` an xfail marker must not hide that.
         report.outcome = "failed"
         report.__dict__.pop("wasxfail", None)
 
 
 @pytest.fixture
 def gpu_devices(request: pytest.FixtureRequest) -> tuple[Device, ...]:
-    """Return the GPUs of this test, as many as its marker asks for. Each is an ``ortgpu.Device``.
+    """Return the GPUs of this test as ``ortgpu.Device`` objects. Their number is the ``count`` of its marker.
 
-    They are the CPU, so often, for a test that may run there and has no GPU.
+    If there is no GPU and the test may run on the CPU, each entry is the CPU.
     """
     return _give_gpus(request.node)
 
@@ -283,7 +287,7 @@ def gpu_session(request: pytest.FixtureRequest, gpu_device: Device) -> Iterator[
     from .testing import gpu_sessions
 
     if "gpu_leak_check" in request.fixturenames:
-        request.getfixturevalue("gpu_leak_check")  # set up first, so torn down after the sessions are closed
+        request.getfixturevalue("gpu_leak_check")  # Set up first, it ends after the sessions.
     with gpu_sessions(device=gpu_device.ordinal, allow_cpu=not gpu_device.is_gpu) as open_session:
         yield open_session
 
@@ -304,9 +308,9 @@ def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ..
     try:
         with testing.gpu_leak_check(gpu_devices, shared=run.worker_count > len(run.look().gpus)):
             yield
-            if not node.stash.get(_PASSED, False):  # the test failed or was interrupted, so do not check
+            if not node.stash.get(_PASSED, False):  # A test that failed or was interrupted is not checked.
                 raise _TestFailedError
-            node.funcargs.clear()  # pytest keeps the values of fixtures longer
+            node.funcargs.clear()  # Otherwise pytest holds the values of fixtures longer.
     except _TestFailedError:
         pass
     except testing.UnmeasurableMemoryError as error:
@@ -320,7 +324,7 @@ class _TestFailedError(Exception):
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
-    """Return a line about the GPUs below the header, if there are tests that need one."""
+    """Return a line about the GPUs if a test needs one. pytest shows it below the header."""
     if any(config.getoption(name, False) for name in _LISTINGS) or config.getoption("verbose") < 0:
         return None
     return f"ortgpu: {config.stash[_RUN].line()}" if any(map(_is_marked, items)) else None

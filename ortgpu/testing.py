@@ -1,6 +1,6 @@
 """GPUs for tests, in any test framework. The fixtures of :mod:`ortgpu.pytest_plugin` use this module.
 
-    found = find_gpus()                     # once: a child process really opens a session
+    found = find_gpus()                     # Once for all tests: a child process opens a session.
     if found.problem is None:
         gpus = choose_gpus(found.gpus, GPURequirement.parse(memory="8GiB"))
         with gpu_leak_check(gpus), gpu_sessions(device=gpus[0].ordinal) as open_session:
@@ -44,12 +44,12 @@ MiB = 2**20
 #: Bytes by which the use of GPU memory may grow during a test, since CUDA keeps each kernel after its first use.
 LEAK_MARGIN = 64 * MiB
 
-_SETTLING = 2.0  # seconds; NVML reports freed memory with a delay
+_SETTLING = 2.0  # seconds, because NVML reports freed memory with a delay
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])(I?))?B")
 
 
 class UnmetRequirementError(LookupError):
-    """The available GPUs do not meet the requirement of a test. The text says what is missing."""
+    """The available GPUs do not meet the requirement of a test. The text names the missing property."""
 
 
 class UnmeasurableMemoryError(RuntimeError):
@@ -58,7 +58,7 @@ class UnmeasurableMemoryError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class GPURequirement:
-    """A requirement of a test: the number of GPUs, and what each must have.
+    """A requirement of a test: the number of GPUs, and the properties of each GPU.
 
     ``memory`` is free memory in bytes at the time of choosing. ``compute_capability`` is the lowest (major, minor).
     None means no requirement. ``allow_cpu`` is True for a test that may run on the CPU where no GPU can be used.
@@ -74,7 +74,7 @@ class GPURequirement:
         """Parse a requirement written for people: ``count=2``, ``memory="8GiB"``, ``compute_capability=(8, 0)``.
 
         Raises:
-            ValueError: a name is unknown or a value is invalid. The text says what is valid.
+            ValueError: a name is unknown or a value is invalid. The text names the valid ones.
         """
         unknown = sorted(set(wanted) - set(_PARSERS))
         if unknown:
@@ -161,7 +161,7 @@ def find_gpus(timeout: float = 60.0) -> FoundGPUs:
     if not diagnosis.ok:
         return FoundGPUs(gpus, diagnosis.problems[0])
     session = probe.step("session") if probe is not None else None
-    if session is None or not session.ok:  # a session must have opened, even if no check failed
+    if session is None or not session.ok:  # The checks may pass although no session opened.
         output = probe.output.splitlines() if probe is not None else ()
         return FoundGPUs(
             gpus, ProviderFallbackError("the child that should open a session did not do so", evidence=output)
@@ -195,7 +195,7 @@ def _failing(gpu: Device, requirement: GPURequirement) -> str | None:
     if requirement.memory is None:
         return None
     memory = driver.read_gpu_memory(gpu.uuid) if gpu.uuid else None
-    free = memory[0] if memory is not None else gpu.total_memory  # without NVML, assume that all is free
+    free = memory[0] if memory is not None else gpu.total_memory  # Without NVML all memory counts as free.
     if free is not None and free < requirement.memory:
         total = f" of {format_bytes(memory[1])}" if memory is not None else ""
         return f"{format_bytes(free)}{total} free"
@@ -206,9 +206,9 @@ def _failing(gpu: Device, requirement: GPURequirement) -> str | None:
 def gpu_sessions(device: int | str | None = None, *, allow_cpu: bool = False) -> Iterator[Callable[..., GPUSession]]:
     """Yield a function like :class:`ortgpu.GPUSession`, and close its sessions at the end, the last one first.
 
-    ``device`` is used for sessions that name no device by ``device`` or by the provider option ``device_id``,
-    ``allow_cpu=True`` for sessions that say nothing of it. If ORTGPU_ALLOW_CPU alone puts a session on the CPU, the
-    function raises ExecutionError.
+    ``device`` is the default for sessions that name no device by ``device`` or by the provider option ``device_id``.
+    ``allow_cpu`` is the default of the same argument. If ORTGPU_ALLOW_CPU alone puts a session on the CPU, the function
+    raises ExecutionError.
     """
     with ExitStack() as opened:
 
@@ -237,7 +237,7 @@ def gpu_sessions(device: int | str | None = None, *, allow_cpu: bool = False) ->
 def _names_device(providers: Any, provider_options: Any) -> bool:
     try:
         return "device_id" in requests.parse(providers, provider_options).options_of(requests.CUDA)
-    except GPUError:  # malformed: the session says how
+    except GPUError:  # The request is malformed. The session raises the error.
         return True
 
 
@@ -261,14 +261,14 @@ def gpu_leak_check(gpus: Sequence[Device], *, margin: int = LEAK_MARGIN, shared:
     before = []
     for gpu in gpus:
         _warm_up(gpu)
-        own, total = _memory_use(gpu)
-        if own is None and total is None:
+        own_use, total = _memory_use(gpu)
+        if own_use is None and total is None:
             raise UnmeasurableMemoryError(f"NVML does not say how much memory of {gpu} is in use")
-        if own is None and shared:
+        if own_use is None and shared:
             raise UnmeasurableMemoryError(
                 f"NVML does not show which process uses memory of {gpu}, and other processes use it too"
             )
-        before.append((own, total))
+        before.append((own_use, total))
     yield
     grown = _grown(gpus, before)
     deadline = time.monotonic() + _SETTLING
@@ -290,10 +290,10 @@ def gpu_leak_check(gpus: Sequence[Device], *, margin: int = LEAK_MARGIN, shared:
 def _grown(gpus: Sequence[Device], before: Sequence[tuple[int | None, int | None]]) -> list[tuple[int, str]]:
     gc.collect()
     grown = []
-    for gpu, (own, total) in zip(gpus, before, strict=True):
+    for gpu, (own_use, total) in zip(gpus, before, strict=True):
         own_now, total_now = _memory_use(gpu)
-        if own is not None:
-            grown.append(((own_now or 0) - own, "by this process"))  # no longer shown: it uses nothing
+        if own_use is not None:
+            grown.append(((own_now or 0) - own_use, "by this process"))  # NVML does not list a process without memory.
         elif total is None or total_now is None:
             raise UnmeasurableMemoryError(f"NVML no longer says how much memory of {gpu} is in use")
         else:
@@ -323,12 +323,12 @@ warm_up (float[1, 1, 64, 64] x, float[64, 1, 3, 3] w) => (float[1, 64, 64, 64] y
 
 
 def _warm_up(gpu: Device) -> None:
-    """Create the CUDA context of this process, and let cuBLAS and cuDNN load what they load once."""
+    """Create the CUDA context of this process, and let cuBLAS and cuDNN load their kernels."""
     with this_thread.holds, _warming:
         if (os.getpid(), gpu.ordinal) in _warm:
             return
         _run_once(onnx.parser.parse_model(_MATMUL).SerializeToString(), gpu)
-        with suppress(GPUError):  # cuDNN is not installed, so it loads nothing later either
+        with suppress(GPUError):  # Without cuDNN nothing is loaded later either.
             _run_once(onnx.parser.parse_model(_CONV).SerializeToString(), gpu)
         _warm.add((os.getpid(), gpu.ordinal))
 
