@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     tempfile = late("tempfile")
 
-_DEATH = 2.0  # seconds that a killed process may take to be gone; one that is stuck in the driver takes for ever
+_DEATH = 2.0  # A killed process is waited for this many seconds. A process stuck in the driver never ends.
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Ended:
     """The end of a child. ``returncode`` None: it could not be started, or was killed at the deadline."""
 
     returncode: int | None
-    output: str  # what it wrote to its standard output
-    errors: str  # and to its standard error; where it could not be started, why not
+    output: str  # text of its standard output
+    errors: str  # text of its standard error, or the reason why it could not be started
     timed_out: bool = False
 
     @property
@@ -48,10 +48,10 @@ def run(
 ) -> Ended:
     """Run a program and wait for it, at most ``timeout`` seconds. A failure of the program raises nothing.
 
-    It leads a process group, which is killed at the deadline or after its end: nothing that it started in that group
-    survives. With ``grace`` it first gets SIGTERM and that many seconds to end: mpirun has its processes in groups of
-    their own, and only mpirun can end them. With ``together`` its standard error goes into ``output``, in the order of
-    writing.
+    The program leads a process group. The group is killed at the deadline, or after the program's end, so nothing that
+    it started in that group survives. With ``grace`` the program first gets SIGTERM and that many seconds to end:
+    mpirun has its processes in groups of their own, and only mpirun can end them. With ``together`` its standard error
+    goes into ``output``, in the order of writing.
     """
     try:
         with output_file() as output, output_file() as errors:
@@ -64,17 +64,17 @@ def run(
                 start_new_session=True,
             )
             timed_out = not _ends(child, timeout, grace)
-            text, said = (_content(file) for file in (output, errors))
+            text, error_text = (_content(file) for file in (output, errors))
     except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
         return Ended(None, "", str(error))
-    return Ended(None if timed_out else child.returncode, text, said, timed_out)
+    return Ended(None if timed_out else child.returncode, text, error_text, timed_out)
 
 
 def output_file() -> IO[bytes]:
-    """Return an empty file for output. A pipe would be held open, and so its reader, by any process that is left."""
+    """Return an empty file for output. With a pipe, any surviving process would keep the reader waiting."""
     try:
         return open(os.memfd_create("output"), "w+b")
-    except (AttributeError, OSError):  # not Linux, or an old or restricted one
+    except (AttributeError, OSError):  # This is not Linux, or its kernel is old or restricted.
         return tempfile.TemporaryFile()
 
 
@@ -91,7 +91,7 @@ def _ends(child: subprocess.Popen[bytes], timeout: float, grace: float) -> bool:
     except subprocess.TimeoutExpired:
         if grace:
             child.terminate()
-            with suppress(subprocess.TimeoutExpired):  # killed now, as it would be without grace
+            with suppress(subprocess.TimeoutExpired):  # The group is killed below.
                 child.wait(grace)
         return False
     finally:
@@ -102,10 +102,10 @@ def interpreter() -> str:
     """Return the path of the interpreter for children. Raises FileNotFoundError in a frozen program."""
     if is_frozen():
         raise FileNotFoundError("this program is frozen: it has no interpreter that could run a child process")
-    found = this_interpreter()
-    if not found:
+    path = this_interpreter()
+    if not path:
         raise FileNotFoundError("sys.executable is empty: there is no interpreter that could run a child process")
-    return found
+    return path
 
 
 def run_python(
@@ -137,35 +137,35 @@ except (AttributeError, ImportError, OSError, TypeError):
 def python_command(code: str, *arguments: str) -> list[str]:
     """Return the command that runs code in another process of this interpreter. Raises as :func:`interpreter`.
 
-    ``sys.path`` travels along, and the options of the interpreter that decide what else is imported: the child has to
-    see the environment that this process sees. On Linux it is killed when the thread that starts it ends.
+    The child gets ``sys.path`` and the isolation options of this interpreter, because it has to see the same
+    environment. On Linux the child is killed when the thread that starts it ends.
     """
-    path = search_path()  # an argument for each entry: Linux allows 128 KiB for one, and 2 MiB for all
+    path = search_path()  # Each entry is an argument of its own: Linux allows 128 KiB for one and 2 MiB for all.
     isolation = [option for flag, option in _ISOLATION.items() if getattr(sys.flags, flag, False)]
-    if "-I" in isolation and "-s" not in isolation:  # by a ._pth file of Windows, which isolates the child as well
+    if "-I" in isolation and "-s" not in isolation:  # A ._pth file of Windows set it, and isolates the child as well.
         isolation.remove("-I")
     return [interpreter(), *isolation, "-c", f"{_SET_PATH}{_END_WITH_PARENT}{code}", str(len(path)), *path, *arguments]
 
 
-# The options by which an interpreter leaves out variables, the user's packages or ``site``
+# These options make an interpreter ignore variables, the user's packages or ``site``.
 _ISOLATION = {
     "isolated": "-I",
     "ignore_environment": "-E",
     "no_user_site": "-s",
     "no_site": "-S",
-    "safe_path": "-P",  # since Python 3.11
+    "safe_path": "-P",  # new in Python 3.11
 }
 
 
 def parse_answer(output: str) -> Any:
-    """Return the last line that is a JSON list, or None: libraries print too, also when the process ends."""
+    """Return the last line that is a JSON list, or None. Other lines come from libraries, some at the process's end."""
     for line in reversed(output.splitlines()):
         try:
-            found = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, list):
-            return found
+        if isinstance(answer, list):
+            return answer
     return None
 
 
@@ -177,12 +177,12 @@ def cause_of_death(returncode: int) -> str | None:
     """Return the signal or the exception of Windows that ended a process, from its exit code; None for neither."""
     if returncode < 0:
         return signal_name(-returncode)
-    return f"exception 0x{returncode:08X}" if returncode >= 0xC0000000 else None  # in winnt.h
+    return f"exception 0x{returncode:08X}" if returncode >= 0xC0000000 else None  # winnt.h
 
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:
     """Kill a child that leads a process group, and the whole group. A process stuck in the driver is left."""
-    with suppress(ProcessLookupError, PermissionError):  # it ended by itself
+    with suppress(ProcessLookupError, PermissionError):  # It ended by itself.
         if hasattr(os, "killpg"):
             os.killpg(child.pid, signal.SIGKILL)
         else:

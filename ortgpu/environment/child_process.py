@@ -21,9 +21,9 @@ from .child import cause_of_death, kill_group, output_file, python_command
 from .packages.plugins import environ_of_child
 
 _PROGRAM = f"from {parent.__name__} import main; main()"
-_DEATH = 5.0  # seconds for a process to be gone that has closed its channel; one that is stuck in the driver is left
-_LOOK = 0.01  # between two looks at such a process
-_PATIENCE = 1.0  # between two looks at a process that works, and for the rest of a message
+_DEATH = 5.0  # A process that closed its channel has this many seconds to end. One stuck in the driver is left.
+_LOOK = 0.01  # seconds between two looks at a process that is ending
+_PATIENCE = 1.0  # seconds between two looks at a working process, and for the rest of a message
 
 
 class ChildFailedError(Exception):
@@ -41,12 +41,13 @@ class ChildProcess:
     this process ends or closes the channel. Leaving a ``with`` block kills it and all that it started in its group.
 
     Args:
-        environ: its variables; without them those of :func:`environ_of_child`.
-        descriptors: what it inherits, apart from its channel; not on Windows.
-        keeps_output: whether its output is kept for :meth:`output`. Otherwise it goes where that of this process goes.
+        environ: its environment variables; by default :func:`environ_of_child`.
+        descriptors: further file descriptors that the child inherits; not on Windows.
+        keeps_output: whether its output is kept for :meth:`output`. Otherwise the child writes to this process's
+            standard output and error.
 
     Attributes:
-        channel: to the process. What :meth:`ask` does not expect may be received from it directly.
+        channel: the channel to the process. A caller may receive messages that :meth:`ask` does not expect from it.
         process: the process itself.
 
     Raises:
@@ -82,12 +83,12 @@ class ChildProcess:
                     start_new_session=True,
                     pass_fds=() if sys.platform == "win32" else numbers,
                 )
-                if sys.platform == "win32":  # where the handle of a socket is of no use to another process
+                if sys.platform == "win32":  # The handle of a socket is of no use to another process there.
                     assert self.process.stdin is not None
-                    with suppress(OSError), self.process.stdin as stdin:  # it has ended: the first request says so
+                    with suppress(OSError), self.process.stdin as stdin:  # If it has ended, the first request says so.
                         stdin.write(their.share(self.process.pid))
                 failed.pop_all()
-        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+        except (OSError, ValueError) as error:  # A NUL in an argument is a ValueError.
             raise _not_started(error) from None
         self.channel = Channel(ours)
 
@@ -110,18 +111,18 @@ class ChildProcess:
 
         Raises:
             ChildFailedError: the process ended, or was killed because it did not answer within ``timeout`` seconds.
-            Exception: whatever the function raises, or an argument that does not pickle.
+            Exception: the function raised it, or an argument does not pickle.
         """
         request = parent.Request(pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL))
         until = None if timeout is None else time.monotonic() + timeout
         try:
             self.channel.send(request, timeout=timeout)
             while True:
-                said = self._receive(until)
-                if isinstance(said, logging.LogRecord):
-                    log_record(said)
-                elif isinstance(said, parent.Note):
-                    on_note(said.content)
+                message = self._receive(until)
+                if isinstance(message, logging.LogRecord):
+                    log_record(message)
+                elif isinstance(message, parent.Note):
+                    on_note(message.content)
                 else:
                     break
         except TimeoutError:
@@ -132,10 +133,10 @@ class ChildProcess:
             printed = self.output().decode("utf-8", "replace") if self._output is not None else ""
             words = [line for line in printed.splitlines() if line.strip()][-1:]
             raise ChildFailedError(": ".join(["the process ended", cause, *words])) from None
-        if isinstance(said, PickledError):
-            raise said.error()
-        assert isinstance(said, parent.Answer)
-        return said.result
+        if isinstance(message, PickledError):
+            raise message.error()
+        assert isinstance(message, parent.Answer)
+        return message.result
 
     def _receive(self, until: float | None) -> Any:
         """Return a message. Raises as :meth:`Channel.receive`, also if a forked process holds the other end open."""
@@ -144,10 +145,10 @@ class ChildProcess:
                 raise EOFError
             if until is not None and time.monotonic() >= until:
                 raise TimeoutError
-        said, descriptor = self.channel.receive(None if until is None else max(until - time.monotonic(), _PATIENCE))
+        message, descriptor = self.channel.receive(None if until is None else max(until - time.monotonic(), _PATIENCE))
         if descriptor is not None:
             os.close(descriptor)
-        return said
+        return message
 
     @property
     def is_alive(self) -> bool:
@@ -155,7 +156,7 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status as subprocess has it, once :meth:`cause` has returned; None if it is not known."""
+        """The exit status in subprocess's convention, once :meth:`cause` has returned; None if it is not known."""
         return None if self._is_status_lost else self.process.returncode
 
     def kill(self, reason: str | None = None) -> None:
@@ -166,7 +167,7 @@ class ChildProcess:
         self.channel.shut()
 
     def cause(self) -> str:
-        """Wait for its end, at most 5 s, and return the cause. Kill what does not end, and its group."""
+        """Wait at most 5 s for its end, kill it if it does not end, kill its group, and return the cause."""
         until = time.monotonic() + _DEATH
         while not self._has_ended() and time.monotonic() < until:
             time.sleep(_LOOK)
@@ -184,18 +185,18 @@ class ChildProcess:
         if self.process.returncode is None and hasattr(os, "waitid"):
             try:
                 os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:  # Popen takes this for exit status 0
+            except ChildProcessError:  # Popen takes this for exit status 0.
                 self._is_status_lost = self.process.returncode is None
         return self.process.poll() is not None
 
     def output(self) -> bytes:
-        """Return what it wrote to standard output and error. Call this after its end: it shares the file's position."""
+        """Return its standard output and error. Call this after its end: both share the file position."""
         assert self._output is not None, "its output is not kept"
         self._output.seek(0)
         return self._output.read()
 
     def close(self) -> None:
-        """Kill it, and free what this process holds of it. Call this once no thread uses the channel."""
+        """Kill it, and close the channel and the output file. Call this once no thread uses the channel."""
         self.kill()
         self.channel.close()
         if self._output is not None:

@@ -21,9 +21,9 @@ if sys.platform != "win32":
     import resource
 
 _DISPLAY_CLASS: Final = 0x03
-# The machine of a 32-bit Python, by the machine that the system reports
+# A 32-bit Python has this machine on a system that reports the other.
 _OF_32_BITS: Final = {"x86_64": "i686", "AMD64": "x86", "aarch64": "armv7l", "ARM64": "arm"}
-_NO_LIMIT: Final = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+_NO_LIMIT: Final = 1 << 60  # In cgroup v1 a number near 2**63 means no limit.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Host:
     """The machine as this process sees it. None means unknown."""
 
     system: str  # platform.system(): "Linux", "Windows", "Darwin"
-    machine: str  # platform.machine(): "x86_64", "aarch64", "AMD64"; where Python is for 32 bits, that: "i686", "x86"
+    machine: str  # platform.machine(): "x86_64", "aarch64", "AMD64"; of a 32-bit Python "i686", "x86"
     os_name: str | None  # PRETTY_NAME of /etc/os-release; "Windows 11 10.0.26100"
     kernel: str | None
     libc: str | None  # "glibc 2.36", "musl"
@@ -51,12 +51,12 @@ class Host:
     container: str | None  # "docker", "podman", "kubernetes", "lxc", or another name; None: none seen
     wsl: bool
     display_vendors: frozenset[int] | None  # PCI vendor ids of display controllers: 0x10de, 0x1002, 0x8086
-    frozen: bool  # a bundle, as PyInstaller and pex make them
+    frozen: bool  # True: a bundle of PyInstaller, pex and the like
     address_space: int | None = None  # bytes that this process may map (ulimit -v); None: no limit, or unknown
-    data: int | None = None  # bytes of them that may be private and writable (ulimit -d); None: as before
+    data: int | None = None  # bytes of private writable memory (ulimit -d); None: no limit, or unknown
     open_files: OpenFiles | None = None
-    stack: int | None = None  # bytes, of the stack that each thread gets (ulimit -s); None: as before
-    service: str | None = None  # that runs this process for its users: "Google Colab"; None: none is known
+    stack: int | None = None  # bytes of each thread's stack (ulimit -s); None: no limit, or unknown
+    service: str | None = None  # hosted service that runs this process: "Google Colab"; None: none is known
 
     @property
     def is_windows(self) -> bool:
@@ -65,7 +65,7 @@ class Host:
 
 
 def read_host(root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None = None) -> Host:
-    """Read what the operating system says about itself. ``container`` None does not prove that there is none."""
+    """Read the operating system's facts about itself. ``container`` None does not prove that there is none."""
     variables = os.environ if environ is None else environ
     release = read_below(root, "proc/sys/kernel/osrelease")
     kernel = (release or platform.release()).strip() or None
@@ -98,9 +98,9 @@ def _read_os_name(root: Path | None) -> str | None:
     return parse_os_release(read_below(root, "etc/os-release") or read_below(root, "usr/lib/os-release"))
 
 
-# The variables that each sets for its users: kagglehub's env.py; docs.aws.amazon.com/lambda, "Defined runtime
-# environment variables"; Cloud Run's container contract; modal.com/docs, "Environment variables"; the package spaces;
-# huggingface.co/docs/hub, "Spaces Overview". A Space with ZeroGPU is a Space too.
+# Each service sets its variable for its users. Sources: kagglehub's env.py; docs.aws.amazon.com/lambda, "Defined
+# runtime environment variables"; Cloud Run's container contract; modal.com/docs, "Environment variables"; the package
+# spaces; huggingface.co/docs/hub, "Spaces Overview". A Space with ZeroGPU is a Space too, so ZeroGPU comes first.
 _SERVICES: Final = (
     ("Kaggle", "KAGGLE_KERNEL_RUN_TYPE"),
     ("Google Colab", "COLAB_RELEASE_TAG"),
@@ -115,7 +115,7 @@ _SERVICES: Final = (
 
 def _read_service(environ: Mapping[str, str]) -> str | None:
     if environ.get("KUBERNETES_SERVICE_HOST") and environ.get("K_SERVICE"):
-        return None  # Knative, in a cluster of somebody's own
+        return None  # This is Knative in a self-managed cluster.
     return next((name for name, variable in _SERVICES if environ.get(variable)), None)
 
 
@@ -123,12 +123,12 @@ def _read_limits(name: str) -> tuple[int | None, int | None]:
     if sys.platform == "win32":
         return None, None
     soft, hard = (
-        None if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(getattr(resource, name))
+        None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(getattr(resource, name))
     )
     return soft, hard
 
 
-_MOST_FILES: Final = 1 << 20  # the most that Linux allows: the default of /proc/sys/fs/nr_open
+_MOST_FILES: Final = 1 << 20  # default of /proc/sys/fs/nr_open, the maximum on Linux
 
 
 def _read_open_files() -> OpenFiles | None:
@@ -136,7 +136,7 @@ def _read_open_files() -> OpenFiles | None:
     if limit is None:
         return None
     try:
-        used = len(os.listdir("/dev/fd")) - 1  # the one that lists them
+        used = len(os.listdir("/dev/fd")) - 1  # Listing the folder opens one more.
     except OSError as error:
         if error.errno != errno.EMFILE:
             return None
@@ -169,10 +169,11 @@ def _read_memory(root: Path) -> int | None:
         (r"^0::/(.*)$", "sys/fs/cgroup", "memory.max"),
         (r"^\d+:(?:\w+,)*memory(?:,\w+)*:/(.*)$", "sys/fs/cgroup/memory", "memory.limit_in_bytes"),  # version 1
     ):
-        own = re.search(line, cgroups, re.MULTILINE)
-        path = PurePosixPath(own[1] if own else "")
-        # Every ancestor binds too. Inside a container the path may be the host's, and the mount's root the container.
-        limits += [root / folder / each / file for each in (path, *path.parents)]
+        match = re.search(line, cgroups, re.MULTILINE)
+        path = PurePosixPath(match[1] if match else "")
+        # The limits of all ancestors apply too. In a container the path may be the host's, and the mount's root the
+        # container.
+        limits += [root / folder / ancestor / file for ancestor in (path, *path.parents)]
     values = [parse_meminfo(read_text(root / "proc/meminfo")), *map(parse_memory_limit, map(read_text, limits))]
     return min((value for value in values if value is not None), default=None)
 
@@ -180,7 +181,7 @@ def _read_memory(root: Path) -> int | None:
 def _read_memory_of_windows() -> int | None:
     if sys.platform != "win32":
         return None
-    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: two DWORDs, of which the first is its size; then ullTotalPhys
+    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its size and dwMemoryLoad (two DWORDs), then ullTotalPhys
     return status[1] if ctypes.windll.kernel32.GlobalMemoryStatusEx(status) else None
 
 
@@ -197,10 +198,10 @@ def _read_container(root: Path | None, environ: Mapping[str, str]) -> str | None
         if os.path.lexists(root / mark):
             return name
     start = re.search(r"(?:^|\0)container=([^\0]+)", read_text(root / "proc/1/environ"))
-    named = start[1] if start else read_text(root / "run/systemd/container")
-    named = named.strip()
-    if named and named != "wsl":  # systemd counts WSL as a container; here it is a fact of its own
-        return named
+    container = start[1] if start else read_text(root / "run/systemd/container")
+    container = container.strip()
+    if container and container != "wsl":  # systemd counts WSL as a container, but Host has a field for it.
+        return container
     return None
 
 

@@ -36,16 +36,16 @@ class Environment:
     installer: Installer
     packages: Packages
     extension: LibraryFile | None  # ONNX Runtime's Python extension; read on Linux and Windows only
-    bridge: LibraryFile | None  # libonnxruntime_providers_shared, which every provider is opened through
+    bridge: LibraryFile | None  # libonnxruntime_providers_shared: every provider is opened through it
     provider: ProviderLibrary | None  # None: there is no CUDA provider file
     libraries: tuple[Resolution, ...]
     mapped: tuple[str, ...]  # libraries of this process, by path
     driver: Driver
     variables: Variables
-    system_libraries_missing: tuple[str, ...] = ()  # of Windows and Visual C++, which ONNX Runtime's files link
-    cudnn_architectures: tuple[Architecture, ...] | None = None  # that cuDNN holds code for; None: not known
-    release_wanted: str | None = None  # of ONNX Runtime, by a plugin that does not fit the installed one
-    # Without a provider file, which would say what it needs: by CUDA major, the stems of the libraries that are there.
+    system_libraries_missing: tuple[str, ...] = ()  # DLLs of Windows and Visual C++ that ONNX Runtime's files link
+    cudnn_architectures: tuple[Architecture, ...] | None = None  # targets of cuDNN's code; None: not known
+    release_wanted: str | None = None  # release of ONNX Runtime that a plugin needs, if another one is installed
+    # The stems of the installed libraries by CUDA major. It is filled only if there is no provider file to name them.
     libraries_by_cuda: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -63,10 +63,9 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
     """Read all facts, in some tens of milliseconds. A fact that cannot be read is None.
 
     No CUDA context is created. The only CUDA libraries loaded are the driver's own, libcuda and NVML, unless "libcuda"
-    or "nvml" is among the ``unasked``. With ``compare_contents`` all libraries of all packages are read, which takes
-    that long.
+    or "nvml" is among the ``unasked``. With ``compare_contents`` all libraries of all packages are read: gigabytes.
 
-    A defective driver may not return from this. ``ortgpu.diagnose(probe=True)`` asks it in a child first.
+    A defective driver may never return from this call. ``ortgpu.diagnose(probe=True)`` asks it in a child first.
     """
     packages = read_packages(compare_contents=compare_contents)
     installed = packages.onnxruntime
@@ -77,7 +76,7 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
     plugin = installed.provider_library if installed.cuda_is_plugin else None
     extension = _read(installed.extension)
     mapped = read_mapped_libraries()
-    cudnn = (found.chosen for found in libraries if found.spec.stem in CUDNN_CODE)
+    cudnn = (resolution.chosen for resolution in libraries if resolution.spec.stem in CUDNN_CODE)
     return Environment(
         host=read_host(),
         installer=read_installer(),
@@ -97,8 +96,10 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
 
 
 def _libraries_by_cuda(packages: Packages) -> dict[int, tuple[str, ...]]:
-    found = {each: resolve(places_for(None, packages.torch, cuda_major=each), (), each) for each in TOOLKIT_MAJORS}
-    return {major: tuple(each.spec.stem for each in all_of if each.chosen) for major, all_of in found.items()}
+    resolutions = {
+        major: resolve(places_for(None, packages.torch, cuda_major=major), (), major) for major in TOOLKIT_MAJORS
+    }
+    return {major: tuple(item.spec.stem for item in items if item.chosen) for major, items in resolutions.items()}
 
 
 def _read(path: str | None) -> LibraryFile | None:
@@ -112,7 +113,7 @@ def _missing_from_the_system(
         return ()
     loader = WindowsLoader()
     absent: list[str] = []
-    if extension is not None:  # which Python opens without PATH
+    if extension is not None:  # Python opens it without PATH.
         folders = loader.folders(along_path=False)
         absent += missing_from_the_system(extension.path, extension.needed, mapped, folders)
     if provider is not None:
@@ -122,7 +123,7 @@ def _missing_from_the_system(
 
 
 def plain_data(value: Any) -> Any:
-    """Return a record and all that is in it as plain data, for JSON."""
+    """Return a record and its content as plain data, for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (tuple, list, set, frozenset)):

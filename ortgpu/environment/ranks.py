@@ -3,7 +3,7 @@
 The processes of a job on one host find each other in a folder.
 
 Verified with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, srun of Slurm 22.05.8, and the launcher
-of DeepSpeed 0.19.8. Not verified: the variables that srun --mpi=pmi2 adds, which are from its source.
+of DeepSpeed 0.19.8. The variables that srun --mpi=pmi2 adds are from its source, and not verified.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 else:
     tempfile = late("tempfile")
 
-MOST_RANKS = 1_000_000  # more than any job has; a wrong number would cost memory for each rank
+MOST_RANKS = 1_000_000  # No job has as many. A wrong number would cost memory for each rank.
 Launcher = Literal["torchrun", "openmpi", "mpich", "srun", "environment"]
 
 
@@ -35,8 +35,8 @@ class Rank:
     """One process of a job.
 
     ``rank`` counts over all hosts, ``local_rank`` over the processes of this host. ``launcher`` is None in a world of
-    one without a launcher. It is "environment" if RANK and its like are set, but not by torchrun. ``master_address`` is
-    the host of rank 0, or None if the launcher does not name it (mpirun).
+    one without a launcher. It is "environment" if RANK, WORLD_SIZE and so on are set, but not by torchrun.
+    ``master_address`` is the host of rank 0, or None if the launcher does not name it (mpirun).
     """
 
     rank: int
@@ -71,14 +71,14 @@ _OPENMPI = (
 )
 _MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
-#: The variables by which launchers number the processes of a host.
+#: Launchers number the processes of a host in these variables.
 LOCAL_RANKS = (_TORCH[2], _OPENMPI[2], _MPICH[2], "SLURM_LOCALID")
 
-# Of Horovod, jsrun, Flux, MVAPICH, PALS and PMIx, whose processes must not count as worlds of one
+# Processes of Horovod, jsrun, Flux, MVAPICH, PALS and PMIx must not count as worlds of one.
 _OF_OTHER_LAUNCHERS = (
     *("HOROVOD_RANK", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "PMIX_RANK"),
 )
-_UNNUMBERED_STEPS = 0xFFFF_FFF0  # from here on, the ids of batch scripts, interactive shells and the like: slurm.h
+_UNNUMBERED_STEPS = 0xFFFF_FFF0  # first id of batch scripts, interactive shells and the like: slurm.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,40 +97,42 @@ class _Claim:
 def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
     """Return the rank of this process, by the launcher's variables in ``environ`` (``os.environ``) alone.
 
-    Without any it is a world of one. If srun started torchrun or mpirun once per host, those count. Any other
-    contradiction is refused.
+    Without any it is a world of one. If srun started torchrun or mpirun once per host, the variables of torchrun or
+    mpirun count. Any other contradiction raises.
 
     Raises:
         LauncherConflictError: launchers contradict each other, or variables are missing or no numbers. ``evidence``
-            names all of them with their values.
+            names these variables with their values.
     """
     variables = os.environ if environ is None else environ
     srun = _srun(variables)
     others = (_read("openmpi", _OPENMPI, variables), _read("mpich", _MPICH, variables), _torch(variables))
-    inner = [each for each in others if each is not None and not (srun is not None and _is_pmi_of(srun, each))]
-    if srun is not None and inner and all(_was_started_by(srun, each, variables) for each in inner):
+    inner_claims = [
+        claim for claim in others if claim is not None and not (srun is not None and _is_pmi_of(srun, claim))
+    ]
+    if srun is not None and inner_claims and all(_was_started_by(srun, claim, variables) for claim in inner_claims):
         srun = None
-    claims = [*([srun] if srun is not None else []), *inner]
+    claims = [*([srun] if srun is not None else []), *inner_claims]
     if not claims:
         if unread := [f"{name}={variables[name]}" for name in _OF_OTHER_LAUNCHERS if name in variables]:
             raise _incomplete("they are of a launcher whose variables ortgpu does not read", unread)
         _reject_part_of_srun(variables)
         return Rank(0, 1, 0, 1)
     for number in ("rank", "world_size", "local_rank", "local_world_size"):
-        if len({getattr(each, number) for each in claims} - {None}) > 1:
+        if len({getattr(claim, number) for claim in claims} - {None}) > 1:
             raise _contradiction(claims)
     first = claims[0]
-    local_rank = next((each.local_rank for each in claims if each.local_rank is not None), None)
-    local_size = next((each.local_world_size for each in claims if each.local_world_size is not None), None)
+    local_rank = next((claim.local_rank for claim in claims if claim.local_rank is not None), None)
+    local_size = next((claim.local_world_size for claim in claims if claim.local_world_size is not None), None)
     if first.world_size == 1 and local_rank is None and local_size is None:
-        local_rank, local_size = 0, 1  # there is no other
+        local_rank, local_size = 0, 1  # There is no other process.
     if local_rank is None or local_size is None:
         raise _incomplete("the rank among the processes of this host is not known", first.variables)
-    address = next((each.master_address for each in claims if each.master_address), None)
+    address = next((claim.master_address for claim in claims if claim.master_address), None)
     try:
         return Rank(first.rank, first.world_size, local_rank, local_size, first.launcher, address)
     except ValueError as impossible:
-        raise _incomplete(str(impossible), [one for each in claims for one in each.variables]) from None
+        raise _incomplete(str(impossible), [variable for claim in claims for variable in claim.variables]) from None
 
 
 def _torch(variables: Mapping[str, str]) -> _Claim | None:
@@ -159,7 +161,7 @@ def _read(
 
 
 def _srun(variables: Mapping[str, str]) -> _Claim | None:
-    """Read srun's variables. Only a numbered step was started by srun: a batch script has SLURM_PROCID=0, too."""
+    """Read srun's variables if srun started this step. A batch script has SLURM_PROCID=0 too, but no numbered step."""
     step = variables.get("SLURM_STEP_ID", variables.get("SLURM_STEPID", ""))
     if "SLURM_PROCID" not in variables or not step.isdecimal() or int(step) >= _UNNUMBERED_STEPS:
         return None
@@ -183,7 +185,7 @@ def _srun(variables: Mapping[str, str]) -> _Claim | None:
 
 
 def _reject_part_of_srun(variables: Mapping[str, str]) -> None:
-    """Raise if only some of srun's variables are here, as in a container. A batch script has no step, but number 0."""
+    """Raise if part of srun's variables is missing, as in a container. A batch script has rank 0 and no step."""
     names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_JOB_ID")
     if variables.get("SLURM_PROCID", "0") != "0" and not {"SLURM_STEP_ID", "SLURM_STEPID"} & variables.keys():
         evidence = [f"{name}={variables[name]}" for name in names if name in variables]
@@ -208,7 +210,7 @@ def first_host(nodelist: str) -> str | None:
 
 
 def _is_pmi_of(srun: _Claim, claim: _Claim) -> bool:
-    """Return True for the variables of MPICH that srun --mpi=pmi2 sets: Hydra's would have local numbers, too."""
+    """Return True if srun --mpi=pmi2 set these variables of MPICH. MPICH's own launcher sets local numbers, too."""
     numbers = (claim.rank, claim.world_size, claim.local_rank, claim.local_world_size)
     return claim.launcher == "mpich" and numbers == (srun.rank, srun.world_size, None, None)
 
@@ -216,8 +218,8 @@ def _is_pmi_of(srun: _Claim, claim: _Claim) -> bool:
 def _was_started_by(srun: _Claim, inner: _Claim, variables: Mapping[str, str]) -> bool:
     """Return True if srun started the launcher's own process on this host, and not its ranks.
 
-    torchrun says how many agents there are. mpirun has srun start one daemon on each host but, with Open MPI, its own.
-    The shell of ``srun --pty`` starts anything.
+    torchrun gives the number of its agents. mpirun lets srun start one daemon on each host; Open MPI starts none on
+    its own host. The shell of ``srun --pty`` starts anything.
     """
     if inner.launcher == "torchrun":
         return variables.get("GROUP_WORLD_SIZE") == str(srun.world_size)
@@ -233,19 +235,20 @@ def _number(name: str, text: str, evidence: tuple[str, ...]) -> int:
 
 
 def _contradiction(claims: list[_Claim]) -> LauncherConflictError:
-    said = [
-        f"{each.launcher} says rank {each.rank} of {each.world_size}: {', '.join(each.variables)}" for each in claims
+    statements = [
+        f"{claim.launcher} says rank {claim.rank} of {claim.world_size}: {', '.join(claim.variables)}"
+        for claim in claims
     ]
-    # Exported variables are likelier to be left over; between two launchers only the user can choose
-    doubtful = [each for each in claims if each.launcher == "environment"] or claims
+    # Exported variables are likelier to be left over. Between two launchers only the user can choose.
+    doubtful = [claim for claim in claims if claim.launcher == "environment"] or claims
     fixes = []
-    for each in doubtful:
-        by_hand = each.launcher == "environment"
-        why = "they are left over" if by_hand else f"it was not {each.launcher} that started this process"
-        fixes.append(manual(f"if {why}, unset {', '.join(entry.partition('=')[0] for entry in each.variables)}"))
+    for claim in doubtful:
+        by_hand = claim.launcher == "environment"
+        why = "they are left over" if by_hand else f"it was not {claim.launcher} that started this process"
+        fixes.append(manual(f"if {why}, unset {', '.join(entry.partition('=')[0] for entry in claim.variables)}"))
     return LauncherConflictError(
         "the variables of two launchers contradict each other about which rank this is",
-        evidence=said,
+        evidence=statements,
         fixes=fixes,
     )
 
@@ -271,41 +274,41 @@ def visibility(visible_devices: str | None) -> str:
 FOLDER_NEEDED = manual(
     "set XDG_RUNTIME_DIR or TMPDIR to a folder that this user may write to, the same for each rank of a host"
 )
-_AT_AN_ADDRESS = ("torchrun", "environment")  # whose jobs are told apart by MASTER_ADDR too
-_HYDRA_PROXY = "hydra_pmi_proxy"  # starts all ranks of one host, for MPICH and what derives from it
+_AT_AN_ADDRESS = ("torchrun", "environment")  # MASTER_ADDR is part of the identity of their jobs.
+_HYDRA_PROXY = "hydra_pmi_proxy"  # It starts all ranks of one host, for MPICH and its derivatives.
 
 
 def identity_of(rank: Rank, environ: Mapping[str, str] | None = None) -> str:
     """Return a text that the ranks of a job share on one host, and no other job has there at the same time.
 
-    torchrun, Open MPI and srun number their jobs, MASTER_ADDR and MASTER_PORT serve one job at a time. MPICH
-    gives no number: its job is known by the process that started the ranks of this host, or else by the parent.
+    torchrun, Open MPI and srun number their jobs. MASTER_ADDR and MASTER_PORT serve one job at a time. MPICH gives no
+    number, so the process that started the ranks of this host, or else the parent, identifies its job.
     """
     variables = os.environ if environ is None else environ
-    named = _named(rank, variables)
+    names = _named(rank, variables)
     if rank.launcher in _AT_AN_ADDRESS:
-        named = [*named, variables.get("MASTER_ADDR", "")]
-    if any(named):
-        return " ".join([rank.launcher or "", *named])
+        names = [*names, variables.get("MASTER_ADDR", "")]
+    if any(names):
+        return " ".join([rank.launcher or "", *names])
     above = list(_ancestors())
     proxy = next((process for process in above if process[1] == _HYDRA_PROXY), None)
     number, _, started = proxy or (above[0] if above else (os.getppid(), "", "0"))
-    return f"{rank.launcher} started by process {number} of {started}"  # the time: numbers of processes are reused
+    return f"{rank.launcher} started by process {number} of {started}"  # Numbers are reused, so the time is needed.
 
 
 def is_told_apart_by_starter(rank: Rank) -> bool:
-    """Return True for ranks started by hand whose job no variable names: one process started them."""
-    named = [*_named(rank, os.environ), os.environ.get("MASTER_ADDR")]
-    return rank.launcher == "environment" and not any(named)
+    """Return True for ranks started by hand if no variable names their job: one process started them."""
+    names = [*_named(rank, os.environ), os.environ.get("MASTER_ADDR")]
+    return rank.launcher == "environment" and not any(names)
 
 
 def identity_between_hosts(rank: Rank) -> str | None:
     """Return a text that the ranks of a job share on all hosts, None if the launcher gives none.
 
-    MASTER_ADDR is no part of it: a host may have another name for itself, localhost in a pod of Kubernetes.
+    MASTER_ADDR is no part of it: a host may have another name for itself (localhost in a Kubernetes pod).
     """
-    named = _named(rank, os.environ)
-    return " ".join([rank.launcher or "", *named]) if any(named) else None
+    names = _named(rank, os.environ)
+    return " ".join([rank.launcher or "", *names]) if any(names) else None
 
 
 def _named(rank: Rank, variables: Mapping[str, str]) -> list[str]:
@@ -328,19 +331,19 @@ def short_name(identity: str) -> str:
 
 def runtime_folder() -> Path:
     """Return a folder of this user alone, in XDG_RUNTIME_DIR or else where temporary files are. Raises OSError."""
-    if sys.platform == "win32":  # where the temporary folder is this user's own
+    if sys.platform == "win32":  # The temporary folder is this user's own there.
         folder = Path(tempfile.gettempdir(), "ortgpu")
         folder.mkdir(exist_ok=True)
         return folder
     refused = []
     for is_runtime, name in ((True, "ortgpu"), (False, f"ortgpu-{os.getuid()}")):
-        # On a full disk or a read-only system there is no temporary folder, and none may be needed
+        # On a full disk or a read-only system there is no temporary folder, and perhaps no need for it.
         parent = os.environ.get("XDG_RUNTIME_DIR") if is_runtime else tempfile.gettempdir()
-        if not parent or not os.path.isdir(parent):  # a launcher hands on XDG_RUNTIME_DIR of the host it was called on
+        if not parent or not os.path.isdir(parent):  # A launcher may pass on XDG_RUNTIME_DIR of another host.
             continue
         folder = Path(parent, name)
         try:
-            make_own_folder(folder)  # all users may write to the temporary folder, and another one may set a trap there
+            make_own_folder(folder)  # Another user may have set a trap in the shared temporary folder.
         except OSError as error:
             refused.append(str(error))
             continue

@@ -11,14 +11,14 @@ from typing import Final
 from .packages.metadata import LINUX_ROOT, read_file
 
 NAMES: Final[tuple[str, ...]] = (
-    # Which GPUs the process may see, and in which order CUDA counts them.
+    # These select the GPUs of the process, and the order of CUDA's ordinals.
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
-    # What a container was given: without "compute" there is no libcuda, although nvidia-smi works.
+    # Container engines read these: without "compute" there is no libcuda, although nvidia-smi works.
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
     "NVIDIA_DISABLE_REQUIRE",
-    # How the CUDA driver behaves.
+    # The CUDA driver reads these.
     "CUDA_MODULE_LOADING",
     "CUDA_CACHE_PATH",
     "CUDA_CACHE_DISABLE",
@@ -28,7 +28,7 @@ NAMES: Final[tuple[str, ...]] = (
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_MPS_PIPE_DIRECTORY",
     "NVIDIA_TF32_OVERRIDE",
-    # Where libraries are looked for.
+    # Searches for libraries read these.
     "CUDA_HOME",
     "CUDA_PATH",
     "CUDNN_HOME",
@@ -40,11 +40,11 @@ NAMES: Final[tuple[str, ...]] = (
     "LD_PRELOAD",
     "DYLD_LIBRARY_PATH",
     "PATH",
-    # Which packages Python finds.
+    # Python's search for packages reads these.
     "PYTHONPATH",
     "PYTHONHOME",
     "PYTHONNOUSERSITE",
-    # Ours, and ONNX Runtime's.
+    # ONNX Runtime and ortgpu read these.
     "ORT_CUDA_UNAVAILABLE",
     "ORTGPU_ALLOW_CPU",
     "ORTGPU_ENFORCE",
@@ -57,7 +57,7 @@ NAMES: Final[tuple[str, ...]] = (
 class Variables:
     """The variables that matter here, now and at the start of the process. ``at_start`` None: unknown.
 
-    The dynamic loader reads LD_LIBRARY_PATH once, at start: what a program writes to os.environ later changes nothing.
+    The dynamic loader reads LD_LIBRARY_PATH once, at start. A later change of os.environ does not reach it.
     """
 
     now: Mapping[str, str]
@@ -65,15 +65,15 @@ class Variables:
 
 
 def entries_of(variable: str, value: str) -> list[str]:
-    """Return the entries of a search path, or of LD_PRELOAD, in which spaces separate too: ld.so(8)."""
+    """Return the entries of a search path, or of LD_PRELOAD: spaces separate its entries too, see ld.so(8)."""
     return re.split("[: ]", value) if variable == "LD_PRELOAD" else value.split(os.pathsep)
 
 
 def parse_environment_block(block: bytes) -> dict[str, str] | None:
     """Parse NUL-separated ``NAME=value`` entries, as the kernel shows them. None: this is no such block.
 
-    A program that renames itself (setproctitle: Ray, gunicorn) writes its title over the block; zeros and a title are
-    then all that is left, which is unknown and not empty. What survives such a write is returned as it stands.
+    A program that renames itself (setproctitle: Ray, gunicorn) writes its title over the block. If only zeros and a
+    title are left, the result is None and not empty. Entries that survive such a write are returned as they stand.
     """
     variables: dict[str, str] = {}
     for entry in block.split(b"\0"):
