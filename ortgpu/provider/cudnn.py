@@ -1,11 +1,11 @@
-"""Which operators run on cuDNN, and in which of their forms.
+"""The operators that run on cuDNN, and the forms of each that need it.
 
-Seen on a Hopper GPU (H100 or H200) on 2026-11-27 with onnxruntime-gpu 1.31.1, CUDA 13.0 and libcudnn hidden, with a
-model for each form (tests/support/cudnn_forms.py; tests/gpu/test_cudnn.py sees it again):
+Seen on a Hopper GPU (H100 or H200) on 2026-11-27 with onnxruntime-gpu 1.31.1, CUDA 13.0 and libcudnn hidden. There is a
+model for each form (tests/support/cudnn_forms.py), and tests/gpu/test_cudnn.py repeats the measurement:
 
 | operator | needs cuDNN |
 |---|---|
-| those of CUDNN_OPERATORS that are not below | in every form |
+| all other operators in CUDNN_OPERATORS | in every form |
 | ArgMax, ArgMin | over another axis than the last |
 | MaxPool | without dilations and a second output |
 | ReduceMin, ReduceMax, ReduceProd, ReduceL1, ReduceL2, ReduceLogSumExp | unless nothing is reduced |
@@ -34,7 +34,7 @@ else:
 _REDUCTIONS = frozenset(("ReduceMin", "ReduceMax", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"))
 _REDUCTIONS_OF_MATRICES = frozenset(("ReduceMean", "ReduceLogSum", "ReduceSumSquare"))
 
-# Operators whose CUDA kernels run on cuDNN, in at least one of their forms
+# The CUDA kernels of these operators run on cuDNN in at least one form.
 CUDNN_OPERATORS: Mapping[str, frozenset[str]] = {
     "": frozenset(
         name
@@ -57,15 +57,15 @@ Shape = Sequence["int | None"]
 
 def cudnn_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the names of the operators that may need cuDNN, sorted. ``operators``: type and domain."""
-    own = {"ai.onnx": CUDNN_OPERATORS[""], **CUDNN_OPERATORS}
-    return tuple(sorted({op_type for op_type, domain in operators if op_type in own.get(domain, ())}))
+    by_domain = {"ai.onnx": CUDNN_OPERATORS[""], **CUDNN_OPERATORS}
+    return tuple(sorted({op_type for op_type, domain in operators if op_type in by_domain.get(domain, ())}))
 
 
 def operators_needing_cudnn(outline: GraphOutline, operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the names of those of ``operators`` that need cuDNN as the model uses them, sorted. Never raises.
+    """Return the sorted names of the ``operators`` that need cuDNN in the forms of this model. Never raises.
 
-    Has onnx infer the shapes of the model if that depends on a form. What a model does not tell is taken to be as in
-    most models.
+    If the answer depends on a form, onnx infers the shapes of the model. Facts that a model does not tell are assumed
+    to be as in most models.
     """
     candidates = cudnn_operators(operators)
     if _NEEDS_IT.keys().isdisjoint(candidates):
@@ -74,20 +74,23 @@ def operators_needing_cudnn(outline: GraphOutline, operators: Iterable[tuple[str
     for node in _nodes_of(outline):
         if node.operator in candidates and not needing.get(node.operator, False):
             needing[node.operator] = node.operator not in _NEEDS_IT or _NEEDS_IT[node.operator](node)
-    # An operator that only the optimised model has, or that could not be read
+    # The model's file may lack an operator of the optimised model, or be unreadable.
     return tuple(name for name in candidates if needing.get(name, name not in _REDUCTIONS_OF_MATRICES))
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node with the facts that its form depends on. None: unknown."""
+    """A node with the facts that decide its form. None: unknown.
+
+    ``shape`` is the shape of the first input. Empty ``axes`` reduce all axes.
+    """
 
     operator: str
     attributes: Mapping[str, Any]
     outputs: int
-    shape: Shape | None  # of the first input
+    shape: Shape | None
     kind: int | None  # TensorProto.DataType of the first input
-    axes: Sequence[int] | None  # that are reduced; empty: all
+    axes: Sequence[int] | None
 
 
 def _argument(node: _Node) -> bool:
@@ -105,9 +108,9 @@ def _reduction(node: _Node) -> bool:
 
 
 def _reduction_of_matrix(node: _Node) -> bool:
-    """Return True if the reduced axes are neither the first nor the last, which is a sum of a matrix in one direction.
+    """Return True if the reduced axes are neither the first nor the last axes.
 
-    Axes of size 1 do not count.
+    Over the first or the last axes, the reduction is a sum of a matrix. Axes of size 1 do not count.
     """
     if not _reduction(node):
         return False
@@ -116,8 +119,8 @@ def _reduction_of_matrix(node: _Node) -> bool:
     if not node.axes or node.shape is None:
         return False
     reduced = {axis % len(node.shape) for axis in node.axes}
-    kept = [axis in reduced for axis, size in enumerate(node.shape) if size != 1]
-    changes = sum(one != other for one, other in itertools.pairwise(kept))
+    is_reduced = [axis in reduced for axis, size in enumerate(node.shape) if size != 1]
+    changes = sum(first != second for first, second in itertools.pairwise(is_reduced))
     return changes > 1
 
 
@@ -131,7 +134,7 @@ _NEEDS_IT: Mapping[str, Callable[[_Node], bool]] = {
 
 
 def _nodes_of(outline: GraphOutline) -> Iterator[_Node]:
-    """Yield the nodes of a model, also those of its graphs and functions. A model that cannot be read has none."""
+    """Yield the nodes of a model, of its subgraphs and of its functions. An unreadable model yields none."""
     if is_ort_format(outline.model):
         return
     proto = onnx.ModelProto()
@@ -142,13 +145,13 @@ def _nodes_of(outline: GraphOutline) -> Iterator[_Node]:
             proto.opset_import.add(domain=domain, version=version)
         graph = proto.graph
         fields = {1: graph.node, 5: graph.initializer, 11: graph.input, 12: graph.output}
-        messages = [(field, each) for number, field in fields.items() for each in content.graph.messages(number)]
-        messages += [(graph.value_info, each) for each in content.infos]
+        messages = [(field, part) for number, field in fields.items() for part in content.graph.messages(number)]
+        messages += [(graph.value_info, info) for info in content.infos]
         messages += [(proto.functions, function.message) for function in content.functions]
         for field, message in messages:
             field.add().ParseFromString(message)
         proto = onnx.shape_inference.infer_shapes(proto)
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, ONNX Runtime says it
+    except Exception:  # noqa: BLE001 - ONNX Runtime reports any fault of the model
         return
     for function in proto.functions:
         for node in function.node:
@@ -161,7 +164,7 @@ def _nodes_of_graph(graph: Any, outer_types: Mapping[str, Any], outer_constants:
     constants = {**outer_constants, **{tensor.name: tensor for tensor in graph.initializer}}
     for node in graph.node:
         if node.op_type == "Constant":
-            constants.update((node.output[0], each.t) for each in node.attribute if each.name == "value")
+            constants.update((node.output[0], entry.t) for entry in node.attribute if entry.name == "value")
         yield _node(node, types, constants)
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
@@ -170,7 +173,7 @@ def _nodes_of_graph(graph: Any, outer_types: Mapping[str, Any], outer_constants:
 
 def _node(node: Any, types: Mapping[str, Any], constants: Mapping[str, Any]) -> _Node:
     attributes = {
-        each.name: onnx.helper.get_attribute_value(each) for each in node.attribute if each.name in _READ_ATTRIBUTES
+        item.name: onnx.helper.get_attribute_value(item) for item in node.attribute if item.name in _READ_ATTRIBUTES
     }
     kind, shape, axes = None, None, attributes.get("axes", ())
     if node.input and node.input[0] in types:

@@ -26,7 +26,7 @@ _FORMS = 'an index (0), "cuda", "cuda:0", "gpu", "gpu:0", a UUID ("GPU-...") or 
 class Device:
     """The device that a session runs on. None means unknown.
 
-    ``ordinal`` is CUDA's number in this process, which depends on CUDA_VISIBLE_DEVICES. ``uuid`` names the GPU itself.
+    ``ordinal`` is CUDA's number in this process and depends on CUDA_VISIBLE_DEVICES. ``uuid`` names the GPU itself.
     ``compute_capability`` is (major, minor), and ``total_memory`` is in bytes. A session that ``allow_cpu`` put on the
     CPU has ``kind`` "cpu" and the name "CPU"; all else is None.
     """
@@ -54,10 +54,10 @@ CPU = Device("cpu", None, None, "CPU", None, None, None)
 
 
 def as_request(device: Any) -> Any:
-    """Return the request that a :class:`Device`, ``torch.device`` or NumPy integer means; others as they are."""
+    """Return the request for a :class:`Device`, ``torch.device`` or NumPy integer; other values stay unchanged."""
     if isinstance(device, Device):
         return (device.uuid or f"cuda:{device.ordinal or 0}") if device.is_gpu else device.kind
-    if device is None or isinstance(device, (int, str)):  # as mostly; to ask for a protocol takes 10 µs
+    if device is None or isinstance(device, (int, str)):  # The usual case; a test for a protocol takes 10 µs.
         return device
     if isinstance(device, SupportsIndex):
         return operator.index(device)
@@ -90,7 +90,7 @@ def choose(
         requested: None is ordinal 0; "auto" is the device with the most free memory, the lowest ordinal among equals.
         devices: at least one.
         free_memory: UUID to free bytes, None where unknown; only called for "auto".
-        narrowed: how CUDA_VISIBLE_DEVICES chose these, for the message: see :func:`narrowed_by`.
+        narrowed: evidence of CUDA_VISIBLE_DEVICES for the message; see :func:`narrowed_by`.
 
     Raises:
         DeviceNotFoundError: nothing among ``devices`` has this ordinal or UUID.
@@ -102,8 +102,8 @@ def choose(
     if ordinal is not None:
         matches = [device for device in devices if device.ordinal == ordinal]
     else:
-        wanted = digits_of(str(requested))  # CUDA reports a MIG instance's UUID without saying that it is one
-        matches = [device for device in devices if device.uuid and digits_of(device.uuid).startswith(wanted)]
+        digits = digits_of(str(requested))  # CUDA does not mark the UUID of a MIG instance as such.
+        matches = [device for device in devices if device.uuid and digits_of(device.uuid).startswith(digits)]
     if len(matches) == 1:
         return matches[0]
     available = [describe(device.ordinal, device.name, device.uuid) for device in devices]
@@ -120,12 +120,12 @@ def narrowed_by(now: str | None, then: str | None) -> str | None:
     """
     if now == then:
         return f"CUDA_VISIBLE_DEVICES={now}" if now is not None else None
-    said = [repr(value) if value is not None else "not set" for value in (then, now)]
-    return f"CUDA_VISIBLE_DEVICES was {said[0]} when this process initialised CUDA; it is {said[1]} now, {_TOO_LATE}"
+    text = [repr(value) if value is not None else "not set" for value in (then, now)]
+    return f"CUDA_VISIBLE_DEVICES was {text[0]} when this process initialised CUDA; it is {text[1]} now, {_TOO_LATE}"
 
 
 def too_late(narrowed: str | None) -> tuple[Fix, ...]:
-    """Return the fix for what :func:`narrowed_by` says of a variable that was set too late."""
+    """Return the fix for a variable that was set too late, according to :func:`narrowed_by`."""
     if narrowed is None or not narrowed.endswith(_TOO_LATE):
         return ()
     how = "or set CUDA_VISIBLE_DEVICES where this program is started, or before anything in it uses CUDA"
@@ -141,10 +141,10 @@ def choose_visible(device: DeviceRequest, cuda: CudaState) -> CudaDevice:
         return _unlisted(device)
     now = os.environ.get("CUDA_VISIBLE_DEVICES")
     narrowed = narrowed_by(now, cuda.hidden_by)
-    chosen = choose(device, cuda.devices, free_memory, narrowed)
+    gpu = choose(device, cuda.devices, free_memory, narrowed)
     if now != cuda.hidden_by:
-        logger.warning("%s; this session is on %s", narrowed, chosen.uuid or f"cuda:{chosen.ordinal}")
-    return chosen
+        logger.warning("%s; this session is on %s", narrowed, gpu.uuid or f"cuda:{gpu.ordinal}")
+    return gpu
 
 
 def free_memory(uuid: str) -> int | None:

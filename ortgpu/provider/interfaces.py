@@ -1,6 +1,6 @@
 """The parts of ONNX Runtime's objects that this library uses. ONNX Runtime ships no types of its own.
 
-Not every release has every attribute: the callers ask with ``hasattr`` for those that came after 1.18.
+Not every release has every attribute: callers test with ``hasattr`` for attributes that came after 1.18.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class NativeSession(Protocol):
 
 
 class Opened(Protocol):
-    """An object that holds a C++ session, or the stand-in that took its place."""
+    """An object that holds a C++ session or the stand-in for one."""
 
     _sess: Any
 
 
 class Session(Protocol):
-    """An ``onnxruntime.InferenceSession``, of whatever class, whose constructor may still be at work."""
+    """An ``onnxruntime.InferenceSession`` or an instance of a subclass. Its constructor may still be running."""
 
     _sess: NativeSession
     _sess_options_initial: Any
@@ -88,5 +88,5 @@ class VerifiedSession(Session, Protocol):
     _request: Any
     _pinned_memory_limit: int
     _gpu_context: Any  # lifetime.ContextCheck; None on the CPU, or if the driver does not tell
-    _holdings: Any  # running.memory.Holdings, once they are asked for
-    _model_stamp: tuple[int, ...] | None  # of the model's file when the session opened
+    _holdings: Any  # running.memory.Holdings, from the first query on
+    _model_stamp: tuple[int, ...] | None  # stamp of the model's file when the session opened

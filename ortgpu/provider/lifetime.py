@@ -1,8 +1,8 @@
 """The table of living sessions, and the events that take the GPU from them: a fork, a sticky CUDA error, a reset.
 
-While a session works, a run only asks for the number of the thread's CUDA context. After such an event the C++ session
-inside each live GPUSession is replaced by an object that raises the reason at every use, so that the next call of any
-method reports it.
+While a session works, a run only asks for the number of the thread's CUDA context. After such an event a
+stand-in replaces the C++ session inside each live GPUSession. It raises the reason at every use, so the next call of
+any method reports it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .interfaces import Opened
 
 E = TypeVar("E", bound=Exception)
 
-OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY: for a new stream, in a context that works
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY: a working context has no memory for a new stream
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: cuInit in a process forked from one that had called it
 CONTEXT_IS_DESTROYED = 709  # CUDA_ERROR_CONTEXT_IS_DESTROYED
 
 _poison: GPUError | None = None
-_forked_from: int | None = None  # the process that this one was forked from, where CUDA may have been in use
+_forked_from: int | None = None  # pid of the parent, if CUDA may have been in use at the fork
 
 
-# What keeps the C++ session and its options alive, in an InferenceSession of any release since 1.18
+# These attributes of an InferenceSession keep the C++ session and its options alive, in all releases since 1.18.
 HELD_BY_ONNXRUNTIME = (
     "_sess", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
     "_input_epdevices", "_model_meta", "_sess_options", "_profiling_start_time_ns",
@@ -56,18 +56,18 @@ def fresh_copy(error: E) -> E:
 
 
 def error_of(session: Opened) -> Exception | None:
-    """Return the error that every use of a session raises, once it was closed or lost the GPU, or did not open."""
+    """Return the error that every use of a session raises after it closed, lost the GPU or failed to open."""
     inner = vars(session).get("_sess")
     return inner.error if isinstance(inner, UnusableSession) else None
 
 
 def device_of(session: object) -> Device:
-    """Return the device of a verified session, though a subclass may use that name. Raises KeyError for others."""
-    held = vars(session)
-    device = held.get("device")
+    """Return the device of a verified session, even if a subclass redefines it. Raises KeyError for other sessions."""
+    attributes = vars(session)
+    device = attributes.get("device")
     if isinstance(device, Device):
         return device
-    verified: Device = held["_verified"].device
+    verified: Device = attributes["_verified"].device
     return verified
 
 
@@ -83,20 +83,23 @@ SessionKind = Literal["GPUSession", "guarded", "cpu", "other", "unguarded"]
 
 @dataclass(slots=True)
 class Entry:
-    """A living session. ``kind`` None: one of this library's own, which ``ortgpu.sessions()`` does not list."""
+    """A living session. ``kind`` None: the library's own session; ``ortgpu.sessions()`` does not list it.
+
+    ``context`` is the ordinal of the GPU and the number of the CUDA context at opening.
+    """
 
     session: weakref.ref[Opened]
     kind: SessionKind | None
     created_by: str | None
     pid: int
-    context: tuple[int, int] | None  # ordinal, and number of the CUDA context that it was opened in
+    context: tuple[int, int] | None
 
 
-table: dict[int, Entry] = {}  # by id(), since classes of others may compare and hash as they like; oldest first
+table: dict[int, Entry] = {}  # Keys are id(), since subclasses may define __eq__ and __hash__. Oldest first.
 
 
 def watch(session: Opened, kind: SessionKind | None = None, created_by: str | None = None) -> None:
-    """Make a session refuse once the process loses the GPU. Held weakly. An "unguarded" one is only listed."""
+    """Make a session refuse once the process loses the GPU. Held weakly. An "unguarded" session is only listed."""
     key = id(session)
     context = None
     if kind != "unguarded" and is_on_gpu(session):
@@ -109,13 +112,13 @@ def watch(session: Opened, kind: SessionKind | None = None, created_by: str | No
         return
 
     def forget(_reference: object, table: dict[int, Entry] = table, key: int = key) -> None:
-        table.pop(key, None)  # an argument, since a session may outlive modules, whose names are None at the end
+        table.pop(key, None)  # ``table`` is an argument: at exit the names of modules are None.
 
     table[key] = Entry(weakref.ref(session, forget), kind, created_by, os.getpid(), context)
 
 
 def _watched() -> list[Opened]:
-    """Return the sessions that a fork or the loss of the GPU concerns."""
+    """Return the sessions that stop working after a fork or the loss of the GPU."""
     return [
         session
         for entry in list(table.values())
@@ -124,7 +127,7 @@ def _watched() -> list[Opened]:
 
 
 def has_lost_context(session: Opened) -> bool:
-    """Return True if the CUDA context that a session was opened in was destroyed, False if not or unknown."""
+    """Return True if a session's CUDA context was destroyed. False: the context exists, or is unknown."""
     entry = table.get(id(session))
     if entry is None or entry.context is None:
         return False
@@ -133,9 +136,9 @@ def has_lost_context(session: Opened) -> bool:
 
 
 class ContextCheck(NamedTuple):
-    """How a run finds out, in a fraction of a microsecond, that the GPU may have been reset.
+    """A check for a reset of the GPU that takes a fraction of a microsecond.
 
-    ``ask()`` returns 0 and writes ``number``, which is ``expected`` in a thread whose CUDA context is that of the
+    ``ask()`` returns 0 and writes ``number``. The number is ``expected`` in a thread with the CUDA context of the
     session. Another number, or a failure, is no proof: the thread may have used another GPU, or none.
     """
 
@@ -145,7 +148,7 @@ class ContextCheck(NamedTuple):
 
 
 def context_check(session: Opened) -> ContextCheck | None:
-    """Return the check for a session that is watched. None on the CPU, or if the driver does not tell."""
+    """Return the check for a watched session. None on the CPU, or if the driver numbers no contexts."""
     entry = table.get(id(session))
     question = context_question() if entry is not None and entry.context is not None else None
     if entry is None or entry.context is None or question is None:
@@ -154,7 +157,7 @@ def context_check(session: Opened) -> ContextCheck | None:
 
 
 def refuse_after_reset(session: Opened, check: ContextCheck | None) -> None:
-    """Raise the error of a session if the GPU was reset: a run would use memory that is gone, and crash."""
+    """Raise the error of a session if the GPU was reset: a run would use freed memory and crash."""
     if check is not None and (check.ask() or check.number.value != check.expected):
         refuse_if_unusable(session)
 
@@ -169,13 +172,13 @@ def refuse_if_lost() -> None:
 
 
 def refuse_if_closed(session: Opened) -> None:
-    """Raise the error of ``session`` if it is closed, or if it is known that it lost the GPU. Asks no driver."""
+    """Raise the error of ``session`` if it is closed, or known to have lost the GPU. Does not ask the driver."""
     error = error_of(session)
     if error is not None:
         raise fresh_copy(error)
 
 
-#: In the place of a session's check, so that its next use opens the C++ session again. See ``reopening.reopen``.
+#: Replaces a session's check, so that its next use opens the C++ session again. See ``reopening.reopen``.
 OUTDATED = ContextCheck(lambda: 1, ctypes.c_ulonglong(), 0)
 
 
@@ -184,14 +187,14 @@ def refuse_if_unusable(session: Opened) -> None:
     refuse_if_closed(session)
     gone = context_is_gone(session, "this process has another CUDA context now than when the session was opened")
     if gone is not None:
-        raise fresh_copy(gone)  # else it and this frame, in its traceback, would refer to each other
+        raise fresh_copy(gone)  # Raising ``gone`` would make a reference cycle with this frame.
     if vars(session).get("_gpu_context") is OUTDATED:
         reopen: Callable[[], None] = session._gpu_reopen  # type: ignore[attr-defined]  # only a GPUSession is outdated
         reopen()
 
 
 def forked_error(code: int | None) -> ForkedSessionError | None:
-    """Return the error if ``code`` of ``cuInit`` is its answer in a child of a process that had used CUDA."""
+    """Return the error if ``cuInit`` gave ``code`` because the parent process had used CUDA before the fork."""
     if _forked_from is None or code != _NOT_INITIALIZED:
         return None
     return forked(
@@ -204,15 +207,15 @@ def forked_error(code: int | None) -> ForkedSessionError | None:
 
 
 def let_go_of_variables(error: BaseException) -> None:
-    """Clear the frames of an error and its causes, which would keep GPU memory until a garbage collection."""
-    each: BaseException | None = error
-    while each is not None:
-        traceback.clear_frames(each.__traceback__)
-        each = each.__cause__
+    """Clear the frames of an error and its causes. They would keep GPU memory until a garbage collection."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__
 
 
 def noted(error: GPUError) -> GPUError:
-    """Return ``error``. If it is the first sticky one, every session of the process refuses from now on."""
+    """Return ``error``. After the first sticky error, every session of the process refuses."""
     global _poison
     if isinstance(error, PoisonedContextError) and _poison is None:
         _poison = fresh_copy(error)
@@ -223,21 +226,21 @@ def noted(error: GPUError) -> GPUError:
 def context_is_gone(session: Opened, evidence: str) -> GPUError | None:
     """Return an error if something reset the GPU. Every session that lost its context refuses from now on.
 
-    Another library may do that (numba's ``Device.reset()``, ``cudaDeviceReset``, ``cuDevicePrimaryCtxReset``). Then all
-    memory and streams of the process there are gone. CUDA reports it at some later call, by varying codes, and code
-    that writes into pinned memory or destroys a session crashes.
+    Another library may reset the GPU (numba's ``Device.reset()``, ``cudaDeviceReset``, ``cuDevicePrimaryCtxReset``).
+    Then all memory and streams of the process on this GPU are gone. CUDA reports the loss at a later call, by varying
+    codes. Code that writes into pinned memory or destroys a session crashes.
     """
     if not has_lost_context(session):
         return None
     error = context_destroyed([evidence])
-    for each in _watched():
-        if abandon_if_context_is_gone(each):
-            refuse(each, error)
+    for watched_session in _watched():
+        if abandon_if_context_is_gone(watched_session):
+            refuse(watched_session, error)
     return error
 
 
 def context_destroyed(evidence: list[str]) -> ProviderFailureError:
-    """Return the error for a session whose memory on the GPU is gone, while the GPU and the process are well."""
+    """Return the error for a session that lost its memory on the GPU, while the GPU and the process are well."""
     return ProviderFailureError(
         "something in this process reset the GPU, and what this session had there is gone",
         evidence=evidence,
@@ -253,25 +256,25 @@ def context_destroyed(evidence: list[str]) -> ProviderFailureError:
     )
 
 
-_abandoned: list[list[Any]] = []  # what may not be destroyed, streams for instance: destructors would crash
+_abandoned: list[list[Any]] = []  # Objects such as streams live for ever here: their destructors would crash.
 
 
 def abandon_if_context_is_gone(session: Opened) -> bool:
-    """Never destroy, free or use what a session had in a lost context. Return True if its context is lost."""
+    """Leave a session's objects in a lost context unused and never free them. Return True if its context is lost."""
     inner = vars(session).get("_sess")
     if inner is None or isinstance(inner, UnusableSession) or not has_lost_context(session):
         return False
     _never_destroy(inner)
-    held = vars(session)
-    if held.get("_pinned") is not None:
-        held["_pinned"].abandon()
-    _abandoned.append([held.get(name) for name in ("_gpu_runner", "_pinned", "_stream")])
-    held.pop("_gpu_runner", None)
+    attributes = vars(session)
+    if attributes.get("_pinned") is not None:
+        attributes["_pinned"].abandon()
+    _abandoned.append([attributes.get(name) for name in ("_gpu_runner", "_pinned", "_stream")])
+    attributes.pop("_gpu_runner", None)
     return True
 
 
 def gpu_works(ordinal: int | None) -> bool:
-    """Return True if the driver says that this process can use a GPU on which it has sessions."""
+    """Return True if the driver says that this process can use a GPU with open sessions."""
     return context_error(ordinal or 0) in (0, OUT_OF_MEMORY)
 
 
@@ -279,13 +282,13 @@ def refuse(session: Opened, error: GPUError) -> None:
     """Make every later use of a session raise ``error``: its GPU is lost."""
     inner = vars(session).get("_sess")
     if inner is not None and not isinstance(inner, UnusableSession):
-        _never_destroy(inner)  # the destructor would call a CUDA that is not there any more, and abort
-        # A copy: the traceback of the original holds all that was at work when it came.
+        _never_destroy(inner)  # The destructor would call the lost CUDA and abort.
+        # The copy has no traceback, so it keeps no variables of the failed call.
         session._sess = UnusableSession(fresh_copy(error))
 
 
 def refuse_from_the_start(session: Opened, error: Exception) -> None:
-    """Make every use of a session raise ``error``, because of which it did not open."""
+    """Make every use of a session raise ``error``, the reason for its failure to open."""
     vars(session).update(dict.fromkeys(HELD_BY_ONNXRUNTIME, UnusableSession(error.with_traceback(None))))
 
 
@@ -326,18 +329,18 @@ def _after_fork_in_child() -> None:
     _forked_from = os.getppid()
     refuse_all(forked_from(_forked_from))
     for session in _watched():
-        # On the CPU it works on; its destructor would wait for threads that stayed in the parent.
+        # A session on the CPU keeps working; its destructor would wait for threads that stayed in the parent.
         _never_destroy(vars(session).get("_sess"))
     if _LIBC is not None:
-        # End without the C++ destructors that run after Python is done: since 1.29 ONNX Runtime has a thread for its
-        # telemetry, which stays in the parent, and one of them waits for it for ever, whether a child used it or not.
+        # The process ends without the C++ destructors that run after Python. Since 1.29 ONNX Runtime has a thread for
+        # telemetry. The thread stays in the parent, and a destructor in the child waits for it for ever.
         leave, flush = (ctypes.cast(function, ctypes.c_void_p) for function in (_LIBC._exit, _LIBC.fflush))
-        # What is registered last is called first: all streams are flushed, then the process is left with its status.
+        # The last registration is called first: all streams are flushed, then the process ends with its status.
         _LIBC.on_exit(leave, None)
         _LIBC.__cxa_atexit(flush, None, None)
 
 
-_LIBC: ctypes.CDLL | None = None  # where it is glibc; found here, since a forked child had better not ask the loader
+_LIBC: ctypes.CDLL | None = None  # glibc only; looked up before a fork, since a forked child should not call the loader
 if hasattr(os, "register_at_fork"):
     _LIBC = ctypes.CDLL(None)
     if not all(hasattr(_LIBC, name) for name in ("on_exit", "__cxa_atexit", "_exit", "fflush")):

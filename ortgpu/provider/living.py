@@ -29,20 +29,20 @@ class SessionRecord:
         model: path of the model file, or "<bytes>".
         device: the verified GPU, or the CPU; None if nothing was verified.
         providers: the bound providers, in order.
-        placement: the nodes by provider; ``placement.known`` is False if ONNX Runtime did not record them.
+        placement: the nodes by provider; ``placement.known`` is False if ONNX Runtime recorded none.
         kind: "GPUSession", or "guarded" for an InferenceSession that the guard verified. "cpu" and "other" are sessions
             that the guard let pass, since they asked only for the CPU or only for other providers. "unguarded" is a
             session made without a guard, so nothing about it was verified.
         created_by: "file:line function" of the nearest caller outside onnxruntime, ortgpu and the session's own
             constructors; None if it is unknown, for an "unguarded" session.
-        pid: the process that created it; None in the same case.
-        alive: False for a session of which only the error that its use raises is left: in a forked child those of its
-            parent that are on a GPU, and after a sticky CUDA error all that were verified.
+        pid: the process that created it; None for an "unguarded" session without a known creator.
+        alive: False for a session that only raises its error at every use. In a forked child this holds for the
+            parent's sessions on a GPU, and after a sticky CUDA error for all verified sessions.
         fell_back: True for an "unguarded" session that asked for CUDA or TensorRT, or for nothing, and has neither. It
-            is only known for sessions made after a guard was first in force in this process, until
-            ``ortgpu.uninstall()``. For others it is False.
-        arrival: the way by which CUDA reached ONNX Runtime, as ``arrival.way``, and the provider's file, as
-            ``arrival.library``; None for a session that is not on CUDA.
+            is only known for sessions made after the first guard in this process and before ``ortgpu.uninstall()``.
+            For other sessions it is False.
+        arrival: ``arrival.way`` tells how CUDA reached ONNX Runtime, and ``arrival.library`` is the provider's file.
+            None for a session that is not on CUDA.
     """
 
     model: str
@@ -70,13 +70,13 @@ class SessionRecord:
 
 
 def register(session: Opened, kind: SessionKind = "GPUSession") -> None:
-    """Remember ``session`` while it lives. "unguarded": it asked for what a guard verifies, and is only listed."""
+    """Remember ``session`` while it lives. An "unguarded" session is only listed: no guard verified it."""
     kind = "guarded" if getattr(type(session), "_guards", None) is not None else kind
     lifetime.watch(session, kind, _creator_of(session))
 
 
 def attribute(session: Opened, to: Opened) -> None:
-    """Record the creator of ``to`` as that of ``session``, too: a thread opened it, in which no caller's code is."""
+    """Record the creator of ``to`` for ``session``, too: it was opened in a thread without code of the caller."""
     lifetime.table[id(session)].created_by = lifetime.table[id(to)].created_by
 
 
@@ -84,26 +84,26 @@ def sessions() -> tuple[SessionRecord, ...]:
     """Return a record of every InferenceSession that this process holds open, in the order of creation.
 
     Closed sessions and garbage are left out. To find sessions made without a guard, this walks all objects of the
-    interpreter and takes as long as a garbage collection, so use it for diagnosis, not in a loop. It does not see
+    interpreter and takes as long as a garbage collection, so it is meant for diagnosis. It does not see
     sessions of other processes, or of other languages in this process.
     """
     entries = list(lifetime.table.values())
-    known = [(session, entry.kind, entry) for entry in entries if (session := entry.session()) is not None]
-    records = [_describe(session, kind, entry) for session, kind, entry in known if kind and _is_open(session)]
-    seen = {id(session) for session, *_ in known}
-    others = [found for found in _all_instances() if id(found) not in seen and _is_open(found)]
-    return (*records, *(_describe(found, "unguarded", None) for found in others))
+    registered = [(session, entry.kind, entry) for entry in entries if (session := entry.session()) is not None]
+    records = [_describe(session, kind, entry) for session, kind, entry in registered if kind and _is_open(session)]
+    identities = {id(session) for session, *_ in registered}
+    others = [instance for instance in _all_instances() if id(instance) not in identities and _is_open(instance)]
+    return (*records, *(_describe(instance, "unguarded", None) for instance in others))
 
 
 def _describe(session: Opened, kind: SessionKind, entry: Entry | None) -> SessionRecord:
-    held = vars(session)
-    providers = tuple(held.get("_providers") or ())
+    attributes = vars(session)
+    providers = tuple(attributes.get("_providers") or ())
     device: Device | None
     try:
-        device, placement = device_of(session), held["_verified"].placement
+        device, placement = device_of(session), attributes["_verified"].placement
     except KeyError:
         device, placement = CPU_DEVICE if providers == (CPU,) else None, read_placement(session)
-    path = held.get("_model_path")
+    path = attributes.get("_model_path")
     return SessionRecord(
         model=os.fsdecode(path) if path else "<bytes>",
         device=device,
@@ -119,30 +119,30 @@ def _describe(session: Opened, kind: SessionKind, entry: Entry | None) -> Sessio
 
 
 def _is_open(session: Opened) -> bool:
-    """Return True if there is a session of ONNX Runtime in it: after the constructor and before close()."""
-    error, held = lifetime.error_of(session), vars(session)
+    """Return True between the constructor and close(), while the object holds a session of ONNX Runtime."""
+    error, attributes = lifetime.error_of(session), vars(session)
     if error is not None:
         return isinstance(error, (ForkedSessionError, PoisonedContextError)) and id(session) in lifetime.table
     if id(session) not in lifetime.table and hasattr(type(session), "_guards"):
-        return False  # a GPUSession that is not verified yet
-    # _providers comes after all of which a record is made
-    return held.get("_sess") is not None and held.get("_providers") is not None
+        return False  # The GPUSession is not verified yet.
+    # The constructor sets _providers after all other attributes of a record.
+    return attributes.get("_sess") is not None and attributes.get("_providers") is not None
 
 
 def _all_instances() -> list[Session]:
-    home = "onnxruntime.capi.onnxruntime_inference_collection"  # "onnxruntime" may have a function of a tracer's
+    home = "onnxruntime.capi.onnxruntime_inference_collection"  # "onnxruntime" may have a tracer's function
     root = getattr(sys.modules.get(home), "InferenceSession", None)
     if not isinstance(root, type):
         return []
     classes: list[type[Session]] = [root]
-    for cls in classes:  # grows: subclasses of subclasses
+    for cls in classes:  # The list grows by subclasses of subclasses.
         classes += [child for child in cls.__subclasses__() if child not in classes]
-    # by type(), not isinstance(): that would wake lazy proxies, which answer for what they stand for
-    return [found for found in gc.get_referrers(*classes) if issubclass(type(found), root)]
+    # isinstance() would wake lazy proxies and get the answers of their targets; type() does not.
+    return [instance for instance in gc.get_referrers(*classes) if issubclass(type(instance), root)]
 
 
 def stacklevel(session: object) -> int:
-    """Return the stacklevel of a warning by the calling function that is to point to the creator of ``session``."""
+    """Return the stacklevel for a warning by the calling function that points to the creator of ``session``."""
     level, _ = _creator(session, sys._getframe(1))
     return level
 
@@ -156,7 +156,7 @@ def _creator_of(session: object) -> str | None:
 
 
 def list_makers(session: object) -> list[str]:
-    """Return the modules outside onnxruntime and ortgpu that make a session: of its constructors and their caller."""
+    """Return the modules of a session's constructors and of their caller, without onnxruntime and ortgpu."""
     return [str(frame.f_globals.get("__name__", "")) for _, frame in _foreign_frames(session, sys._getframe(1))]
 
 

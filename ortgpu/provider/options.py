@@ -1,8 +1,8 @@
 """Copy SessionOptions, and send the function that makes them to other processes.
 
-ONNX Runtime's own object cannot be pickled. Its properties can be read back. Configuration entries cannot be listed,
-only asked for by name: by those that the installed files have. Custom operator libraries, initialisers, overrides of
-free dimensions and callbacks cannot be read back.
+ONNX Runtime's own object cannot be pickled. Its properties can be read back. Configuration entries can only be read by
+name, so this module finds names in the installed files. Custom operator libraries, initialisers, overrides of free
+dimensions and callbacks cannot be read back.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _PROPERTIES = (
     "use_per_session_threads",
 )  # fmt: skip
 
-# Those of onnxruntime_session_options_config_keys.h that are no strings in the files of some release since 1.18: a
-# compiler may put short ones into code.
+# The files of some releases since 1.18 lack these names of onnxruntime_session_options_config_keys.h as strings: a
+# compiler may put short strings into code.
 _ENTRIES = (
     "ep.context_embed_mode", "mlas.enable_gemm_fastmath_arm64_bfloat16", "optimization.enable_cast_chain_elimination",
     "optimization.memory_optimizer_config", "session.allow_released_opsets_only",
@@ -45,17 +45,17 @@ _ENTRIES = (
 _ENTRY = re.compile(rb"\0((?:session|ep|optimization|mlas)\.[a-z0-9_.]{3,100})(?=\0)")
 
 CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
-RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
+RECORDING_KEY = "session.record_ep_graph_assignment_info"  # new in ONNX Runtime 1.24
 
 _lock = fork_safe_lock()
 
 
 class Carried:
-    """A carrier of SessionOptions: a copy keeps them as they are, a pickle has the function that makes them.
+    """A carrier of SessionOptions. A copy shares them; a pickle has the function that makes them.
 
     Args:
-        options: the options; None for those of ONNX Runtime.
-        make: returns new options like them. It pickles if it is a function of a module.
+        options: the options; None for ONNX Runtime's defaults.
+        make: returns new, equal options. It pickles if it is a function of a module.
     """
 
     def __init__(self, options: Any, make: Callable[[], Any] | None = None) -> None:
@@ -70,7 +70,7 @@ class Carried:
         return _arrived, (self.make,)
 
     def copied(self) -> Any:
-        """Return new SessionOptions like these. Without ``make`` they have what can be read back."""
+        """Return new, equal SessionOptions. Without ``make`` they have only the readable settings."""
         return self.make() if self.make is not None else _copied(_state_of(self.options))
 
 
@@ -113,7 +113,7 @@ def _entry_names() -> tuple[str, ...]:
     names = set(_ENTRIES)
     for path in filter(None, (extension.__file__, load_runtime().provider_library)):
         content = read_section(path, ".rodata")
-        if content is None:  # a file of another form
+        if content is None:  # The file has another format.
             content = Path(path).read_bytes()
         names.update(name.decode() for name in _ENTRY.findall(content))
     return tuple(sorted(names))
@@ -127,12 +127,12 @@ def recording_options() -> Any:
 
 
 def recording(options: Any) -> Any:
-    """Return ``options``, or new ones for None, with that entry. One of the caller's stays as it is.
+    """Return ``options``, or new ones for None, with the recording entry. The caller's own entry stays.
 
-    Ours stays in the caller's options, too: ONNX Runtime logs a warning for an entry that is written again, and entries
-    cannot be removed. Other sessions that are made with these options record their nodes, at half a microsecond each.
+    Our entry remains in the caller's options: ONNX Runtime logs a warning for an entry that is written again, and
+    entries cannot be removed. Other sessions with these options record their nodes, too, at half a microsecond each.
     """
-    if options is None:  # to ask for an entry that is not there takes 50 µs
+    if options is None:  # A query for a missing entry takes 50 µs.
         return recording_options()
     with this_thread.holds, _lock:
         if config_entry(options, RECORDING_KEY) is None:
@@ -151,7 +151,7 @@ def keeps_cpu_out(options: Any) -> bool:
 
 
 def carries_providers(options: Any) -> bool:
-    """Return True if execution providers were chosen in the options (since 1.22). They cannot be asked for."""
+    """Return True if execution providers were chosen in the options (since 1.22). Their names cannot be read."""
     has_providers = getattr(options, "has_providers", None)
     return has_providers is not None and bool(has_providers())
 
@@ -159,6 +159,6 @@ def carries_providers(options: Any) -> bool:
 def config_entry(options: Any, key: str) -> str | None:
     try:
         value: str = options.get_session_config_entry(key)
-    except Exception:  # noqa: BLE001 - an entry that is not set raises, of a class that differs between releases
+    except Exception:  # noqa: BLE001 - a missing entry raises, and the class differs between releases
         return None
     return value

@@ -23,7 +23,7 @@ ALL_ON_CPU = "the whole session is on the CPU"
 PREFERRED = "ONNX Runtime prefers the CPU here: it only handles shapes"
 FOLLOWS = "ONNX Runtime prefers the CPU here: what it takes is there already"
 
-# Entries of the session options that divide a model between devices, by what it or the names of its nodes ask for
+# These entries of the session options divide a model between devices, by its metadata or the names of its nodes.
 _DIVIDING_KEYS = (
     "session.layer_assignment_settings",
     "session.name_based_layer_assignment",
@@ -32,9 +32,9 @@ _DIVIDING_KEYS = (
 
 NodeKind = Literal["compute", "shape"]
 
-# Where one of these is on the CPU, it mostly handles shapes or indices of a few elements: ONNX Runtime moves such nodes
-# there itself (GetCpuPreferredNodes in fallback_cpu_capability.cc). All of them have CUDA kernels, though not for all
-# types, and not for the newest version in each release: what they take tells (data_flow.py).
+# A node of these operators on the CPU mostly handles shapes or indices of a few elements: ONNX Runtime moves such nodes
+# there itself (GetCpuPreferredNodes in fallback_cpu_capability.cc). All these operators have CUDA kernels, but not
+# for all types, and not for the newest version in each release. The inputs of a node decide (data_flow.py).
 _SHAPE_OPERATORS = frozenset(
     name
     for line in (
@@ -45,19 +45,19 @@ _SHAPE_OPERATORS = frozenset(
     )
     for name in line.split(" ")
 )
-_TAKING_NO_DATA = frozenset(("Shape", "Size", "If", "Loop"))  # but the nodes in their graphs do
+_TAKING_NO_DATA = frozenset(("Shape", "Size", "If", "Loop"))  # The nodes in their graphs may take data.
 
 
 class CPUNodesWarning(UserWarning):
-    """Nodes of a model that compute run on the CPU; see ``cpu_nodes`` of GPUSession."""
+    """Some compute nodes of a model run on the CPU; see ``cpu_nodes`` of GPUSession."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedNode:
     """A node as ONNX Runtime placed it, after its optimisations: names may be its own, or empty.
 
-    ``domain`` is "" for ONNX's own operators; ``provider`` is such as "CUDAExecutionProvider"; ``kind`` is "shape"
-    where it handles shapes, or indices of a few elements, and else "compute".
+    ``domain`` is "" for ONNX's own operators. ``provider`` is a name such as "CUDAExecutionProvider". ``kind`` is
+    "shape" if the node handles shapes or indices of a few elements, and else "compute".
     """
 
     name: str
@@ -65,16 +65,16 @@ class PlacedNode:
     domain: str
     provider: str
     kind: NodeKind
-    divided_by: str | None = None  # an entry of the session options that may have put it on the CPU
+    divided_by: str | None = None  # the entry of the session options that may have put the node on the CPU
 
     @property
     def reason(self) -> str | None:
-        """The reason that the node is not on the GPU, in a session that is; None for a node on the GPU.
+        """The reason why the node of a session on the GPU is on the CPU; None for a node on the GPU.
 
-        A node that does not handle shapes has no CUDA kernel for its operator, types, attributes and opset. Little
-        else keeps one on the CPU: that it takes a shape beside an input of the model, or follows one without a kernel
-        that takes a shape, both of which GPUSession.explain_placement() tells; and session options that divide the
-        model between devices.
+        Nearly always a compute node on the CPU has no CUDA kernel for its operator, types, attributes and opset. Few
+        have another cause. A node may take a shape beside an input of the model, or follow a node without a kernel that
+        takes a shape; GPUSession.explain_placement() tells both. And session options may divide the model between
+        devices.
         """
         if self.provider != CPU:
             return None
@@ -90,14 +90,14 @@ class PlacedNode:
 
 
 class _Recorded(NamedTuple):
-    """What ONNX Runtime recorded, copied out of its objects, which keep their session alive."""
+    """A copy of ONNX Runtime's record of a placement. Its own objects would keep their session alive."""
 
     rows: tuple[tuple[str, str, str, str], ...]  # name, operator, domain and provider of each node
-    computing: frozenset[Key]  # those on the CPU that compute
+    computing: frozenset[Key]  # compute nodes on the CPU
     divided_by: str | None
 
     def nodes(self, provider: str | None = None) -> tuple[PlacedNode, ...]:
-        """Return the nodes of one provider, or of all."""
+        """Return the nodes of one provider, or all nodes."""
         return tuple(
             self._computing(name, op_type, domain)
             if place == CPU and (op_type, name) in self.computing
@@ -114,13 +114,13 @@ class _Recorded(NamedTuple):
 class Placement:
     """All nodes of a session, each with its provider.
 
-    With ``known`` False it was not recorded, and ``nodes`` is empty. Releases before 1.24 cannot record it; none can
-    for models in ONNX Runtime's own format (.ort: ``in_own_format``); and an entry of the session options can forbid
-    it. With ``is_whole`` False nodes may be missing: releases before 1.27 record no node that has a kernel in no
-    provider, as some on 16-bit floats, which then runs on the CPU in float32.
+    With ``known`` False the placement was not recorded, and ``nodes`` is empty. Releases before 1.24 cannot record it.
+    No release records it for models in ONNX Runtime's own format (.ort: ``in_own_format``), and an entry of the session
+    options can forbid it. With ``is_whole`` False nodes may be missing: releases before 1.27 record no node without a
+    kernel in any provider. Such nodes, for instance some on 16-bit floats, run on the CPU in float32.
 
-    Nodes are those of the optimised graph, so fusions count once and folded constants not at all. Copies between
-    devices, which ONNX Runtime inserts afterwards, are not among them: GPUSession.explain_placement() finds those.
+    The nodes are nodes of the optimised graph, so a fusion counts once and folded constants do not count. ONNX Runtime
+    inserts copies between devices afterwards, so ``nodes`` has none: GPUSession.explain_placement() finds them.
     """
 
     nodes: tuple[PlacedNode, ...]
@@ -130,7 +130,7 @@ class Placement:
 
     @classmethod
     def of_record(cls, recorded: _Recorded, *, is_whole: bool) -> Placement:
-        """Return the placement of a session, whose nodes are made when they are asked for: 2,000 take 5 ms."""
+        """Return the placement of a session. The first use of ``nodes`` makes them: 2,000 nodes take 5 ms."""
         placement = cls((), is_whole=is_whole)
         vars(placement)["_recorded"] = recorded
         del vars(placement)["nodes"]
@@ -152,7 +152,7 @@ class Placement:
         return tuple(node for node in self.nodes if node.provider == provider)
 
     def placed_on(self, provider: str) -> frozenset[tuple[str, str]]:
-        """Return operator and domain of the nodes on a provider."""
+        """Return the operators and domains of the nodes on a provider."""
         recorded: _Recorded | None = vars(self).get("_recorded")
         if recorded is not None:
             return frozenset((op_type, domain) for _, op_type, domain, place in recorded.rows if place == provider)
@@ -165,7 +165,7 @@ class Placement:
 
     @property
     def cpu_compute_nodes(self) -> tuple[PlacedNode, ...]:
-        """The nodes that ``cpu_nodes`` of GPUSession warns of or refuses. Empty if the placement is not ``known``."""
+        """The nodes for which ``cpu_nodes`` of GPUSession warns or raises. Empty if the placement is not ``known``."""
         return tuple(node for node in self.nodes_on(CPU) if node.kind == "compute")
 
     def operators_on(self, provider: str) -> dict[str, int]:
@@ -173,7 +173,7 @@ class Placement:
         return dict(Counter(node.op_type for node in self.nodes if node.provider == provider))
 
     def rows(self) -> list[tuple[str, str, str, int]]:
-        """Return rows of provider, kind, operator and count: most frequent first within a provider."""
+        """Return rows of provider, kind, operator and count, the most frequent first within a provider."""
         counts = Counter((node.provider, node.kind, node.op_type) for node in self.nodes)
         order = {provider: index for index, provider in enumerate(self.by_provider)}
         return [
@@ -190,22 +190,22 @@ class Placement:
 
 
 UNKNOWN = Placement((), known=False)
-_RECORDS_ALL = (1, 27)  # the first of ONNX Runtime that records all nodes
+_RECORDS_ALL = (1, 27)  # the first release of ONNX Runtime that records all nodes
 _SHORT_FLOATS = (10, 16)  # FLOAT16 and BFLOAT16 of TensorProto.DataType
 
 
 def read_placement(session: Opened, outline: GraphOutline | None = None, *, without_options: bool = False) -> Placement:
-    """Return the placement that ``session`` recorded when it was made. ``outline``: of its model, if it is at hand.
+    """Return the placement that ``session`` recorded when it opened. ``outline`` is the model's outline, if it exists.
 
-    ``without_options``: there are no SessionOptions of the caller, and asking them for an entry takes 50 µs.
+    ``without_options``: the caller passed no SessionOptions. This saves a query that takes 50 µs.
     """
     assigned: Sequence[AssignedNodes] | None
     try:
-        # Not by methods: a class that somebody derived may have answers of its own
+        # This calls no method of the session: a subclass may override methods.
         assigned = session._sess.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError, TypeError):
         assigned = None
-    except Exception as error:  # ONNX Runtime's Fail when recording is off: its classes derive from Exception alone
+    except Exception as error:  # ONNX Runtime's error for missing records derives from Exception directly.
         if not type(error).__module__.startswith("onnxruntime"):
             raise
         assigned = None
@@ -254,7 +254,7 @@ def _has_short_floats(session: Opened, outline: GraphOutline | None) -> bool:
 def _computing_nodes(
     session: Opened, outline: GraphOutline | None, rows: Iterable[tuple[str, str, str, str]]
 ) -> frozenset[Key]:
-    """Return the nodes on the CPU that compute on data, though their operators could handle shapes."""
+    """Return the nodes on the CPU that compute on data, although their operators could handle shapes."""
     inner: NativeSession = session._sess
     if tuple(inner.get_providers()) == (CPU,) and not any(
         "string" in value.type for value in (*inner.inputs_meta, *inner.outputs_meta)
@@ -278,7 +278,7 @@ def _computing_nodes(
 
 
 def _name_of(node: Node) -> str:
-    """Return the name of a node; empty if it is not UTF-8, which ONNX Runtime runs and its bindings cannot tell."""
+    """Return the name of a node. Empty if it is not UTF-8: ONNX Runtime accepts such names, its bindings do not."""
     try:
         name: str = node.name
     except UnicodeDecodeError:
@@ -287,11 +287,11 @@ def _name_of(node: Node) -> str:
 
 
 def _is_of_ort_format(session: Opened, *, without_options: bool) -> bool:
-    """Return True for a model in ONNX Runtime's own format, for which it records nothing."""
+    """Return True for a model in ONNX Runtime's own format. For such models it records no placement."""
     options = None if without_options else getattr(session, "_sess_options", None)
-    said = config_entry(options, "session.load_model_format") if options is not None else None
+    load_format = config_entry(options, "session.load_model_format") if options is not None else None
     model = _model_of(session)
-    return said == "ORT" if said else model is not None and is_ort_format(model)
+    return load_format == "ORT" if load_format else model is not None and is_ort_format(model)
 
 
 def _model_of(session: Opened) -> str | bytes | None:
@@ -300,7 +300,7 @@ def _model_of(session: Opened) -> str | bytes | None:
 
 
 def kind_of(op_type: str, domain: str, provider: str) -> NodeKind:
-    """Return the kind that an operator suggests; data_flow.py tells which of those on the CPU compute all the same."""
+    """Return the kind that an operator suggests. Some "shape" nodes on the CPU compute; data_flow.py finds them."""
     on_cpu = provider == CPU and domain in ("", "ai.onnx")
     return "shape" if (on_cpu and op_type in _SHAPE_OPERATORS) or op_type in ("Shape", "Size") else "compute"
 
@@ -342,7 +342,7 @@ def refusal(placement: Placement) -> PlacementError | None:
 
 
 def warning(placement: Placement) -> str | None:
-    """Return the warning of ``cpu_nodes="warn"``, or None. A release that records nothing causes no warning."""
+    """Return the warning of ``cpu_nodes="warn"``, or None. An unrecorded placement causes no warning."""
     if placement.in_own_format:
         return (
             "where the nodes of this model run is not known: it is in ONNX Runtime's own format (.ort)\n"
@@ -357,7 +357,7 @@ def warning(placement: Placement) -> str | None:
 
 
 def not_recorded(summary: str, *fixes: Fix) -> PlacementError:
-    """Return the error for a placement that is unknown and needed. ``fixes`` come after those that make it known."""
+    """Return the error for an unknown placement that is needed. ``fixes`` come after the fix that makes it known."""
     return PlacementError(
         summary,
         evidence=[
@@ -378,13 +378,13 @@ def format_table(rows: Sequence[Iterable[str]]) -> str:
 
 def cufft_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the names of the operators that need cuFFT, sorted. ``operators``: type and domain."""
-    own = {op_type for op_type, domain in operators if domain == "com.microsoft"}
-    return tuple(sorted(own & {"Rfft", "Irfft"}))
+    microsoft_operators = {op_type for op_type, domain in operators if domain == "com.microsoft"}
+    return tuple(sorted(microsoft_operators & {"Rfft", "Irfft"}))
 
 
 CONVOLUTIONS = frozenset(("Conv", "ConvTranspose", "FusedConv", "NhwcConv", "NhwcFusedConv"))
 
 
 def has_convolutions(placement: Placement) -> bool:
-    """Return True if convolutions are on CUDA, whose plans of cuDNN hold for one shape."""
+    """Return True if convolutions are on CUDA. Their cuDNN plans hold for one shape."""
     return any(op_type in CONVOLUTIONS for op_type, _ in placement.placed_on(CUDA))

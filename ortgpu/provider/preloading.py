@@ -1,7 +1,7 @@
 """Load the CUDA libraries that the installed provider needs, in order of dependency.
 
-ONNX Runtime opens its provider later by name; the loader then finds every dependency already in the process under
-its SONAME. Handles are kept for the life of the process: libraries that registered with the driver cannot be closed.
+ONNX Runtime opens its provider later by name. The loader then finds every dependency in the process by its SONAME.
+Handles stay open for the life of the process: libraries that registered with the driver cannot be closed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ..process.untranslated import untranslated
 
 logger = logging.getLogger("ortgpu")
 
-OPENING = "opening %s"  # logged before the loader is asked: it may end the process, or never return
+OPENING = "opening %s"  # logged before the call of the loader, since that may end the process or hang
 
 _lock = fork_safe_lock()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedLibrary:
-    """A library of this process. ``required``: linked by the provider, as opposed to opened lazily."""
+    """A library of this process. ``required``: the provider links it, and does not just open it at need."""
 
     soname: str
     path: str
@@ -44,11 +44,11 @@ class LoadedLibrary:
 
 @dataclass(frozen=True, slots=True)
 class MissingLibrary:
-    """A library that was not found or did not load. ``rejected``: files that were passed over, with reasons."""
+    """A library that was not found or did not load. ``rejected``: unusable files, with reasons."""
 
     soname: str
     required: bool
-    wheel: str | None  # requirement for pip of the distribution that ships it
+    wheel: str | None  # pip requirement of the distribution that ships it
     rejected: tuple[Candidate, ...]
 
 
@@ -57,13 +57,14 @@ class PreloadReport:
     """The result of :func:`preload`.
 
     Attributes:
-        provider: the CUDA provider's file, from which the needs were read; None: there is none.
-        libraries: what is in the process now, in the order in which it was loaded, each with its path and origin.
-        missing: what was not found or did not load; those that are not ``required`` matter to models that use them.
-        rejected: files that were passed over, each with the reason.
+        provider: the CUDA provider's file, the source of the list of needed libraries; None: there is no file.
+        libraries: the loaded libraries in order of loading, each with its path and origin.
+        missing: libraries that were not found or did not load. Some models work without libraries that are not
+            ``required``.
+        rejected: unusable files, each with the reason.
         driver_missing: libcuda.so.1 (nvcuda.dll) cannot be loaded.
         cudnn_cuda_major: the CUDA that the loaded cuDNN was built for; None: unknown, or no cuDNN was loaded.
-        cudnn_mixed: paths of cuDNN's libraries in this process, where they are of several releases.
+        cudnn_mixed: paths of cuDNN's libraries in this process, if they belong to several releases.
     """
 
     provider: ProviderLibrary | None
@@ -87,13 +88,13 @@ class PreloadReport:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """All roots that toolkit libraries came from: one, unless libraries are mixed."""
+        """All root folders of loaded toolkit libraries: one, unless libraries are mixed."""
         toolkit = (lib for lib in self.libraries if not stem_of(lib.soname).startswith("libcudnn"))
         return tuple(dict.fromkeys(library.root for library in toolkit))
 
     @property
     def cudnn(self) -> tuple[LoadedLibrary, int] | None:
-        """The loaded cuDNN and the CUDA that it was built for; None if there is none, or it does not say."""
+        """The loaded cuDNN and the CUDA that it was built for; None if there is no cuDNN, or its CUDA is unknown."""
         loaded = (library for library in self.libraries if stem_of(library.soname) == "libcudnn")
         library = next(loaded, None)
         return (library, self.cudnn_cuda_major) if library is not None and self.cudnn_cuda_major else None
@@ -101,7 +102,7 @@ class PreloadReport:
     def path_of(self, stem: str, *, linked: bool = False) -> str | None:
         """Return the path of a loaded library by the stem of its name, such as ``libcudnn`` on every system.
 
-        ``linked``: only if the provider links it, and has no other built in.
+        ``linked``: only a library that the provider links.
         """
         return next(
             (lib.path for lib in self.libraries if stem_of(lib.soname) == stem and (lib.required or not linked)), None
@@ -109,23 +110,23 @@ class PreloadReport:
 
 
 def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
-    """Load what the installed CUDA provider needs, without importing ONNX Runtime.
+    """Load the libraries of the installed CUDA provider, without importing ONNX Runtime.
 
     Args:
         directory: searched right after what this process has already loaded: a folder with libraries, a toolkit, or
             a ``site-packages/nvidia`` folder.
 
     Returns:
-        the report. Nothing is raised for what is missing or damaged; :func:`ortgpu.diagnose` judges.
+        the report. Missing or damaged files raise nothing; :func:`ortgpu.diagnose` judges them.
 
-    Not promised: that a library which something else loads later is the same one.
+    Not promised: that other code loads the same file of a library later.
     """
     return load(plan(locate_packages(), directory))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The files for :func:`load` to open. Without ``resolutions`` it is not known what the provider needs."""
+    """The files for :func:`load` to open. Without ``resolutions`` the needs of the provider are unknown."""
 
     provider: ProviderLibrary | None
     resolutions: tuple[Resolution, ...]
@@ -133,7 +134,7 @@ class Plan:
 
 @untranslated()
 def plan(packages: Packages, directory: str | os.PathLike[str] | None = None, *, thorough: bool = True) -> Plan:
-    """Find the libraries that the provider needs. ``thorough`` is that of ``resolve``."""
+    """Find the libraries that the provider needs. ``thorough`` is passed to ``resolve``."""
     path = packages.onnxruntime.provider_library
     provider = read_provider(path) if path else None
     if provider is None or provider.problem or provider.cuda_major is None:
@@ -143,10 +144,11 @@ def plan(packages: Packages, directory: str | os.PathLike[str] | None = None, *,
 
 
 def load(found: Plan, *, lazily_opened: frozenset[str] | None = None) -> PreloadReport:
-    """Open what was found, dependencies first.
+    """Open the libraries of a plan, dependencies first.
 
-    ``lazily_opened`` holds the stems of libraries to open beside those that the provider links and ``libcudnn`` itself;
-    None is all. cuDNN's parts, cuFFT, nvRTC and nvJitLink are half of the loading time and of no use to many models.
+    The provider's linked libraries and ``libcudnn`` are always opened. ``lazily_opened`` holds the stems of other
+    libraries to open; None is all. cuDNN's parts, cuFFT, nvRTC and nvJitLink are half of the loading time and of no use
+    to many models.
     """
     provider, resolutions = found.provider, found.resolutions
     if provider is None or not resolutions:
@@ -159,7 +161,7 @@ def load(found: Plan, *, lazily_opened: frozenset[str] | None = None) -> Preload
         rejected: list[Candidate] = []
         driver_missing = open_library(loader.driver, loader=loader) is not None
         cudnn: LoadedLibrary | None = None
-        damaged: set[str] = set()  # sonames of which there are only damaged files
+        damaged: set[str] = set()  # sonames with nothing but damaged files
         for resolution in resolutions:
             rejected.extend(resolution.rejected)
             is_part = resolution.spec.part_of is not None
@@ -167,8 +169,8 @@ def load(found: Plan, *, lazily_opened: frozenset[str] | None = None) -> Preload
                 continue
             candidates = _beside(cudnn, resolution.candidates) if is_part and cudnn else resolution.candidates
             stem = resolution.spec.stem
-            wanted = lazily_opened is None or stem in lazily_opened or resolution.required or stem == "libcudnn"
-            if candidates and not wanted:
+            should_open = lazily_opened is None or stem in lazily_opened or resolution.required or stem == "libcudnn"
+            if candidates and not should_open:
                 continue
             opened, refused = _load_one(resolution, candidates, damaged, loader)
             rejected.extend(refused)
@@ -195,7 +197,7 @@ def load(found: Plan, *, lazily_opened: frozenset[str] | None = None) -> Preload
 
 
 def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Return the candidates beside ``cudnn``, since parts of another do not work with it (pytorch issue 185512)."""
+    """Return the candidates beside ``cudnn``: parts of another cuDNN do not work with it (pytorch issue 185512)."""
     folders = folders_of(cudnn.path)
     return tuple(candidate for candidate in candidates if not folders.isdisjoint(folders_of(candidate.path)))
 
@@ -203,7 +205,7 @@ def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Ca
 def _part_is_missing(part: Resolution, refused: list[Candidate], driver_missing: bool) -> bool:
     of_the_driver = r"libcuda\.so\.1|nvcuda\.dll" if driver_missing else r"undefined symbol: cu[A-Z]"
     if any(re.search(of_the_driver, candidate.problem or "") for candidate in refused):
-        return False  # cuDNN's run-time compiler links the driver: that is the driver's fault, not its own
+        return False  # cuDNN's run-time compiler links the driver, so the driver is at fault.
     is_core = part.spec.stem in CUDNN_CORE_PARTS.get(major_of(part.soname) or 0, ())
     return is_core or part.required or bool(refused or part.damaged)
 
@@ -217,28 +219,28 @@ def _load_one(
         if candidate.source != "already loaded":
             error = _why_not(candidate.path, damaged) or open_library(candidate.path, loader=loader)
         if error is None:
-            found = LoadedLibrary(
+            library = LoadedLibrary(
                 resolution.soname, candidate.path, candidate.source, candidate.root, resolution.required
             )
-            return found, refused
+            return library, refused
         refused.append(dataclasses.replace(candidate, problem=error, unfit_for=_lacking(error, candidate.path, loader)))
     may_be_elsewhere = resolution.required and not resolution.damaged and not refused
     if may_be_elsewhere and open_library(resolution.soname, loader=loader) is None:
-        # Found by the loader where no documented place has it: LD_PRELOAD, a namespace, an unknown cache format.
+        # The loader may find a library outside of documented places: LD_PRELOAD, a namespace, an unknown cache format.
         path = next((p for p in loader.loaded() if _is_file_of(p, resolution.soname)), resolution.soname)
         return LoadedLibrary(resolution.soname, path, "system loader", os.path.dirname(path), True), refused
     return None, refused
 
 
 def _why_not(path: str, damaged: Collection[str]) -> str | None:
-    """Return why a file must not be opened: it links a damaged one, for which the loader would die of SIGBUS."""
+    """Return why a file must not be opened: it links a damaged file, and the loader would die of SIGBUS."""
     needed = read_library(path).needed if damaged else ()
     linked = next((soname for soname in needed if soname in damaged), None)
     return f"links {linked}, of which there are only damaged files" if linked else None
 
 
 def _lacking(words: str, path: str, loader: Loader) -> str | None:
-    """Return the loaded library from another folder that lacks a symbol which the loader wants for this file."""
+    """Return the loaded library from another folder that lacks a symbol for this file."""
     lacked = lacks_symbol(words) or lacks_function(words)
     if lacked is None or (name := lacked[1]) is None:
         return None
@@ -255,7 +257,7 @@ def _is_file_of(path: str, soname: str) -> bool:
 
 
 def open_library(path: str, mode: int = 0, *, loader: Loader | None = None) -> str | None:
-    """Open a library and keep it. Return None, or the loader's words.
+    """Open a library and keep it. Return None, or the loader's message.
 
     ``mode`` 0 is RTLD_LOCAL: no symbol of the library may shadow another copy's.
     """
@@ -267,10 +269,10 @@ def open_library(path: str, mode: int = 0, *, loader: Loader | None = None) -> s
 
 
 def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
-    """Return why the provider file is not opened: the loader's words, or ours. None if it is open.
+    """Return why the provider file does not open: the loader's message, or our own. None if it is open.
 
-    Only for a process in which ONNX Runtime was imported and failed to open it: the file calls into ONNX Runtime while
-    it is being loaded, and dies of SIGSEGV where that is not there yet, or where another one would answer.
+    Only for a process with ONNX Runtime imported. The file calls into ONNX Runtime while it is being loaded. It dies of
+    SIGSEGV if ONNX Runtime is not there yet, or if another ONNX Runtime would answer.
     """
     return why_another_answers(provider_beside(provider.path, "shared")) or open_library(provider.path)
 
@@ -287,7 +289,7 @@ def _cuda_major_of_cudnn(
 ) -> int | None:
     """Return the CUDA that cuDNN was built for, or None if it does not say.
 
-    ``libcudnn`` passes the question to a part of it, and aborts the process if that part cannot be opened.
+    ``libcudnn`` passes the question to one of its parts, and aborts the process if it cannot open this part.
     """
     if cudnn is None:
         return None
@@ -298,7 +300,7 @@ def _cuda_major_of_cudnn(
     return (loader.ask(cudnn.path, "cudnnGetCudartVersion") or 0) // 1000 or None
 
 
-# cudnn_version.h of cuDNN 9: each part compares its own release with that of the parts it stands on, without a GPU.
+# In cuDNN 9 each part compares its release with the releases of its dependencies, without a GPU (cudnn_version.h).
 _VERSION_CHECKS = {
     "libcudnn_graph": "cudnnGraphVersionCheck",
     "libcudnn_ops": "cudnnOpsVersionCheck",
@@ -310,12 +312,13 @@ _VERSION_CHECKS = {
 def _mixed_cudnn(cudnn: LoadedLibrary | None, loaded: list[LoadedLibrary], loader: Loader) -> tuple[str, ...]:
     """Return the mapped files of cuDNN if the loaded parts say that they do not belong together.
 
-    Only parts that are in the process are asked: ``libcudnn`` would open the others, and abort where it cannot.
+    This asks only loaded parts: ``libcudnn`` would open the others, and abort if it cannot.
     """
     if cudnn is None or major_of(cudnn.soname) != 9:
         return ()
     stems = {stem_of(library.soname) for library in loaded}
     checks = [function for stem, function in _VERSION_CHECKS.items() if stem in stems]
-    if not any(loader.ask(cudnn.path, function) for function in checks):  # None: it is older than the function
+    # A release without the function gives None.
+    if not any(loader.ask(cudnn.path, function) for function in checks):
         return ()
     return tuple(path for path in loader.loaded() if is_of_cudnn(path))

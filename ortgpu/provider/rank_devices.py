@@ -1,7 +1,7 @@
-"""The choice of a rank's own GPU, and the locks by which no two ranks of a job on this host get the same one.
+"""The choice of a rank's own GPU, and the locks that give no two ranks of a job on this host the same GPU.
 
-There is one empty file for each GPU. A rank locks a byte of it, whose offset tells the job and the rank, and asks then
-who has others of its job. So of two at the same time at least one sees the other. The kernel releases the locks of a
+There is one empty file for each GPU. A rank locks the byte at the offset of its job and rank. Then it asks for locks of
+other ranks of its job. So at least one of two simultaneous ranks sees the other. The kernel releases the locks of a
 process when it ends, and a forked child does not have them (fcntl(2)).
 """
 
@@ -31,19 +31,20 @@ from .devices import describe, narrowed_by, too_late
 if sys.platform != "win32":
     import fcntl
 
-_files: dict[Path, int] = {}  # descriptors, open for the life of this process: to close one gives up its locks
+_files: dict[Path, int] = {}  # descriptors; they stay open, since closing one gives up its locks
 _claimed: set[tuple[int, int, int]] = set()  # process, descriptor, offset
 _lock = fork_safe_lock()
 _FLOCK = "hhqqi4x"  # struct flock of Linux: type, whence, start, length, process
 
 
 def own_device(rank: Rank, cuda: CudaState) -> CudaDevice:
-    """Return the GPU of a rank among those that CUDA shows it: the one with the local rank as ordinal, or the only one.
+    """Return the GPU of a rank: the only visible GPU, or the GPU with the local rank as ordinal.
 
-    A launcher that gives each rank its own GPU shows only that. Two ranks with the same one are not noticed here.
+    A launcher that gives each rank its own GPU shows only this GPU. This function does not notice two ranks with the
+    same GPU.
 
     Raises:
-        RankDeviceError: there are several GPUs, and fewer than ranks on this host; or none.
+        RankDeviceError: there is no GPU, or there are several GPUs but fewer than ranks on this host.
     """
     devices = cuda.devices or ()
     if len(devices) == 1:
@@ -69,7 +70,7 @@ def own_device(rank: Rank, cuda: CudaState) -> CudaDevice:
 
 
 def local_rank_of_several() -> int | None:
-    """Return the local rank in a job with several ranks on this host. None in another process, or if it is unknown."""
+    """Return the local rank in a job with several ranks on this host. None in other jobs, or if it is unknown."""
     try:
         rank = current_rank()
     except LauncherConflictError:
@@ -86,7 +87,7 @@ def device_of_torch() -> int | None:
 
 
 def warning_of_rank(local_rank: int) -> str:
-    """Return the warning for a session on GPU 0, which was not requested, in a rank that is not the first."""
+    """Return the warning for a session on GPU 0 by default in a rank other than the first."""
     return (
         f"this session is on GPU 0, and so are those of the other ranks on this host: this process has local rank "
         f"{local_rank}, and device was not passed. GPUSession.for_rank(model) opens it on the GPU of its rank; "
@@ -97,12 +98,12 @@ def warning_of_rank(local_rank: int) -> str:
 def claimed_ordinal() -> int:
     """Claim the GPU of this process's rank, and return its ordinal.
 
-    Initialises the driver and makes no context. If the driver fails or lists no devices, it is the local rank: the
-    session that follows finds out what is wrong.
+    Initialises the driver and makes no context. If the driver fails or lists no devices, the ordinal is the local rank:
+    the session reports the fault when it opens.
 
     Raises:
         LauncherConflictError: see :func:`~ortgpu.distributed.current_rank`.
-        RankDeviceError: there is no such GPU, or another rank has it.
+        RankDeviceError: the rank has no GPU, or another rank has claimed it.
         ForkedSessionError, PoisonedContextError: this process cannot use CUDA any more.
     """
     lifetime.refuse_if_lost()
@@ -120,7 +121,7 @@ def claim(rank: Rank, uuid: str) -> None:
     """Claim a GPU for this rank until the process ends. Other processes of the same rank may claim it, too.
 
     Raises:
-        RankDeviceError: another rank of the job on this host has it, or the file cannot be made.
+        RankDeviceError: another rank of the job on this host has the GPU, or the file cannot be made.
 
     Not seen: ranks in containers that share no folder, and ranks that were started by hand without MASTER_ADDR or
     MASTER_PORT.
@@ -133,13 +134,13 @@ def claim(rank: Rank, uuid: str) -> None:
         with this_thread.holds, _lock:
             if path not in _files:
                 _files[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            own = os.getpid(), _files[path], first + rank.rank
-            fcntl.lockf(own[1], fcntl.LOCK_SH, 1, own[2])  # shared: processes that a rank starts can have it, too
-            holders = _other_ranks(own[1], first, rank.rank)
+            claim_key = os.getpid(), _files[path], first + rank.rank
+            fcntl.lockf(claim_key[1], fcntl.LOCK_SH, 1, claim_key[2])  # shared with the processes that a rank starts
+            holders = _other_ranks(claim_key[1], first, rank.rank)
             if not holders:
-                _claimed.add(own)
-            elif own not in _claimed:
-                fcntl.lockf(own[1], fcntl.LOCK_UN, 1, own[2])
+                _claimed.add(claim_key)
+            elif claim_key not in _claimed:
+                fcntl.lockf(claim_key[1], fcntl.LOCK_UN, 1, claim_key[2])
     except OSError as error:
         raise RankDeviceError(
             "it cannot be made sure that every rank has a GPU of its own",
@@ -170,16 +171,16 @@ def claim(rank: Rank, uuid: str) -> None:
 
 def _other_ranks(descriptor: int, first: int, own: int) -> list[int]:
     """Return the other ranks of a job that have locked their byte. The byte of rank 0 is at ``first``."""
-    found = []
-    left = [(first, first + own), (first + own + 1, first + MOST_RANKS)]
-    while left:
-        start, end = left.pop()
+    ranks = []
+    ranges = [(first, first + own), (first + own + 1, first + MOST_RANKS)]
+    while ranges:
+        start, end = ranges.pop()
         if start >= end:
             continue
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
-        kind, _, at, *_ = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+        query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+        kind, _, at, *_ = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
         if kind != fcntl.F_UNLCK:
-            at = max(at, start)  # locks of one process on bytes side by side are one
-            found.append(at - first)
-            left += [(start, at), (at + 1, end)]
-    return found
+            at = max(at, start)  # The kernel joins locks of one process on adjacent bytes.
+            ranks.append(at - first)
+            ranges += [(start, at), (at + 1, end)]
+    return ranks

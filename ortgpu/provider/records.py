@@ -1,7 +1,7 @@
-"""Records of what ``tune`` measured: which settings suit a model on a GPU, kept in the user's cache folder.
+"""Records of the settings that ``tune`` measured as best for a model on a GPU, kept in the user's cache folder.
 
-A record is JSON. It is void if it has anything that this release does not know, or if what it was measured with has
-changed: the graph, the weights, the GPU, ONNX Runtime, the CUDA libraries, the driver.
+A record is JSON. It is void if it has anything that this release does not know. It is also void if the graph, the
+weights, the GPU, ONNX Runtime, the CUDA libraries or the driver have changed since the measurement.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ else:
 logger = logging.getLogger("ortgpu")
 
 _SCHEMA = 1
-_READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # to open a pipe does not wait
+_READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # opening a pipe does not wait
 _LARGEST = 1 << 20  # bytes of a record
 _LONGEST = 1 << 31  # dimensions are shorter
-_SPARSE = 64 << 20  # bytes from which on a file of weights must be on the disk as a whole, to be read as a whole
+_SPARSE = 64 << 20  # bytes; a larger file of weights is not read if it is mostly holes
 
 
 class VoidRecordError(ValueError):
-    """A record cannot be used, for the reason in its text, which names its file."""
+    """A record cannot be used. The text of the error names the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ class Key:
 
     Attributes:
         graph: digest of the model without its weights.
-        weights: size and time of change of the files that hold them; or the digest of these, where the model has no
-            file, or the record asks for float16.
+        weights: size and time of change of the weights' files. It is a digest of the weights if the model has no file
+            or the record asks for float16.
         driver: the branch, such as "580".
-        precision: that of plain ONNX Runtime.
+        precision: the precision of plain ONNX Runtime.
     """
 
     graph: str
@@ -84,7 +84,7 @@ class Key:
     precision: str = "tf32"
 
     def difference(self, other: Key) -> str | None:
-        """Return in what ``other`` differs, for a person. None: in nothing."""
+        """Return the first difference from ``other`` as text for a person. None: the keys are equal."""
         mine, theirs = asdict(self), asdict(other)
         return next(
             (f"{name} was {mine[name]}, and is {theirs[name]}" for name in mine if mine[name] != theirs[name]), None
@@ -96,10 +96,10 @@ class Record:
     """The settings that were measured as best.
 
     Attributes:
-        automatic: the best of those that a session may apply by itself.
-        named: the best of all, for a session whose caller names the record.
-        shapes: those of the inputs that were measured, a mapping for each batch.
-        dimensions: sizes of the free dimensions by their names, where there was one batch.
+        automatic: the best settings that a session may apply by itself.
+        named: the best of all settings, for a caller that names the record.
+        shapes: the shapes of the measured inputs, a mapping for each batch.
+        dimensions: sizes of the free dimensions by their names, if there was one batch.
     """
 
     key: Key
@@ -110,7 +110,7 @@ class Record:
 
     def write(self, path: Path) -> None:
         """Write the record so that a reader sees the old one or the new one. Raises OSError."""
-        if path.is_symlink() and is_own(path.lstat()):  # the user's own link stays, another user's is replaced
+        if path.is_symlink() and is_own(path.lstat()):  # the user's own link stays; another user's link is replaced
             path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
@@ -132,15 +132,15 @@ def read_record(path: str | os.PathLike[str], *, is_named: bool = False) -> Reco
         VoidRecordError: it cannot be read, or holds something that this release does not know.
     """
     try:
-        found = json.loads(_content(path, is_named=is_named))
+        document = json.loads(_content(path, is_named=is_named))
     except (FileNotFoundError, VoidRecordError):
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise VoidRecordError(f"it cannot be read: {error}") from None
-    if not isinstance(found, dict) or found.pop("ortgpu tuning", None) != _SCHEMA:
+    if not isinstance(document, dict) or document.pop("ortgpu tuning", None) != _SCHEMA:
         raise VoidRecordError(f"it is no record of the form {_SCHEMA}")
     try:
-        record = Record(**found)
+        record = Record(**document)
         return replace(
             record,
             key=_key(record.key),
@@ -174,7 +174,7 @@ def _content(path: str | os.PathLike[str], *, is_named: bool) -> bytes:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Return True if a file belongs to this user. Windows has permissions in the place of owners."""
+    """Return True if a file belongs to this user. Windows has permissions instead of owners."""
     return not hasattr(os, "getuid") or status.st_uid == os.getuid()
 
 
@@ -213,14 +213,14 @@ def _choice(found: Any, allowed: tuple[str, ...]) -> Choice:
 
 
 def default_path(model: ModelSource, gpu: str | None) -> Path | None:
-    """Return where the record of a model for a kind of GPU is kept. None if there is no place: the log says why, once.
+    """Return the path of the record of a model for a kind of GPU. None if there is no folder: the log says why, once.
 
-    A model is known by its path, so that a session without a record pays for one look; bytes by their size, their
-    beginning and their end.
+    The name of the record is a digest of the model's path, so a session without a record looks at one path only. For a
+    model in bytes it is a digest of their size, beginning and end.
     """
     try:
-        user_cache_path = platformdirs.user_cache_path  # which imports it
-    except ImportError:  # a source tree on PYTHONPATH, whose dependencies are not all there
+        user_cache_path = platformdirs.user_cache_path  # the attribute imports the module
+    except ImportError:  # a source tree on PYTHONPATH may lack dependencies
         return None
     if isinstance(model, bytes):
         name = b"%d" % len(model) + model[:_ENDS] + model[-_ENDS:]
@@ -228,7 +228,7 @@ def default_path(model: ModelSource, gpu: str | None) -> Path | None:
         name = os.fsencode(os.path.abspath(os.fsdecode(model)))
     try:
         folder: Path = user_cache_path("ortgpu")
-    except RuntimeError as error:  # this user has no entry in passwd, and there is no variable HOME
+    except RuntimeError as error:  # The user has no entry in passwd, and HOME is not set.
         if not _told:
             _told.append(str(error))
             logger.warning("no record of tune is kept or used: %s", error)
@@ -238,21 +238,21 @@ def default_path(model: ModelSource, gpu: str | None) -> Path | None:
 
 
 def make_own_folders(folder: Path) -> None:
-    """Make the folder of the default path, and the folder above it. Raises OSError if they are not this user's alone.
+    """Make the folder of the default path and its parent. Raises OSError unless they are this user's alone.
 
     The folder of caches may be open to others. Former releases made folders that others could read.
     """
     folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for each in (folder.parent, folder):
+    for own_folder in (folder.parent, folder):
         with contextlib.suppress(OSError):
-            status = each.lstat()
+            status = own_folder.lstat()
             if stat.S_ISDIR(status.st_mode) and is_own(status):
-                each.chmod(0o700)
-        make_own_folder(each)
+                own_folder.chmod(0o700)
+        make_own_folder(own_folder)
 
 
 _ENDS = 4096  # bytes
-_told: list[str] = []  # why there is no place for records
+_told: list[str] = []  # the reason for having no folder for records
 
 
 def key_of(
@@ -260,7 +260,7 @@ def key_of(
 ) -> Key:
     """Return the key of a model on a GPU, in this process. ``gpu`` None: on the CPU.
 
-    The weights are not looked at if ``weights`` is given.
+    If ``weights`` is passed, the files of weights are not read.
 
     Raises:
         VoidRecordError: the model cannot be read, or is in ONNX Runtime's own format.
@@ -290,7 +290,7 @@ def key_of(
         gpu=gpu.name,
         multiprocessors=count_multiprocessors(gpu.ordinal or 0),
         cuda=ask("libcublasLt", "cublasLtGetCudartVersion"),
-        # libcudnn ends the process if it cannot open the part that answers
+        # libcudnn ends the process if it cannot open the part that answers.
         cudnn=ask("libcudnn", "cudnnGetVersion") if report is not None and report.cudnn is not None else None,
         cublas=ask("libcublasLt", "cublasLtGetVersion"),
         driver=(read_driver_version() or "").partition(".")[0] or None,
@@ -298,10 +298,10 @@ def key_of(
 
 
 def _weights(outline: GraphOutline, *, by_content: bool) -> str:
-    """Return size and time of change of the files that hold the weights, or a digest of what they contain.
+    """Return size and time of change of the files of weights, or a digest of their content.
 
     Raises:
-        VoidRecordError: they cannot be read as a whole.
+        VoidRecordError: a file cannot be read as a whole.
     """
     model = outline.model
     if isinstance(model, bytes):
@@ -320,7 +320,7 @@ def _weights(outline: GraphOutline, *, by_content: bool) -> str:
                 if not stat.S_ISREG(status.st_mode):
                     raise VoidRecordError(f"the weights cannot be read: {name} is no regular file")
                 on_disk = getattr(status, "st_blocks", status.st_size) * 512
-                if status.st_size > _SPARSE and on_disk < status.st_size / 4:  # a file system may compress a little
+                if status.st_size > _SPARSE and on_disk < status.st_size / 4:  # A file system may compress a little.
                     raise VoidRecordError(f"the weights are not read: {name} has {status.st_size} bytes, mostly holes")
                 while piece := file.read(1 << 22):
                     digest.update(piece)
@@ -331,7 +331,7 @@ def _weights(outline: GraphOutline, *, by_content: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record that may be used, and the choice in it that holds for its user."""
+    """A valid record, and the choice in it for this caller."""
 
     path: Path
     record: Record
@@ -339,7 +339,7 @@ class Found:
 
     @property
     def why(self) -> str:
-        """The reason in ``options_chosen`` for everything that the record sets."""
+        """The reason in ``options_chosen`` for each setting of the record."""
         return f"took {self.choice.ratio:.2f} of the time of plain ONNX Runtime: {self.path}"
 
 
@@ -349,8 +349,8 @@ def find_record(
     """Return the record of a model on a GPU, or None if there is none. ``named`` is a path that the caller named.
 
     Raises:
-        FileNotFoundError: the record that the caller named is not there.
-        VoidRecordError: there is a record, and it cannot be used.
+        FileNotFoundError: the record that the caller named does not exist.
+        VoidRecordError: the record cannot be used.
     """
     path = Path(named) if named is not None else default_path(outline.model, gpu.name if gpu is not None else None)
     if path is None or (named is None and not os.path.exists(path)):
@@ -359,7 +359,7 @@ def find_record(
         record = read_record(path, is_named=named is not None)
         weights = record.key.weights
         present = key_of(outline, gpu, weights=weights)
-        if record.key == present:  # else there is no need to read the weights
+        if record.key == present:  # After another difference the weights need no reading.
             present = replace(present, weights=_weights(outline, by_content=weights.startswith("sha256")))
         difference = record.key.difference(present)
     except VoidRecordError as error:
@@ -372,17 +372,17 @@ def find_record(
 def describe_record(
     model: ModelSource, gpu: Device | CudaDevice | None, chosen: Mapping[str, tuple[str, str]] | None = None
 ) -> str:
-    """Return what sessions of a model use by themselves, or why they use nothing, for a person.
+    """Return text for a person: the settings that sessions of a model apply by themselves, or why there are none.
 
-    Of an open session, it is told by ``chosen``, its ``options_chosen``.
+    For an open session, ``chosen`` is its ``options_chosen``.
     """
     advice = "" if isinstance(model, bytes) else f": `ortgpu tune {shlex.quote(os.fsdecode(model))}`"
     try:
-        found = find_record(GraphOutline(model), gpu)
+        match = find_record(GraphOutline(model), gpu)
     except VoidRecordError as error:
         return f"not tuned, since a record does not fit, {error}{advice}"
-    if found is None:
+    if match is None:
         return f"not tuned{advice}"
-    if chosen is not None and found.choice.settings and not any(why.endswith(found.why) for _, why in chosen.values()):
-        return f"not tuned, since the session does not open with the record: {found.path}"
-    return f"{described(found.choice.settings)}, which {found.why}"
+    if chosen is not None and match.choice.settings and not any(why.endswith(match.why) for _, why in chosen.values()):
+        return f"not tuned, since the session does not open with the record: {match.path}"
+    return f"{described(match.choice.settings)}, which {match.why}"

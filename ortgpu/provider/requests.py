@@ -12,7 +12,7 @@ from ..environment.libraries.library_file import absent_strings
 from ..errors import ProviderOptionError, ProviderRequestError, manual
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-CPUNodes = Literal["allow", "warn", "forbid"]  # what to do about nodes that compute on the CPU
+CPUNodes = Literal["allow", "warn", "forbid"]  # the action for nodes that compute on the CPU
 TENSORRT = ("TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
 
 _ENUMERATED = {
@@ -27,25 +27,25 @@ _BOOLEAN = (
 )  # fmt: skip
 _BOOLEAN_VALUES = ("0", "1", "false", "true", "False", "True")  # parse_string.h
 
-# cuda_execution_provider_info.cc; only used to suggest a spelling, the wheel's own strings decide.
+# The list is from cuda_execution_provider_info.cc and only serves to suggest a spelling: the wheel's strings decide.
 _OPTION_NAMES = (
     *_ENUMERATED, *_UNSIGNED, *_BOOLEAN, "has_user_compute_stream", "user_compute_stream", "sdpa_kernel",
     "tunable_op_max_tuning_duration_ms", "gpu_external_alloc", "gpu_external_free", "gpu_external_empty_cache",
 )  # fmt: skip
 
 
-# The providers whose options begin with these words, and options of OpenVINO (openvino_provider_factory.cc).
+# Providers by the first word of their options, and options of OpenVINO (openvino_provider_factory.cc).
 _PREFIXES = {"trt": TENSORRT[0], "nv": TENSORRT[1], "migraphx": "MIGraphXExecutionProvider"}
 _OF_OPENVINO = (
     "cache_dir", "device_type", "disable_dynamic_shapes", "enable_opencl_throttling", "enable_qdq_optimizer",
     "load_config", "model_priority", "num_of_threads", "num_streams", "precision", "reshape_input",
 )  # fmt: skip
-_NEAR = 0.75  # the least likeness of a misspelt option: with 0.7, OpenVINO's device_type is like device_id
+_NEAR = 0.75  # lowest similarity of a misspelt option: at 0.7, OpenVINO's device_type would match device_id
 
-# What a session sets where its caller does not: value and reason. Measured on an H200 with networks of nine kinds, in
-# batches of 32. Where it is slower, ``ortgpu tune`` chooses EXHAUSTIVE, which decides by timing: sessions of the same
-# model may differ, while HEURISTIC takes the same algorithms each time. Of ONNX's node tests, it moves the results of
-# three, within the precision of TF32.
+# Options that a session sets unless its caller does: value and reason. The figures are from an H200 with networks of
+# nine kinds, in batches of 32. Where HEURISTIC is slower, ``ortgpu tune`` chooses EXHAUSTIVE. EXHAUSTIVE decides by
+# timing, so sessions of the same model may differ, while HEURISTIC takes the same algorithms each time. HEURISTIC
+# changes the results of three of ONNX's node tests, within the precision of TF32.
 CHOSEN_OPTIONS = {
     "cudnn_conv_algo_search": (
         "HEURISTIC",
@@ -61,7 +61,7 @@ class ProviderList:
 
     names: tuple[str, ...]
     options: Mapping[str, dict[str, str]] = field(default_factory=dict)
-    repeated: tuple[str, ...] = ()  # names that came again, whose options do not count
+    repeated: tuple[str, ...] = ()  # names that came again; their later options do not count
 
     def options_of(self, name: str) -> dict[str, str]:
         return self.options.get(name, {})
@@ -77,7 +77,7 @@ NO_PROVIDERS = ProviderList(())
 
 
 def parse(providers: Any, provider_options: Any) -> ProviderList:
-    """Return the request in one form. Raises ProviderRequestError if malformed. Of equal names the first counts."""
+    """Return the request in one form. Raises ProviderRequestError if malformed. The first of equal names counts."""
     if providers is None:
         if provider_options:
             raise _malformed(providers, "provider_options without providers")
@@ -90,18 +90,18 @@ def parse(providers: Any, provider_options: Any) -> ProviderList:
             raise _malformed(providers, f"provider_options is a {type(provider_options).__name__}, not a list")
         if len(provider_options) != len(pairs):
             raise _malformed(providers, f"{len(pairs)} providers and {len(provider_options)} provider_options")
-        if any(own is not None for _, own in pairs):
+        if any(entry_options is not None for _, entry_options in pairs):
             raise _malformed(providers, "options are given in providers and in provider_options")
-        if not all(isinstance(own, dict) for own in provider_options):
+        if not all(isinstance(entry_options, dict) for entry_options in provider_options):
             raise _malformed(providers, "provider_options must be dicts")
-        pairs = [(name, own) for (name, _), own in zip(pairs, provider_options, strict=True)]
+        pairs = [(name, entry_options) for (name, _), entry_options in zip(pairs, provider_options, strict=True)]
     options: dict[str, dict[str, str]] = {}
     repeated = []
-    for name, own in pairs:
+    for name, entry_options in pairs:
         if name in options:
             repeated.append(name)
         else:
-            options[name] = {str(k): str(v) for k, v in (own or {}).items()}
+            options[name] = {str(k): str(v) for k, v in (entry_options or {}).items()}
     return ProviderList(tuple(options), options, tuple(dict.fromkeys(repeated)))
 
 
@@ -116,8 +116,8 @@ def _pair(providers: Any, entry: Any) -> tuple[str, dict[Any, Any] | None]:
 def without_unmeant(requested: ProviderList, known: Collection[str], available: Sequence[str]) -> ProviderList:
     """Return the request without providers that a list for many machines names beside CUDA.
 
-    These are the providers of other builds, and TensorRT in a list that is the whole ``get_available_providers()``, if
-    TensorRT has no options but those of CUDA, such as the same ``device_id`` for every provider.
+    These are the providers of other builds. TensorRT is left out, too, if the list is all of
+    ``get_available_providers()`` and TensorRT has no options beyond CUDA's, such as one ``device_id`` for all.
     """
     if CUDA not in requested.names:
         return requested
@@ -135,11 +135,11 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
     """Raise ProviderRequestError for providers that ONNX Runtime would drop with a warning."""
     for name in requested.names:
         if name not in known and name not in (*available, *TENSORRT):
-            meant = suggest(name, {*available, CUDA})
+            suggestion = suggest(name, {*available, CUDA})
             raise ProviderRequestError(
-                f"there is no execution provider {name!r}" + (f"; did you mean {meant!r}?" if meant else ""),
+                f"there is no execution provider {name!r}" + (f"; did you mean {suggestion!r}?" if suggestion else ""),
                 evidence=[f"providers in this build: {', '.join(available)}"],
-                fixes=[manual(f"write {meant!r}" if meant else f"leave {name!r} out")],
+                fixes=[manual(f"write {suggestion!r}" if suggestion else f"leave {name!r} out")],
                 requested=requested.names,
             )
         if name not in available and name != CUDA:
@@ -157,7 +157,7 @@ def suggest(name: str, candidates: Iterable[str]) -> str | None:
     if word in ("gpu", "nvidia"):
         return CUDA
     by_word = {_word(full): full for full in sorted(candidates)}
-    close = difflib.get_close_matches(word, by_word, n=1, cutoff=0.7)  # "npu" and "xpu" are nearer to "cpu" than 0.6
+    close = difflib.get_close_matches(word, by_word, n=1, cutoff=0.7)  # at 0.6, "npu" and "xpu" would match "cpu"
     return by_word[close[0]] if close else None
 
 
@@ -167,7 +167,7 @@ def _word(name: str) -> str:
 
 
 def cuda_first(requested: ProviderList, *, keep_cpu: bool = True) -> ProviderList:
-    """Return the list with CUDA first, but behind a TensorRT requested before it, and the CPU last if ``keep_cpu``."""
+    """Return the list with CUDA first and the CPU last if ``keep_cpu``. TensorRT stays in front if requested so."""
     before = requested.names[: requested.names.index(CUDA)] if CUDA in requested.names else requested.names
     front = [name for name in before if name in TENSORRT]
     rest = [name for name in requested.names if name not in (CUDA, CPU, *front)]
@@ -177,7 +177,7 @@ def cuda_first(requested: ProviderList, *, keep_cpu: bool = True) -> ProviderLis
 def check_options(requested: ProviderList, provider_library: str | None) -> None:
     """Raise ProviderOptionError for options that the installed CUDA provider does not know, or a wrong ``device_id``.
 
-    ONNX Runtime reads them only once the library is loaded, so a machine without CUDA never sees the mistake.
+    ONNX Runtime reads the options only after loading the library, so a machine without CUDA never sees the mistake.
     """
     options = requested.options_of(CUDA)
     unknown = absent_strings(provider_library, list(options))
@@ -209,7 +209,7 @@ def _unknown_option(name: str, value: str, provider_library: str | None) -> Prov
         advice += f", or give it to {owner} if that is meant"
     elif re.search("fp16|float16|half", name, re.IGNORECASE):
         advice += ": the types of the model decide. Convert the model to float16; ortgpu tune --precision fp16 tries it"
-    elif near := _near_option(name, [known for known in _OPTION_NAMES if known not in absent]):
+    elif near := _near_option(name, [option for option in _OPTION_NAMES if option not in absent]):
         summary += f"; did you mean {near!r}?"
         advice = f"write {near!r}"
     return ProviderOptionError(

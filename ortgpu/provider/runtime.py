@@ -1,6 +1,6 @@
 """ONNX Runtime in this process: import it once, and open its provider once with all libraries that it needs.
 
-What a process needs only once a session is made is imported then: meanwhile the driver is being initialised.
+Modules that only a session needs are imported when a session is made, while the driver initialises.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class Runtime:
     """The state of ONNX Runtime in this process.
 
     ``module`` None: the import failed with ``import_error``, or gave a module without InferenceSession.
-    ``preload`` None: no session was asked for yet, so no library was loaded.
+    ``preload`` None: nobody has requested a session yet, so no library was loaded.
     """
 
     packages: Packages
     module: ModuleType | None
     import_error: str | None
     preload: PreloadReport | None = None
-    found: Plan | None = None  # what the report was made from
+    found: Plan | None = None  # the source of the report
     provider_opened: bool = False
-    lazily_opened: frozenset[str] = frozenset()  # stems of what the provider opens at need and this process has loaded
-    provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
-    plugin_problem: PluginProblem | None = None  # why the provider file, as a plugin, is of no use to this process
-    provider_stamp: tuple[int, ...] | None = None  # by which another file in its place is known
-    numpy_error: str | None = None  # what NumPy said, where the import failed for it and does not say why
+    lazily_opened: frozenset[str] = frozenset()  # stems of loaded libraries that the provider opens at need
+    provider_error: str | None = None  # the loader's message about the provider file; its libraries are there
+    plugin_problem: PluginProblem | None = None  # why this process cannot use the plugin
+    provider_stamp: tuple[int, ...] | None = None  # changes when the provider file is replaced
+    numpy_error: str | None = None  # NumPy's own error, if NumPy made the import fail
 
     @property
     def provider_library(self) -> str | None:
@@ -71,7 +71,7 @@ class Runtime:
             names = tuple(self.module.get_available_providers()) if self.module is not None else None
         except AttributeError:
             return None
-        brings = self.cuda_is_plugin  # and lists CUDA once it is registered
+        brings = self.cuda_is_plugin  # A plugin is listed only after registration.
         return (*names, CUDA) if names is not None and brings and CUDA not in names else names
 
     @property
@@ -91,7 +91,7 @@ class Runtime:
 
     @property
     def has_collective_ops(self) -> bool | None:
-        """True if this build has the operators that work between processes; None if there is no module to ask."""
+        """True if this build has the operators that work between processes; None if there is no module."""
         if self.module is None:
             return None
         ask = getattr(extension, "has_collective_ops", None)
@@ -105,13 +105,13 @@ _lock = fork_safe_lock()
 def load_runtime() -> Runtime:
     """Import ONNX Runtime. A success is kept; after a failure the next call tries again.
 
-    No CUDA library is loaded for it, except where the extension module itself links some (1.27.0 does).
+    The import loads no CUDA library, unless the extension module itself links some (as in 1.27.0).
     """
     global _runtime
     with this_thread.holds, _lock:
         if _runtime is None or _runtime.module is None or _runtime.provider_library is None:
             _runtime = _load()
-        elif registered_library() not in (None, _runtime.provider_library):  # since the packages were read
+        elif registered_library() not in (None, _runtime.provider_library):  # registered after the packages were read
             _runtime = dataclasses.replace(_runtime, packages=locate_packages(), provider_opened=False)
         return _runtime
 
@@ -131,7 +131,7 @@ def look_again() -> Runtime:
 
 def _load() -> Runtime:
     packages = locate_packages()
-    if "onnxruntime" not in sys.modules and is_sub_interpreter():  # its extension waits for a lock for ever
+    if "onnxruntime" not in sys.modules and is_sub_interpreter():  # Its extension would wait for a lock for ever.
         return Runtime(packages, None, IN_SUB_INTERPRETER)
     damage, preload = _load_what_the_module_links(packages)
     if damage is not None:
@@ -148,21 +148,21 @@ def _load() -> Runtime:
 
 
 def prepare_import() -> None:
-    """Prepare an import of ONNX Runtime by another module. Raises ImportError for a file that would kill it."""
+    """Prepare an import of ONNX Runtime by another module. Raises ImportError if a file would kill the process."""
     damage, _ = _load_what_the_module_links(locate_packages())
     if damage is not None:
         raise ImportError(damage)
 
 
 def _load_what_the_module_links(packages: Packages) -> tuple[str | None, PreloadReport | None]:
-    """Return the damage of a file, and the report of a preload where the import itself needs CUDA's libraries."""
+    """Return the damage of a file, and the report of a preload if the import itself needs CUDA's libraries."""
     installed = packages.onnxruntime
     if sys.platform != "linux" or installed.provider_library is None:
         return None, None
     paths = (installed.extension, installed.bridge)
     native = [read_elf(path) for path in paths if path and os.path.exists(path)]
-    here = this_machine()
-    problems = (f"{file.path}: {why}" for file in native if (why := file.problem or wrong_machine(file.machine, here)))
+    host = this_machine()
+    problems = (f"{file.path}: {why}" for file in native if (why := file.problem or wrong_machine(file.machine, host)))
     damage = next(problems, None)
     if damage is not None:
         return damage, None
@@ -173,18 +173,18 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
 
 
 def open_provider(*, register: bool = True) -> Runtime:
-    """Load what the provider links, then the provider: once per process. ``register`` False: register no plugin."""
+    """Load the provider's libraries, then the provider, once per process. ``register`` False: register no plugin."""
     global _runtime
     with this_thread.holds, _lock:
         runtime = load_runtime()
         if runtime.provider_opened:
             return runtime
-        found = plan(runtime.packages, thorough=False)
-        report = load(found, lazily_opened=frozenset())
+        library_plan = plan(runtime.packages, thorough=False)
+        report = load(library_plan, lazily_opened=frozenset())
         if not report.ok:
-            # Once more, with everything that could serve and everything that was passed over.
-            found = plan(runtime.packages)
-            report = load(found, lazily_opened=frozenset())
+            # The second search reports every candidate and every rejected file.
+            library_plan = plan(runtime.packages)
+            report = load(library_plan, lazily_opened=frozenset())
         error: str | None = None
         problem: PluginProblem | None = None
         opened = report.ok and report.provider is not None and not report.driver_missing
@@ -197,7 +197,7 @@ def open_provider(*, register: bool = True) -> Runtime:
         _runtime = dataclasses.replace(
             runtime,
             preload=report,
-            found=found,
+            found=library_plan,
             provider_error=error,
             plugin_problem=problem,
             provider_opened=opened,
@@ -206,16 +206,16 @@ def open_provider(*, register: bool = True) -> Runtime:
 
 
 def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple[PluginProblem | None, str | None]:
-    """Register the plugin under ONNX Runtime's own name for it. Return what is wrong with it, and ONNX Runtime's words.
+    """Register the plugin under ONNX Runtime's own name for it. Return its problem and ONNX Runtime's message.
 
-    It is never unregistered: sessions of others may use it by then.
+    The plugin is never unregistered: sessions of others may use it by then.
     """
     path = runtime.provider_library or ""
-    if _is_for_newer_cuda(path):  # its first call of CUDA fails, which may end the process
+    if _is_for_newer_cuda(path):  # Its first call of CUDA would fail and may end the process.
         return "newer CUDA", None
     loose = runtime.arrival is not None and runtime.arrival.way == "registered by the program"
     if loose and registered_library() is None and path == loaded_plugin():
-        return "no device", None  # nor is it registered here: it may be another ONNX Runtime's
+        return "no device", None  # The file may be another ONNX Runtime's, so it is not registered.
     if release_wanted(path, str(getattr(runtime.module, "__version__", ""))) is not None:
         return "another release", None
     if registered_library() is not None:
@@ -223,41 +223,41 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
     function = getattr(runtime.module, "register_execution_provider_library", None)
     if function is None:
         return "no plugins", None
-    if not register:  # a file that is loaded was registered, and lists no device
+    if not register:  # A loaded file was registered, and lists no device.
         return ("no device" if loaded_plugin() is not None else "not registered"), None
     bridge = runtime.packages.onnxruntime.bridge
     if bridge is not None and uses_internals(path) and (conflict := why_another_answers(bridge)) is not None:
         return None, conflict
     try:
         function(CUDA, path)
-    except Exception as error:  # noqa: BLE001 - of classes that differ between releases
-        if "already registered" not in str(error):  # and lists no device
+    except Exception as error:  # noqa: BLE001 - the classes differ between releases
+        if "already registered" not in str(error):  # A registered plugin lists no device.
             return None, str(error).rpartition(" with error: ")[2]
     return (None if registered_library() is not None else "no device"), None
 
 
 def _is_for_newer_cuda(path: str) -> bool:
     *_, supported = load_libcuda()
-    wanted = cuda_major_of(read_library(path).needed)
-    return supported is not None and wanted is not None and supported[0] < wanted
+    cuda_major = cuda_major_of(read_library(path).needed)
+    return supported is not None and cuda_major is not None and supported[0] < cuda_major
 
 
 def load_lazily_opened(stems: frozenset[str]) -> Runtime:
-    """Load what the provider or cuDNN open at need: once per process, and only for models that will need it.
+    """Load libraries that the provider or cuDNN open at need: once per process, and only for models that need them.
 
-    Opened by path, here, all parts come from one place. At the first run, where plain ONNX Runtime has them opened,
-    the loader's own search decides; the time is the same.
+    All parts come from one folder, since this opens them by path. Plain ONNX Runtime has them opened at the first run,
+    and the loader's own search decides; the time is the same.
     """
     global _runtime
     with this_thread.holds, _lock:
         runtime = load_runtime()
-        wanted = runtime.lazily_opened | stems
-        if runtime.found is not None and runtime.preload is not None and wanted != runtime.lazily_opened:
-            later = load(runtime.found, lazily_opened=wanted)
-            known = {library.soname for library in runtime.preload.libraries}  # whose origins it knows
-            new = (library for library in later.libraries if library.soname not in known)
+        all_stems = runtime.lazily_opened | stems
+        if runtime.found is not None and runtime.preload is not None and all_stems != runtime.lazily_opened:
+            later = load(runtime.found, lazily_opened=all_stems)
+            sonames = {library.soname for library in runtime.preload.libraries}  # Their origins are known.
+            new = (library for library in later.libraries if library.soname not in sonames)
             report = dataclasses.replace(later, libraries=(*runtime.preload.libraries, *new))
-            _runtime = runtime = dataclasses.replace(runtime, preload=report, lazily_opened=wanted)
+            _runtime = runtime = dataclasses.replace(runtime, preload=report, lazily_opened=all_stems)
         return runtime
 
 
@@ -265,12 +265,13 @@ def _import() -> tuple[ModuleType | None, str | None]:
     try:
         with untranslated():
             module = importlib.import_module("onnxruntime")
-            if not hasattr(importlib.import_module("numpy"), "ndarray"):  # a second import succeeds without it
+            if not hasattr(importlib.import_module("numpy"), "ndarray"):  # A second import succeeds without it.
                 raise ImportError("import numpy failed: its folder has no file __init__.py")
     except Exception as error:
         logger.debug("import onnxruntime failed", exc_info=True)
         return None, f"{type(error).__name__}: {error}".removesuffix(": ")
-    if not isinstance(getattr(module, "__spec__", None), ModuleSpec):  # no finder of Python made it: a mock, say
+    # A module without a spec comes from no finder of Python; it may be a mock.
+    if not isinstance(getattr(module, "__spec__", None), ModuleSpec):
         return None, "TypeError: this program put what is not ONNX Runtime into sys.modules['onnxruntime']"
     return (module if hasattr(module, "InferenceSession") else None), None
 

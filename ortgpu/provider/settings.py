@@ -1,6 +1,6 @@
-"""The table of settings: the names that a record may hold, and what each asks of ONNX Runtime.
+"""The table of settings: the names in a record, and the options of ONNX Runtime that each name sets.
 
-A record holds names of this table alone. Provider options would be of use to whoever hands on a record: some are
+A record holds names of this table alone. Provider options in a record would be a risk for its users: some are
 addresses of functions.
 """
 
@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Names in ``options_chosen`` that are no options of a provider
+# These names in ``options_chosen`` are no options of a provider.
 THREADS = "intra_op_num_threads"  # the session option
 DIMENSIONS = "free_dimension_overrides"  # sizes by name, as JSON
 FLOAT16 = "float16"  # "1": the model is converted before it is opened
-DEPTH = "map_depth"  # runs that map has at work at a time
+DEPTH = "map_depth"  # concurrent runs of map
 STAGING = "map_staging"  # "0": map runs with the arrays of the caller, not with copies in pinned memory
 OF_THE_SESSION = (THREADS, DIMENSIONS, FLOAT16, DEPTH, STAGING)
 CAPTURE = "enable_cuda_graph"  # the option of the provider
 LIMIT = "gpu_mem_limit"  # the option of the provider: bytes that the arena may hold
 
-FEW_THREADS = 4  # three concurrent runs of run_async, which keep a GPU busy
+FEW_THREADS = 4  # three concurrent runs of run_async keep a GPU busy
 
 # Two runs with pinned arrays reach what an H200 can do with batches of 8 and more; batches of 1 gain up to four.
 MAP_DEPTH = 4
-PINNED_MEMORY_LIMIT = 2 << 30  # bytes that a session pins unless its caller says otherwise
+PINNED_MEMORY_LIMIT = 2 << 30  # bytes, unless the caller passes a limit
 
 Settings = Mapping[str, str]  # values by the names of settings
 
@@ -30,7 +30,7 @@ Settings = Mapping[str, str]  # values by the names of settings
 # cuDNN's DEFAULT is no candidate: on an H200 it took 2.8 to 69 times as long with each of five networks with
 # convolutions (benchmarks/results/tuning-h200-2026-11-23-4fba0b2.json has three), and most of the time of a search.
 # fuse_conv_bias never stands alone: ONNX Runtime 1.31 then clears a buffer of the convolution on another stream than
-# the one that fills it (conv.cc), and some results are wrong.
+# the stream that fills it (conv.cc), and some results are wrong.
 SETTINGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "layout": {
         "channels-first": {"prefer_nhwc": "0"},
@@ -51,18 +51,18 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "staging": {"pinned": {}, "none": {STAGING: "0"}},
 }
 
-# Settings that change neither inputs, outputs and errors nor the precision. A session applies them by itself; the
-# others need a record that its caller names.
+# Settings that change neither inputs, outputs and errors nor the precision. A session applies them by itself. All
+# other settings need a record that the caller names.
 AUTOMATIC = ("layout", "search", "workspace", "cudnn", "threads", "depth", "staging")
 
 
 def options_of(settings: Settings) -> dict[str, str]:
-    """Return what settings ask for: options of the CUDA provider, and those ``OF_THE_SESSION``.
+    """Return the options for settings: options of the CUDA provider, and options ``OF_THE_SESSION``.
 
     Raises:
         KeyError: the table has no such name or value.
     """
-    return {option: wanted for name, value in settings.items() for option, wanted in SETTINGS[name][value].items()}
+    return {option: text for name, value in settings.items() for option, text in SETTINGS[name][value].items()}
 
 
 def described(settings: Settings) -> str:

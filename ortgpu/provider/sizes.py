@@ -1,4 +1,4 @@
-"""Sizes of memory as arguments and variables name them."""
+"""Parse sizes of memory in arguments and environment variables."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def parse_gpu_size(name: str, value: Any) -> int | float:
 
 
 def divided(size: int | float, count: int) -> int | float:
-    """Return the part of a size that each of so many gets, in the form of the size."""
+    """Return the ``count``-th part of a size, as int or float like the size."""
     return size // count if isinstance(size, int) else size / count
 
 
@@ -71,7 +71,7 @@ def memory_by_variable() -> int | float | None:
     """Return the size that the variable ORTGPU_MEMORY names; None if it is not set.
 
     Raises:
-        ValueError: it names none.
+        ValueError: the variable names no size.
     """
     value = os.environ.get(VARIABLE, "")
     return parse_gpu_size(VARIABLE, value) if value else None
@@ -81,7 +81,7 @@ def bytes_of_gpu(size: int | float, total: int | None) -> int:
     """Return the bytes that a size means on a GPU with ``total`` bytes.
 
     Raises:
-        ValueError: the size is a part of a GPU whose memory is unknown.
+        ValueError: the size is a part of the GPU's memory, and the amount of memory is unknown.
     """
     if isinstance(size, int):
         return size

@@ -1,4 +1,4 @@
-"""Check that the requested TensorRT provider can be opened: built into ONNX Runtime, or of a plugin."""
+"""Check that the requested TensorRT provider can be opened. It is built into ONNX Runtime or comes from a plugin."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def check_loadable(beside: str, *, in_wheels: bool = True) -> None:
 
     Raises:
         ProviderRequestError: this build has no TensorRT provider library.
-        BrokenPackageError: it has one that is damaged.
-        LibraryNotFoundError: libraries of TensorRT that it links are missing.
+        BrokenPackageError: the provider library is damaged.
+        LibraryNotFoundError: libraries of TensorRT that the provider links are missing.
     """
     path = provider_beside(beside, "tensorrt")
     if not os.path.isfile(path):
@@ -45,21 +45,21 @@ def check_loadable(beside: str, *, in_wheels: bool = True) -> None:
             fixes=[manual("leave TensorrtExecutionProvider out")],
         )
     provider = read_library(path)
-    if provider.problem is not None:  # it would kill the process (SIGBUS) that opens it
+    if provider.problem is not None:  # Opening a damaged file would kill the process (SIGBUS).
         raise BrokenPackageError(
             "TensorRT was asked for and its provider library is damaged",
             evidence=[f"{path}: {provider.problem}"],
             fixes=[manual("install ONNX Runtime again, or leave TensorrtExecutionProvider out")],
             files=(path,),
         )
-    # NVIDIA/TensorRT, python/packaging/libs_wheel: a folder of libraries that no loader looks into
+    # No loader looks into this folder of TensorRT's wheels (NVIDIA/TensorRT, python/packaging/libs_wheel).
     folders = [os.path.join(entry, "tensorrt_libs") for entry in search_path()] if in_wheels else []
     if is_dll(path):
-        folders += path_of(os.environ)  # where ONNX Runtime has Windows look for them, and nothing else does
+        folders += path_of(os.environ)  # ONNX Runtime lets Windows search PATH for them.
     needed = [name for name in provider.needed if re.match(r"(lib)?(nvinfer|nvonnxparser)", name, re.IGNORECASE)]
     errors = {name: error for name in sorted(needed) if (error := _open(name, folders)) is not None}
     if errors:
-        names = ("libnvinfer.so*", "nvinfer_[0-9]*.dll")  # in these folders, of another release than the needed one
+        names = ("libnvinfer.so*", "nvinfer_[0-9]*.dll")  # any release
         patterns = [os.path.join(glob.escape(folder), name) for folder in folders for name in names]
         others = [path for pattern in patterns for path in glob.glob(pattern)]
         majors = sorted({name.removesuffix(".dll").rpartition("_" if is_dll(name) else ".")[2] for name in errors})
@@ -75,8 +75,8 @@ def check_loadable(beside: str, *, in_wheels: bool = True) -> None:
         )
 
 
-# ONNX Runtime's Python part calls these of its extension for a session by name, which has them only with TensorRT
-# built in. 1.32 has dropped the second.
+# ONNX Runtime's Python part calls these functions of its extension for a session that names the provider. The
+# extension has them only with TensorRT built in. 1.32 has dropped the second.
 _REGISTRATIONS = {
     TENSORRT[0]: "register_tensorrt_plugins_as_custom_ops",
     TENSORRT[1]: "register_nv_tensorrt_rtx_plugins_as_custom_ops",
@@ -87,7 +87,7 @@ def check_plugin(name: str, gpu: CudaDevice | None = None) -> None:
     """Check that ONNX Runtime opens a registered plugin of TensorRT by its name, on this GPU, by default the first.
 
     Raises:
-        ProviderRequestError: this release does so by device only, or the plugin takes no ``device_id``.
+        ProviderRequestError: this release opens the plugin by device only, or the plugin takes no ``device_id``.
     """
     registration = _REGISTRATIONS[name]
     caller: Any = getattr(collection.InferenceSession, "_register_ep_custom_ops", None)
@@ -113,7 +113,7 @@ def check_plugin(name: str, gpu: CudaDevice | None = None) -> None:
 
 
 def _open(soname: str, folders: list[str]) -> str | None:
-    """Open a library. Return None, or the loader's words. A parser finds the library that was opened before it."""
+    """Open a library. Return None, or the loader's message. A parser finds the library that was opened before it."""
     error = open_library(soname)
     for path in (os.path.join(folder, soname) for folder in folders):
         if error is not None and os.path.isfile(path):
