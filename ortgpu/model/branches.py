@@ -1,10 +1,10 @@
-"""Rewrite a model as one whose nodes are there several times, as branches of which a run takes one.
+"""Rewrite a model with several copies of its nodes, as branches. A run computes one branch.
 
 ONNX Runtime's Conv keeps one cuDNN plan for each *node* (conv.cc, 1.20 to 1.31). Copies of a node keep plans for
 several shapes. A binary tree of ``If`` nodes has the copies as its branches. Boolean inputs choose the branch, and a
-run computes no other. Weights stay outside of the branches, which share them.
+run computes no other. Weights stay outside of the branches and are shared.
 
-``onnx`` is imported here, so this module is imported only where branches are made.
+This module imports ``onnx``, so other modules import it only to make branches.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 _COPIES = ("MemcpyFromHost", "MemcpyToHost")  # ONNX Runtime adds these between devices, and again for each branch
 _STANDARD = ("", "ai.onnx")
 
-# Where images are channels-last, these transpose constant weights when the session is opened, and keep the result. ONNX
-# Runtime looks for constants in the graph of a node and in the one around it, and in no graph further out: with 1.31.1
-# MatMul packs weights outside of one If, and not outside of two. A node that finds its biases alone takes the weights
-# for channels-last already, and results are wrong (conv.cc, read in 1.20). So each branch has a copy of these weights.
+# For channels-last images, these operators transpose constant weights when the session opens, and keep the result. ONNX
+# Runtime looks for constants in the graph of a node and in the graph around it, but not further out: with 1.31.1 MatMul
+# packs weights outside of one If, but not outside of two. A node that finds only its biases takes the weights for
+# channels-last already, and results are wrong (conv.cc, read in 1.20). So each branch has a copy of these weights.
 _CHANNELS_LAST = "com.ms.internal.nhwc"
 _TRANSPOSE_WEIGHTS = ("Conv", "ConvTranspose", "FusedConv")
 
-# An initialiser of fewer bytes is copied into each branch: it may be a shape or a scalar that an operator on the GPU
-# reads on the CPU, and ONNX Runtime would copy it between devices in each run if it were outside. Weights are larger.
+# A smaller initialiser is copied into each branch. It may be a shape or a scalar that an operator on the GPU reads on
+# the CPU, and outside of the branches ONNX Runtime would copy it between devices in each run. Weights are larger.
 _SMALL = 256
 
-# Operators whose copies would not return what the node returns, since each keeps a state of its own.
+# Copies of these operators would return other values, since each node keeps its own state.
 STATEFUL = frozenset(
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
 )
@@ -39,7 +39,7 @@ class NotBranchableError(ValueError):
 
 
 def read_model(path: str) -> ModelProto:
-    """Return a model, whose weights stay in their files."""
+    """Return a model. Its weights stay in their files."""
     return onnx.load(path, load_external_data=False)
 
 
@@ -59,13 +59,13 @@ def bits_of(branch: int, count: int) -> list[bool]:
 def with_branches(
     model: ModelProto, branches: int, overridable: Collection[str] = ()
 ) -> tuple[ModelProto, list[str], int]:
-    """Return a model whose runs take one of so many copies of the nodes of ``model``.
+    """Return a model with ``branches`` copies of the nodes of ``model``; a run takes one copy.
 
-    Return the names of its selectors, too, and the bytes of the weights of which each branch has a copy.
+    Also return the names of its selectors, and the bytes of the weights that each branch copies.
 
     Args:
-        model: as ONNX Runtime wrote it after its optimisations. Its weights may be in other files.
-        branches: at least two.
+        model: the model that ONNX Runtime wrote after its optimisations. Its weights may be in other files.
+        branches: the number of copies, at least two.
         overridable: the names of the initialisers that a run may replace by inputs.
 
     Raises:
@@ -78,19 +78,19 @@ def with_branches(
         if node.op_type in STATEFUL and node.domain in _STANDARD:
             raise NotBranchableError(f"its {node.op_type} nodes keep a state between runs")
     weights = {tensor.name for tensor in graph.initializer}
-    made = {name for node in graph.node for name in node.output}
-    outputs = [value for value in graph.output if value.name in made]  # the others are inputs or initialisers
+    computed = {name for node in graph.node for name in node.output}
+    outputs = [value for value in graph.output if value.name in computed]  # Other outputs are inputs or initialisers.
     if not outputs:
         raise NotBranchableError("no node makes an output of it")
-    as_they_are = {value.name for value in graph.output} - made
+    direct_outputs = {value.name for value in graph.output} - computed
     inputs = [value for value in graph.input if value.name not in weights or value.name in overridable]
     fixed = {value.name for value in inputs}
-    kept = fixed | as_they_are
+    unchanged = fixed | direct_outputs
     copied = {tensor.name for tensor in graph.initializer if _is_small(tensor)}
     for node in _all_nodes(graph):
         if node.domain == _CHANNELS_LAST and node.op_type in _TRANSPOSE_WEIGHTS:
             copied.update(node.input[1:])
-    copied -= kept
+    copied -= unchanged
     outside = [tensor for tensor in graph.initializer if tensor.name not in copied]
     inside = [tensor for tensor in graph.initializer if tensor.name in copied]
     shared = fixed.union(tensor.name for tensor in outside)
@@ -120,19 +120,19 @@ def with_branches(
 
 def _without_graph(model: ModelProto) -> ModelProto:
     """Return the opsets, functions and other properties of a model. Its graph may be too large for a copy."""
-    kept = ModelProto()
+    properties = ModelProto()
     for field, value in model.ListFields():
         if field.name in ("graph", "training_info"):
             continue
         if isinstance(value, (int, str)):
-            setattr(kept, field.name, value)
+            setattr(properties, field.name, value)
         else:
-            getattr(kept, field.name).extend(value)
-    return kept
+            getattr(properties, field.name).extend(value)
+    return properties
 
 
 def _branch_source(graph: GraphProto, inside: Iterable[TensorProto], outputs: Collection[ValueInfoProto]) -> GraphProto:
-    """Return the nodes of a graph as a branch without inputs, without copies between devices."""
+    """Return the nodes of a graph as a branch. The branch has no inputs and no copies between devices."""
     source = GraphProto()
     source.initializer.extend(inside)
     source.output.extend(outputs)
@@ -157,7 +157,7 @@ def _renamed(source: GraphProto, prefix: str, shared: Collection[str]) -> GraphP
 
 
 def _add_prefix(graph: GraphProto, prefix: str, shared: Collection[str]) -> None:
-    """Give each name of a graph and its subgraphs a prefix, but those of shared values."""
+    """Give each name of a graph and its subgraphs a prefix, except the names of shared values."""
 
     def new(name: str) -> str:
         return name if not name or name in shared else prefix + name
@@ -173,7 +173,7 @@ def _add_prefix(graph: GraphProto, prefix: str, shared: Collection[str]) -> None
 
 
 def _rename(graph: GraphProto, names: dict[str, str]) -> None:
-    """Replace the names of values that nodes read, in subgraphs, too."""
+    """Replace the names of values that nodes read, also in subgraphs."""
     for node in graph.node:
         if any(name in names for name in node.input):
             node.input[:] = [names.get(name, name) for name in node.input]
@@ -186,14 +186,14 @@ def _rename(graph: GraphProto, names: dict[str, str]) -> None:
 def _tree(
     copies: list[GraphProto], chosen_by: list[str], outputs: Collection[ValueInfoProto], prefix: str
 ) -> list[NodeProto]:
-    """Return the node that chooses among the branches by all selectors; the last one is decided first."""
+    """Return the node that chooses among the branches by all selectors; the last selector decides first."""
     graphs = copies
     for level, selector in enumerate(chosen_by):
         is_last = level == len(chosen_by) - 1
         joined = []
         for number in range(0, len(graphs), 2):
             pair = graphs[number : number + 2]
-            if len(pair) == 1:  # no value of the selector leads elsewhere
+            if len(pair) == 1:  # Both values of the selector lead to this branch.
                 joined.append(pair[0])
                 continue
             chosen_outputs = [

@@ -11,7 +11,7 @@ from .files import NO_REGULAR_FILE, ModelSource, is_ort_format, is_special_file,
 from .outline import UNREADABLE, Graph, GraphOutline, Tensor
 from .protobuf import TooManyFieldsError
 
-# Of one protobuf message: https://protobuf.dev/programming-guides/encoding/#size-limit
+# The limit for one protobuf message: https://protobuf.dev/programming-guides/encoding/#size-limit
 LARGEST = 2 << 30
 
 _MOST_PARTS = 1_000_000  # nodes and initializers: one second
@@ -21,27 +21,27 @@ _MOST_PARTS = 1_000_000  # nodes and initializers: one second
 class ModelFacts:
     """A model as its file describes it.
 
-    ``problem`` says why the model cannot be read. All other fields are empty then, for a model in ONNX Runtime's own
-    format, and for one with more than a million parts.
+    ``problem`` says why the model cannot be read. Then all other fields are empty. They are also empty for a model in
+    ONNX Runtime's own format and for a model with more than a million parts.
     """
 
     name: str  # its path, or "<bytes>"
     problem: str | None = None
-    fix: str | None = None  # of the problem, where it is known
+    fix: str | None = None  # how to fix the problem, if known
     opsets: tuple[tuple[str, int], ...] = ()  # domain and version, as imported
-    # operator and domain, those of subgraphs and functions included
+    # operator and domain of all nodes, subgraphs and functions included
     operators: frozenset[tuple[str, str]] = frozenset()
-    data_folder: str = ""  # in which its files with external data have to be
-    data_problems: tuple[tuple[str, str], ...] = ()  # of these files: name, and why it cannot be used
+    data_folder: str = ""  # the folder for its files with external data
+    data_problems: tuple[tuple[str, str], ...] = ()  # names of unusable data files, with the reason
 
 
 def read_model(model: ModelSource) -> ModelFacts:
-    """Read a model without its weights. Never raises for what the file holds, or for its absence."""
+    """Read a model without its weights. Never raises for a damaged or missing file."""
     return describe_model(GraphOutline(model))
 
 
 def describe_model(outline: GraphOutline) -> ModelFacts:
-    """Return the facts of the model of an outline. Never raises for what the file holds, or for its absence."""
+    """Return the facts of the model of an outline. Never raises for a damaged or missing file."""
     model = outline.model
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     head = b""
@@ -86,9 +86,9 @@ def _no_model(name: str, head: bytes, why: str) -> ModelFacts:
 
 
 def _operators_of(outline: GraphOutline) -> frozenset[tuple[str, str]]:
-    local = {(os.fsdecode(each.operator), os.fsdecode(each.domain)) for each in outline.functions}
-    found = {(os.fsdecode(operator), os.fsdecode(domain)) for operator, domain in outline.operators()}
-    return frozenset((operator, "" if domain == "ai.onnx" else domain) for operator, domain in found) - local
+    local = {(os.fsdecode(function.operator), os.fsdecode(function.domain)) for function in outline.functions}
+    operators = {(os.fsdecode(operator), os.fsdecode(domain)) for operator, domain in outline.operators()}
+    return frozenset((operator, "" if domain == "ai.onnx" else domain) for operator, domain in operators) - local
 
 
 LEAVES = "this path leaves the folder of the model, and ONNX Runtime reads no weights outside of it"
@@ -99,7 +99,8 @@ def _data_problems(graph: Graph, folder: str, path: str | None) -> Iterator[tupl
 
     ``path`` is the path of the model, or None for bytes. A model must not find out what other folders hold.
     """
-    # As ValidateExternalDataPath in tensorprotoutils.cc: the folder, and where the model is a link, that of its target
+    # ValidateExternalDataPath in tensorprotoutils.cc allows the folder and, if the model is a link, its target's
+    # folder.
     inside = {os.path.realpath(folder), os.path.dirname(os.path.realpath(path or os.path.join(folder, "model")))}
     for location, size in sorted(_needed(graph).items()):
         why = LEAVES if _leaves(folder, location, inside) else _why_without(os.path.join(folder, location), size)
@@ -116,7 +117,7 @@ def data_files(path: str) -> list[str]:
 
 
 def _needed(graph: Graph) -> dict[str, int]:
-    """Return the bytes that the graph needs of each external data file, 0 where that is not said."""
+    """Return the bytes that the graph needs of each external data file, 0 if the model does not say."""
     needed: dict[str, int] = {}
     for tensor in _tensors(graph):
         entries = tensor.external or {}
@@ -133,7 +134,7 @@ def _leaves(folder: str, location: str, inside: Iterable[str]) -> bool:
         return True
     try:
         target = os.path.realpath(os.path.join(folder, location))
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # No file can have this name.
         return False
     return not any(target.startswith(os.path.join(allowed, "")) for allowed in inside)
 
@@ -152,15 +153,15 @@ def _why_without(path: str, size: int) -> str | None:
     try:
         with open_model(path) as file:
             kind = _kind_of_file(file.read(_HEAD))
-            found = os.fstat(file.fileno()).st_size
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            total = os.fstat(file.fileno()).st_size
+    except (OSError, ValueError) as error:  # ValueError: no file can have this name.
         return (getattr(error, "strerror", None) or str(error)).lower()
-    if found >= size:
+    if total >= size:
         return None
-    return f"it has {found} bytes, and the model needs {size}" + (f": it is {kind.what}" if kind is not None else "")
+    return f"it has {total} bytes, and the model needs {size}" + (f": it is {kind.what}" if kind is not None else "")
 
 
-_HEAD = 512  # bytes that are enough to tell
+_HEAD = 512  # bytes, enough to tell the kind
 
 
 class _FileKind(NamedTuple):
@@ -196,7 +197,7 @@ def _kind_of_file(head: bytes) -> _FileKind | None:
     return next((_FileKind(what, _DOWNLOAD) for start, what in _TEXTS if text.startswith(start)), None)
 
 
-# Registered together, only in builds with NCCL: core/graph/contrib_ops/collective_defs.cc
+# Only builds with NCCL register these operators (core/graph/contrib_ops/collective_defs.cc).
 _COLLECTIVE = ("AllReduce", "AllGather", "AllToAll", "ShardedMoE")
 _COLLECTIVE_PREFIX = "Distributed"
 
@@ -208,21 +209,21 @@ def collective_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...
 
 
 def read_collective_operators(outline: GraphOutline) -> tuple[str, ...]:
-    """Return :func:`collective_operators` of a model, whose nodes are read if it holds such a name. Never raises."""
+    """Return :func:`collective_operators` of a model. Nodes are read only if the file has such a name. Never raises."""
     try:
-        kept = outline.read(_MOST_PARTS).kept
-        mentioned = any(name.encode() in kept for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX))
+        messages = outline.read(_MOST_PARTS).kept
+        mentioned = any(name.encode() in messages for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX))
         return collective_operators(_operators_of(outline)) if mentioned else ()
     except UNREADABLE:
         return ()
 
 
-# Their kernels take one scale, from the values of all items
+# The kernels of these operators compute one scale from the values of all items.
 _BATCH_WIDE = ("DynamicQuantizeLSTM", "DynamicQuantizeLinear", "DynamicQuantizeMatMul")
 
 
 def read_batch_wide_operators(model: ModelSource) -> tuple[str, ...]:
-    """Return the names of a model's operators whose results for an item depend on the other items. Never raises."""
+    """Return the names of a model's operators that make items of a batch depend on each other. Never raises."""
     outline = GraphOutline(model)
     try:
         outline.read(_MOST_PARTS)

@@ -1,9 +1,10 @@
 """Find nodes on the CPU that compute, although their operators could just handle shapes.
 
-ONNX Runtime moves a node to the CPU where all that it takes is there already: a shape, what was computed of one, a
-small constant, an input of the graph (GetCpuPreferredNodes in fallback_cpu_capability.cc). A node handles shapes if all
-that it takes derives from shapes and small constants. Any other that is on the CPU computes there, whatever put it
-there: no CUDA kernel for its types or version, a node before it, or that preference, which asks no input for its size.
+ONNX Runtime moves a node to the CPU if all its inputs are there already (GetCpuPreferredNodes in
+fallback_cpu_capability.cc). These are shapes, values computed from shapes, small constants and inputs of the graph. A
+node handles shapes if all its inputs derive from shapes and small constants. Any other node on the CPU computes there. It may have
+no CUDA kernel for its types or version, or follow such a node. Or ONNX Runtime prefers the CPU for it, since this
+preference ignores the sizes of inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 from .outline import STANDARD, UNREADABLE, Graph, GraphOutline, Node, Tensor, Value, names
 
-Key: TypeAlias = tuple[str, str]  # operator and name of nodes; several can share one
+Key: TypeAlias = tuple[str, str]  # operator and name; several nodes can share a key
 
 
 class Places(NamedTuple):
@@ -27,30 +28,30 @@ class Places(NamedTuple):
     elsewhere: int = 0
 
 
-# Where a value comes from. Of one without any nothing depends on the inputs.
-_SHAPE = 1  # from shapes alone
-_SMALL = 2  # an input of the model with a few elements, which counts as a shape beside one
+# The sources of a value, as flags. A value without a flag does not depend on the inputs.
+_SHAPE = 1  # shapes alone
+_SMALL = 2  # an input of the model with a few elements; beside a shape it counts as a shape
 _GIVEN = 4  # another input of its graph
 _DATA = 8
 
-_FEW = 100  # elements: kSmallInitializerThreshold, up to which ONNX Runtime takes a constant for a part of a shape
+_FEW = 100  # elements: up to kSmallInitializerThreshold, ONNX Runtime takes a constant for a part of a shape
 
 _SOURCES = names("Constant Shape Size SequenceLength")
-# What they take after the first input, their CUDA kernels take from the CPU: it moves none of them there.
+# CUDA kernels of these operators take later inputs from the CPU, so only the first input can move a node to the CPU.
 _BY_FIRST_INPUT = names(
     "Cast Clip Expand Flatten Reshape Slice Split Squeeze Tile Unsqueeze",
     "ReduceMax ReduceMin ReduceProd ReduceSum",
 )
-# As many elements as this input says, and CUDA kernels that take it from the CPU: if it is a shape, no preference can
-# have put them onto the CPU, and what they give need not be small.
+# For these operators, the input at this position sets the number of elements of the output. Their CUDA kernels take the
+# input from the CPU. So if it is a shape, no preference put the node onto the CPU, and the output need not be small.
 _COUNT = {b"ConstantOfShape": 0, b"Range": 1, b"Expand": 1, b"Tile": 1}
 
 
 def computing_nodes(outline: GraphOutline, inputs: Iterable[str], placed: Mapping[Key, Places]) -> frozenset[Key]:
-    """Return the keys of the doubtful nodes that take data. ``inputs``: names of what a run is given.
+    """Return the keys of the doubtful nodes that take data. ``inputs``: names of the inputs of a run.
 
-    A node that ONNX Runtime made is not in the file, and not seen. If the model cannot be read, all doubtful keys are
-    returned.
+    Nodes that ONNX Runtime made are not in the file and stay unnoticed. If the model cannot be read, all doubtful keys
+    are returned.
     """
     try:
         return _Flow(outline, inputs, placed).computing()
@@ -60,14 +61,14 @@ def computing_nodes(outline: GraphOutline, inputs: Iterable[str], placed: Mappin
 
 _NOWHERE = Places()
 
-_Scope: TypeAlias = MutableMapping[bytes, int]  # where values come from, by their names
+_Scope: TypeAlias = MutableMapping[bytes, int]  # sources of values by their names
 
 
 class _Found(NamedTuple):
     """A node of a doubtful key."""
 
     computes: bool
-    is_preferred: bool = False  # on the CPU, for a shape that it takes
+    is_preferred: bool = False  # ONNX Runtime prefers the CPU, since the node takes a shape
 
 
 class _Flow:
@@ -75,7 +76,7 @@ class _Flow:
 
     def __init__(self, outline: GraphOutline, inputs: Iterable[str], placed: Mapping[Key, Places]) -> None:
         self._placed = {(op_type.encode(), name.encode()): places for (op_type, name), places in placed.items()}
-        self._functions = {(each.domain, each.operator, each.overload): each for each in outline.functions}
+        self._functions = {(body.domain, body.operator, body.overload): body for body in outline.functions}
         self._found: dict[tuple[bytes, bytes], dict[tuple[int, ...], _Found]] = defaultdict(dict)
         scope: _Scope = dict.fromkeys((name.encode() for name in inputs), _GIVEN)
         scope.update((value.name, _given(value)) for value in outline.graph.inputs if value.name in scope)
@@ -89,13 +90,16 @@ class _Flow:
         )
 
     def _follow(self, graph: Graph, scope: _Scope, path: tuple[int, ...], prefix: bytes) -> list[int]:
-        """Return the outputs of a graph; its inputs are in ``scope``. ``path``: where it is; ``prefix``: of names."""
+        """Return the sources of a graph's outputs. ``scope`` has its inputs. ``path`` identifies the graph.
+
+        ``prefix`` is put before the names of nodes.
+        """
         for tensor in graph.initializers:
             scope.setdefault(tensor.name, _source_of(tensor))
         nodes = list(graph.nodes)
         for node in nodes:
             for name in node.outputs:
-                # Until its node has come: ONNX asks for that order, ONNX Runtime does not.
+                # This holds until the walk reaches the node. ONNX Runtime does not insist on ONNX's order of nodes.
                 scope.setdefault(name, _DATA)
         scope[b""] = 0  # the name of an input that is left out
         for index, node in enumerate(nodes):
@@ -104,23 +108,23 @@ class _Flow:
             key = self._key_of(node, prefix)
             places = self._placed.get(key, _NOWHERE)
             if places.elsewhere and not places.doubtful and not has_own_nodes and not _is_source(node):
-                scope.update(dict.fromkeys(node.outputs, _DATA))  # wherever its inputs come from
+                scope.update(dict.fromkeys(node.outputs, _DATA))  # The inputs do not matter.
                 continue
             values = [scope.get(name, 0) for name in node.inputs]
-            here = *path, index
+            node_path = *path, index
             if body is not None:
                 inner = dict(zip(_names_of(body), values, strict=False))
-                made = self._follow(body, inner, here, b"_inlfunc_" + node.operator + b"_")
+                outputs = self._follow(body, inner, node_path, b"_inlfunc_" + node.operator + b"_")
             elif has_own_nodes:
-                made = self._through_graphs(node, values, scope, here, prefix)
+                outputs = self._through_graphs(node, values, scope, node_path, prefix)
             else:
-                made = [self._made(node, values, here, key, places)] * len(node.outputs)
-            scope.update(zip(node.outputs, made, strict=False))
+                outputs = [self._made(node, values, node_path, key, places)] * len(node.outputs)
+            scope.update(zip(node.outputs, outputs, strict=False))
         return [scope.get(name, 0) for name in graph.outputs]
 
     def _key_of(self, node: Node, prefix: bytes) -> tuple[bytes, bytes]:
-        """Return the key by which the placement knows a node. ``prefix``: of the names within a function."""
-        if node.operator == b"CastLike":  # which no provider has: its function is a Cast without a name
+        """Return the key of a node in the placement. ``prefix`` is put before names within a function."""
+        if node.operator == b"CastLike":  # No provider has it; its function is a Cast without a name.
             return b"Cast", b""
         name = _placed_name(node.name)
         key = node.operator, prefix + name if name else b""
@@ -129,27 +133,27 @@ class _Flow:
     def _through_graphs(
         self, node: Node, values: list[int], scope: _Scope, path: tuple[int, ...], prefix: bytes
     ) -> list[int]:
-        """Return the outputs of an If, a Loop or a Scan. A value handed on between turns comes from all of them."""
-        first, given, handed_on = 0, list[int](), 0
+        """Return the sources of the outputs of an If, a Loop or a Scan. A loop-carried value has all turns' sources."""
+        first, inputs, handed_on = 0, list[int](), 0
         if node.operator == b"Loop":
-            first, given, handed_on = 1, [_SHAPE, _SHAPE, *values[2:]], len(values) - 2
+            first, inputs, handed_on = 1, [_SHAPE, _SHAPE, *values[2:]], len(values) - 2
         elif node.operator != b"If":
-            given = values[-len(node.graphs[0].inputs) :] if node.graphs[0].inputs else []
-            handed_on = len(given) - (node.attribute(b"num_scan_inputs").integer or len(given))
+            inputs = values[-len(node.graphs[0].inputs) :] if node.graphs[0].inputs else []
+            handed_on = len(inputs) - (node.attribute(b"num_scan_inputs").integer or len(inputs))
         while True:
             results = list[int]()
             for number, graph in enumerate(node.graphs):
-                # An input of a graph, which ONNX Runtime's preference does not ask where it is
-                bound = (each & ~_DATA | _GIVEN if each & _DATA else each for each in given)
+                # ONNX Runtime's preference does not ask where an input of a subgraph is.
+                bound = (source & ~_DATA | _GIVEN if source & _DATA else source for source in inputs)
                 inner = ChainMap[bytes, int]({}, *(scope.maps if isinstance(scope, ChainMap) else (scope,)))
                 inner.maps[0].update(zip(_names_of(graph), bound, strict=False))
                 outputs = self._follow(graph, inner, (*path, number), prefix)
                 results = [a | b for a, b in zip(results, outputs, strict=False)] if results else outputs
-            before = list(given)
-            offset = len(given) - handed_on if node.operator == b"Loop" else 0
+            before = list(inputs)
+            offset = len(inputs) - handed_on if node.operator == b"Loop" else 0
             for number, result in enumerate(results[first : first + handed_on]):
-                given[offset + number] |= result
-            if given == before:
+                inputs[offset + number] |= result
+            if inputs == before:
                 return results[first:]
 
     def _made(
@@ -174,12 +178,12 @@ class _Flow:
 
 
 def _is_source(node: Node) -> bool:
-    """Return True if what a node gives does not depend on the values that it takes."""
+    """Return True if the outputs of a node do not depend on the values of its inputs."""
     return node.operator in _SOURCES and node.domain in STANDARD
 
 
 def _some_compute(places: Places, found: list[_Found]) -> bool:
-    """Return True if some nodes of a key that are on the CPU compute. ONNX Runtime may have removed any of them."""
+    """Return True if some nodes of a key on the CPU compute. ONNX Runtime may have removed any of the nodes."""
     computing = [node for node in found if node.computes]
     shapes = len(found) - len(computing)
     if not computing:

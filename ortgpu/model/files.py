@@ -1,4 +1,4 @@
-"""Open model files, read them in pieces, and tell those in ONNX Runtime's own format."""
+"""Open model files, read them in pieces, and recognise ONNX Runtime's own format."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ NO_REGULAR_FILE = "not a regular file"
 
 
 def open_model(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a model file, or one with its weights or inputs. Raises OSError for what :func:`is_special_file` tells."""
+    """Open a file of a model, of weights or of inputs. Raises OSError if :func:`is_special_file` is True."""
     if is_special_file(path):
         raise OSError(NO_REGULAR_FILE)
     return open(path, "rb")
 
 
 def is_special_file(model: ModelSource) -> bool:
-    """Return True for a pipe, whose opening may block for ever, a device, which may have no end, and a socket."""
+    """Return True for a pipe, a device or a socket: opening a pipe may block for ever, and a device may have no end."""
     if isinstance(model, bytes):
         return False
     try:
         mode = os.stat(model).st_mode
-    except (OSError, ValueError):  # opening the file says why
+    except (OSError, ValueError):  # Opening the file will raise the same error.
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
@@ -40,7 +40,7 @@ def stamp_of(file: ModelSource | None) -> tuple[int, ...] | None:
 
 
 def stamp_of_descriptor(descriptor: int) -> tuple[int, ...]:
-    """Return the stamp of an open file, wherever its path leads now."""
+    """Return the stamp of an open file, even if its path leads elsewhere now."""
     return _stamp(os.fstat(descriptor))
 
 
@@ -51,10 +51,10 @@ def _stamp(found: os.stat_result) -> tuple[int, ...]:
 class FileContent:
     """The bytes of a file, read in pieces when they are used.
 
-    The file is not mapped: if a writer cuts it short, a look at what was cut off would end the process.
+    The file is not mapped: if a writer cuts it short, reading the missing part would end the process.
 
     Raises:
-        OSError: from its methods, for what cannot be read.
+        OSError: from its methods, if the file cannot be read.
         IndexError: the file has become shorter.
     """
 
@@ -78,10 +78,10 @@ class FileContent:
         start, end, _ = key.indices(self._size)
         if self._start <= start and end - self._start <= len(self._piece):
             return self._piece[start - self._start : end - self._start]
-        found = self._read(start, end - start)
-        if len(found) < end - start:
+        content = self._read(start, end - start)
+        if len(content) < end - start:
             raise IndexError("the file has become shorter")
-        return found
+        return content
 
     def _read(self, start: int, size: int) -> bytes:
         self._file.seek(start)
@@ -94,9 +94,9 @@ _PIECE = 16 << 10  # bytes, some fifty nodes
 def is_ort_format(model: ModelSource) -> bool:
     """Return True if ONNX Runtime takes the model for one in its own format.
 
-    It goes by the name of a file and by the first bytes (IsOrtFormatModel in flatbuffers_utils.cc). The session option
-    session.load_model_format can say otherwise.
+    The name of a file decides, or the first bytes of a model in memory (IsOrtFormatModel in flatbuffers_utils.cc). The
+    session option session.load_model_format can override this.
     """
     if isinstance(model, bytes):
-        return model.startswith(b"ORTM", 4)  # after the offset of a flatbuffer's root
+        return model.startswith(b"ORTM", 4)  # The offset of a flatbuffer's root comes first.
     return os.fsdecode(model).lower().endswith(".ort")

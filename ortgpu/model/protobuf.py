@@ -1,4 +1,4 @@
-"""Read the fields of protobuf messages one by one, and copy only what is used.
+"""Read the fields of protobuf messages one by one, and copy only used fields.
 
 onnx.load reads a whole model, weights included: for a ResNet-50 that takes as long as its session. The encoding:
 https://protobuf.dev/programming-guides/encoding
@@ -35,7 +35,7 @@ class Reader:
     """A reader of the messages in ``data``, for at most ``most`` fields and numbers in all.
 
     Raises:
-        ValueError, IndexError: from any method: this is no message, or it goes on after its end.
+        ValueError, IndexError: from any method: the data are no message, or are cut off.
         TooManyFieldsError: from any method: there are more than ``most`` fields.
     """
 
@@ -44,7 +44,7 @@ class Reader:
         self._left = most
 
     def fields(self, extent: Extent | None = None) -> Iterator[tuple[int, int | None, Extent]]:
-        """Yield the fields of the message at ``extent``, or of all data: number, value if it is whole, and extent."""
+        """Yield number, value and extent of the fields at ``extent``, or of all data. Only varints have a value."""
         data = self._data
         at, end = extent if extent is not None else (0, len(data))
         while at < end:
@@ -52,11 +52,11 @@ class Reader:
             if self._left < 0:
                 raise TooManyFieldsError(_TOO_MANY)
             tag = data[at]
-            if tag < 0x80:  # as nearly all are, and sizes; a call for each would take a third of the time
+            if tag < 0x80:  # Nearly all tags and sizes have one byte; calls for them would take a third of the time.
                 at += 1
             else:
                 tag, at = _varint(data, at)
-            if tag < 8:  # no field has the number 0: zeros are the rest of a file that was not written to its end
+            if tag < 8:  # No field has number 0. Zeros are the end of a file that was not fully written.
                 raise ValueError(_DAMAGED)
             kind = tag & 7
             value, start = None, at
@@ -78,18 +78,18 @@ class Reader:
             yield tag >> 3, value, (start, at)
 
     def numbers(self, value: int | None, extent: Extent) -> list[int]:
-        """Return the numbers of a repeated field: a single one, or several packed."""
+        """Return the numbers of a repeated field: a single number, or several packed ones."""
         if value is not None:
             return [value]
         at, end = extent
-        found = []
+        values = []
         while at < end:
             self._left -= 1
             if self._left < 0:
                 raise TooManyFieldsError(_TOO_MANY)
             number, at = _varint(self._data, at)
-            found.append(number)
-        return found
+            values.append(number)
+        return values
 
     def text(self, extent: Extent) -> bytes:
         start, end = extent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-# Of the two types of 64 bits that C has on Linux NumPy means the first by int64, and ONNX Runtime's results have the
-# second: they are equal, but their numbers are of different classes.
+# C has two types of 64 bits on Linux, long and long long. NumPy's int64 is long, and ONNX Runtime's results have long
+# long: the dtypes are equal, but their scalars have different classes.
 DTYPES = {
     f"tensor({name})": np.dtype(kind)
     for name, kind in {
