@@ -1,9 +1,9 @@
-"""The arena of a session: how much of the device it holds, and how its free regions go back.
+"""The arena of a session: the GPU memory that it holds, and how its free regions go back.
 
-ONNX Runtime has no Python function for either. Two facts of its source (bfc_arena.cc and inference_session.cc of
-1.31.1) stand in. A request that is larger than what the limit leaves is refused, and the refusal names what is left.
-A run with the option ``memory.enable_memory_arena_shrinkage`` shrinks the arena even if the run has failed, and a run
-whose option ``terminate`` is set fails before its first node. On an idle session both take a tenth of a millisecond.
+ONNX Runtime has no Python function for either. This module relies on two facts of its source (bfc_arena.cc and
+inference_session.cc of 1.31.1). The arena refuses a request above its limit, and the error names the bytes that are
+left. A run with the option ``memory.enable_memory_arena_shrinkage`` shrinks the arena even if the run has failed, and a
+run with the option ``terminate`` fails before its first node. On an idle session both take a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ logger = logging.getLogger("ortgpu")
 
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _REFUSAL = re.compile(r"Available memory of (\d+) is smaller than requested bytes of \d+")
-_GRANULE = 256  # bytes, of which the arena's sizes are multiples
+_GRANULE = 256  # bytes: the arena's sizes are multiples of it
 _UNLIMITED = (1 << 64) - 1
 _SHARED = "session.use_env_allocators"  # an entry of the session's options
-_OUTSIDE = ("gpu_external_alloc", "gpu_external_free")  # options with which there is no arena
+_OUTSIDE = ("gpu_external_alloc", "gpu_external_free")  # Each of these options replaces the arena.
 
 
 def reserved_bytes(session: VerifiedSession) -> int | None:
     """Return the bytes of the device that the arena holds, whether they are in use or not.
 
-    None: unknown, with ONNX Runtime before 1.30, with an allocator that is shared or of the caller's, or in a plugin.
+    None if unknown: before ONNX Runtime 1.30, with a shared allocator or one of the caller's, and in a plugin.
     """
     inner, limit = _inner_of(session), _limit_of(session)
     if limit is None or not hasattr(inner, "create_ortvalue_from_shape_and_type"):
         return None
     device = device_of(session)
     place = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
-    # The arena rounds down what is left. A request of eight-byte items near 2**64 is the largest that a size can say.
-    left = limit // _GRANULE * _GRANULE
-    items = (min(left, _UNLIMITED - 2 * _GRANULE) // _GRANULE * _GRANULE + _GRANULE) // 8
+    # The arena rounds its free bytes down. The largest possible request has eight-byte items and nearly 2**64 bytes.
+    usable = limit // _GRANULE * _GRANULE
+    items = (min(usable, _UNLIMITED - 2 * _GRANULE) // _GRANULE * _GRANULE + _GRANULE) // 8
     try:
-        # The arena must not be empty: without a limit ONNX Runtime would look for a size that fits, for ever.
-        kept = inner.create_ortvalue_from_shape_and_type([1], np.float64, place)
+        # The arena must not be empty: without a limit ONNX Runtime would look forever for a size that fits.
+        value = inner.create_ortvalue_from_shape_and_type([1], np.float64, place)
         inner.create_ortvalue_from_shape_and_type([items], np.float64, place)
     except Exception as error:  # noqa: BLE001 - the refusal is the answer, and any other error is none
         match = _REFUSAL.search(str(error))
-        return left - int(match[1]) if match is not None else None
-    del kept
+        return usable - int(match[1]) if match is not None else None
+    del value
     return None
 
 
 def shrink(session: VerifiedSession) -> None:
-    """Give the arena's free regions back to the device. Runs of other threads keep what they use.
+    """Give the arena's free regions back to the device. Runs of other threads keep their memory.
 
-    The first region stays, and regions in which a weight or a value of the caller's lies. Nothing happens while the
+    The first region stays, and so do regions with a weight or a value of the caller's. Nothing happens while the
     session has captured CUDA graphs: their kernels use the addresses of free regions.
     """
     if _has_graphs(session):
@@ -70,9 +70,9 @@ def shrink(session: VerifiedSession) -> None:
     options = onnxruntime.RunOptions()
     options.add_run_config_entry(_SHRINKAGE, f"{'gpu' if device.is_gpu else 'cpu'}:{device.ordinal or 0}")
     options.terminate = True
-    options.log_severity_level = 4  # that it was terminated is no error
+    options.log_severity_level = 4  # The terminated run is no error.
     try:
-        inner.run([each.name for each in inner.outputs_meta], {}, options)
+        inner.run([output.name for output in inner.outputs_meta], {}, options)
     except Exception as error:  # noqa: BLE001 - a terminated run always fails
         if "terminate flag" not in str(error):
             logger.debug("the arena of a session was not shrunk: %s", str(error))
@@ -89,7 +89,7 @@ def _options_of(session: VerifiedSession) -> dict[str, str]:
 
 
 def _limit_of(session: VerifiedSession) -> int | None:
-    """Return the bytes that the arena may hold. None: it is not known that the session has an arena of its own."""
+    """Return the bytes that the arena may hold. None if the session may have no arena of its own."""
     options = _options_of(session)
     if any(options.get(name, "0") != "0" for name in _OUTSIDE):
         return None

@@ -3,7 +3,7 @@
 A transfer is cut into pieces. While the GPU reads one piece from pinned memory, the next is copied there; in the other
 direction likewise. The calling thread takes part in the copy, uses a CUDA stream of its own, and waits for it.
 
-The threads of a copy are those of a small ONNX Runtime session. They copy the slices that a Gather selects
+The threads of a copy belong to a small ONNX Runtime session. They copy the slices that its Gather selects
 (GatherCopyData in gather.cc), without the interpreter lock. Python threads wait for that lock before each piece and
 wake late: four of them took twice as long for 16 MB.
 """
@@ -33,22 +33,22 @@ from .onnxruntimes import session_on_cpu
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
 
 logger = logging.getLogger("ortgpu")
 
-# Bytes of an array from which on threads copy it faster than CUDA if nothing else has to be done for it: in a graph,
-# and beside a larger array. Runs with 2 MiB in and out gained although their other work took longer than plain run's
+# Bytes. Threads copy larger arrays faster than CUDA does, if the copy is the only extra work: in a graph, and beside a
+# larger array. Runs with 2 MiB in and out gained although their other work took longer than plain run's
 # (benchmarks/results/thresholds-h200-2026-11-20.json).
 IN_THREADS_FROM = 2 << 20
 PIECE = 32 << 20  # bytes
-# Up to a fifth faster than 8 threads; 16 are hardly faster, on 16 cores and on 32 (thresholds-h200-*-387da57.json, in
-# the same folder).
+# 12 threads are up to a fifth faster than 8, and 16 are hardly faster than 12, on 16 cores and on 32
+# (thresholds-h200-*-387da57.json, in the same folder).
 COPY_THREADS = 12  # fewer where the process has fewer cores
 
 _SLICES_OF_A_THREAD = 4  # small slices, so that a thread that wakes late has less to do
 _ALIGNMENT = 64  # bytes, a cache line
-_AWAKE = 500  # µs for which a thread spins; waking it takes 80 µs on the host of an H200
+_AWAKE = 500  # µs: the time that an idle thread spins. Waking it takes 80 µs on the host of an H200.
 
 # <ir_version: 8, opset_import: ["": 13]>
 # copy (uint8[?, ?] from, int64[?] indices) => (uint8[?, ?] to) { to = Gather (from, indices) }
@@ -71,7 +71,7 @@ class ParallelCopy:
         threads: the most threads for one copy, the calling one included.
 
     Raises:
-        RuntimeError: the system cannot start as many threads.
+        RuntimeError: the system cannot start so many threads.
         Exception: ONNX Runtime's own.
     """
 
@@ -82,8 +82,8 @@ class ParallelCopy:
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.enable_mem_pattern = False  # it would keep an unused pattern for each size
-        # Threads spin until the next piece but not longer, since idle threads must not occupy a core each.
-        spins = load_runtime().release >= (1, 31)  # which knows spin_duration_us
+        # Threads spin only until the next piece, because idle threads must not occupy a core each.
+        spins = load_runtime().release >= (1, 31)  # Older releases lack spin_duration_us.
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_AWAKE))
         self._indices = np.arange(threads * _SLICES_OF_A_THREAD, dtype=np.int64)
@@ -138,44 +138,44 @@ def parallel_copy(threads: int, ordinal: int) -> ParallelCopy:
     """
     with this_thread.holds, _creating:
         key = os.getpid(), ordinal, threads  # a forked child does not have the threads of its parent
-        found = _shared.get(key)
-        if found is None:
+        copies = _shared.get(key)
+        if copies is None:
             try:
-                found = ParallelCopy(threads)
+                copies = ParallelCopy(threads)
             except Exception as error:
                 if is_of_a_handler(error):
                     raise
                 logger.debug("arrays are copied by one thread: %s", str(error))
-                found = _OneThread()
-            _shared[key] = found
-        return found
+                copies = _OneThread()
+            _shared[key] = copies
+        return copies
 
 
 def _check_that_there_can_be(threads: int) -> None:
-    """Raise RuntimeError if as many threads cannot be started.
+    """Raise RuntimeError if the system cannot start so many threads.
 
     If ONNX Runtime can start only some of its threads, it waits forever, with the interpreter lock held.
     """
     over: SimpleQueue[None] = SimpleQueue()
-    made: list[Thread] = []
+    pool: list[Thread] = []
     try:
         for _ in range(threads):
-            Thread(over.get, "ortgpu-room").start(made.append)
+            Thread(over.get, "ortgpu-room").start(pool.append)
     finally:
-        for _ in made:
+        for _ in pool:
             over.put(None)
-        for thread in made:
+        for thread in pool:
             thread.wait()
 
 
 class Transfer:
-    """A copy between ``address`` on the device and ``host``, which the GPU reads or writes.
+    """A copy between ``address`` on the device and the memory ``host``, for the GPU to read or write.
 
-    If ``array`` is not ``host``, it is the other end: it is copied to or from ``host``, in pieces if it is contiguous.
+    If ``array`` is other memory, it is copied to or from ``host``, in pieces if it is contiguous.
 
     Args:
         pinned: becomes ``host``; it may be ``array``. None: CUDA copies ordinary memory.
-        address: of memory that the caller keeps until the copy is done.
+        address: device memory that the caller keeps until the copy is done.
     """
 
     def __init__(self, array: NDArray[Any], pinned: NDArray[Any] | None, address: int) -> None:
@@ -203,7 +203,7 @@ class Transfer:
             np.copyto(self._array, self._host)
 
 
-_Piece = tuple[Transfer, int, int]  # the byte offset and the size of one of its pieces
+_Piece = tuple[Transfer, int, int]  # a transfer, and the byte offset and the size of one of its pieces
 
 
 class Copier:
@@ -224,39 +224,39 @@ class Copier:
 
     def send(self, transfers: list[Transfer], stream: int) -> None:
         """Begin to copy to the device. Keep the transfers until the stream is synchronised."""
-        for each, start, size in self._cut(transfers):
-            each.fill(start, size, self._copies)
-            copy = self._runtime.copy_pinned if each.is_pinned else self._runtime.copy
-            copy(each.address + start, each.host_address + start, size, stream)
+        for transfer, start, size in self._cut(transfers):
+            transfer.fill(start, size, self._copies)
+            copy = self._runtime.copy_pinned if transfer.is_pinned else self._runtime.copy
+            copy(transfer.address + start, transfer.host_address + start, size, stream)
 
     def fetch(self, transfers: list[Transfer], stream: int) -> None:
         """Copy from the device. All is copied once the stream is synchronised."""
         runtime = self._runtime
         awaited: list[tuple[_Piece, Event | None]] = []
-        for each, start, size in self._cut(transfers):
+        for transfer, start, size in self._cut(transfers):
             event = None
-            if each.is_pinned:
+            if transfer.is_pinned:
                 event = self._new_event()
-                runtime.copy_pinned(each.host_address + start, each.address + start, size, stream)
+                runtime.copy_pinned(transfer.host_address + start, transfer.address + start, size, stream)
                 runtime.record_now(event.handle, stream)
-            awaited.append(((each, start, size), event))
-        for (each, start, size), event in awaited:
-            if event is None:  # into ordinary memory: CUDA stages it and waits for the stream
-                runtime.copy(each.host_address + start, each.address + start, size, stream)
+            awaited.append(((transfer, start, size), event))
+        for (transfer, start, size), event in awaited:
+            if event is None:  # CUDA stages ordinary memory and waits for the stream.
+                runtime.copy(transfer.host_address + start, transfer.address + start, size, stream)
                 continue
             if not runtime.has_passed(event.handle):
                 runtime.wait_for(event.handle)
-            each.empty(start, size, self._copies)
+            transfer.empty(start, size, self._copies)
         self._events.extend(event for _, event in awaited if event is not None)
 
     def _cut(self, transfers: list[Transfer]) -> list[_Piece]:
-        total = sum(each.size for each in transfers)
+        total = sum(transfer.size for transfer in transfers)
         # Small pieces keep the GPU from waiting long for the first one and after the last one.
         piece = min(self._piece, max(-(-total // 4), self._piece // 4))
         pieces = []
-        for each in transfers:
-            step = piece if each.is_cut else each.size
-            pieces += [(each, start, min(step, each.size - start)) for start in range(0, each.size, step)]
+        for transfer in transfers:
+            step = piece if transfer.is_cut else transfer.size
+            pieces += [(transfer, start, min(step, transfer.size - start)) for start in range(0, transfer.size, step)]
         return pieces
 
     def _new_event(self) -> Event:

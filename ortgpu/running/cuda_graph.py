@@ -2,7 +2,7 @@
 
 ONNX Runtime 1.31 works as follows (inference_session.cc, cuda_execution_provider.cc, cuda_graph.cc). A run with the run
 option ``gpu_graph_id`` runs the model twice, captures it and replays it, all in one call. Later runs with that number
-replay the graph, which reads and writes the addresses of the capture, whatever is bound then. -1 captures nothing. A
+replay the graph. It reads and writes the addresses of the capture, whatever the later run binds. -1 captures nothing. A
 graph belongs to the thread that captured it and is kept until the session ends. With ``user_compute_stream`` all of
 this happens in that stream. With the run option ``disable_synchronize_execution_providers`` a replay returns without
 waiting for the stream (pull request 28686; before that it waits all the same).
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .pinned import PinnedMemory
     from .plain_runs import RunningSession
 
-_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
 
 logger = logging.getLogger("ortgpu")
 
@@ -57,13 +57,13 @@ MAX_SHAPES = 16
 # The most graphs that a session captures, since ONNX Runtime keeps every one.
 MAX_CAPTURES = 64
 
-# The runs of each shape that are timed with and without replay. A replay of one operator with 64 KB in and out took 1.1
-# of the time of a plain run on an H200: the graph saves nothing, and its buffers are further copies.
+# The number of timed runs of each shape, with replay and without. On an H200, a replay of one operator with 64
+# KB in and out took 1.1 times as long as a plain run: the graph saves nothing, and its buffers are further copies.
 TRIALS = 8
 
 _ID = "gpu_graph_id"
 _NO_WAIT = "disable_synchronize_execution_providers"
-# driver_types.h: cudaErrorStreamCapture..., cudaErrorCapturedEvent, and cudaErrorNotPermitted, which cudaFreeHost gives
+# driver_types.h: cudaErrorStreamCapture..., cudaErrorCapturedEvent, and cudaErrorNotPermitted (from cudaFreeHost)
 _CAPTURE_FAILED = re.compile(
     r"CUDA failure (?:800|90[0-8])\b|CUDA error cudaError(?:StreamCapture\w+|CapturedEvent|NotPermitted):"
     r"|[Gg]raph capture did not complete"
@@ -90,8 +90,8 @@ class _Graph:
         self.inner = inner  # the binding refers to it and may not keep it alive
 
     def bytes_held(self) -> int:
-        outputs = [each for each in self.outputs.values() if isinstance(each, Output)]
-        return sum(each.size for each in (*self.inputs, *outputs))
+        outputs = [buffer for buffer in self.outputs.values() if isinstance(buffer, Output)]
+        return sum(buffer.size for buffer in (*self.inputs, *outputs))
 
     def drop_buffers(self) -> None:
         """Free the memory of a graph that is not replayed any more."""
@@ -101,12 +101,12 @@ class _Graph:
 class CapturingSession:
     """A replacement of the C++ session inside a GPUSession. ``run`` replays graphs; other ways to run are refused.
 
-    A graph has one set of buffers, so only one run is made at a time. Runs of the main thread are made in it. Those of
+    A graph has one set of buffers, so only one run is made at a time. The main thread makes its own runs. The runs of
     all other threads are made in one thread that the session keeps, because ONNX Runtime keeps a context and graphs for
     each thread until the session ends.
 
-    ``inner`` is the C++ session. Arrays are copied in ``stream``, in which it runs, too, unless it has a stream of its
-    own, as in a plugin: then copies and replays wait for each other. ``memory`` pins host memory.
+    ``inner`` is the C++ session. It runs in ``stream``, and arrays are copied in the same stream. The session of a
+    plugin has a stream of its own: then copies and replays wait for each other. ``memory`` pins host memory.
     """
 
     def __init__(self, inner: Any, runtime: CudaRuntime, device: Device, stream: Stream, memory: PinnedMemory) -> None:
@@ -115,13 +115,13 @@ class CapturingSession:
         self._relaxed = Relaxed(runtime)
         self.memory = memory
         self._device = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
-        self._input_names = [each.name for each in inner.inputs_meta]
+        self._input_names = [value.name for value in inner.inputs_meta]
         self._known_inputs = frozenset(self._input_names)
-        self._output_names = [each.name for each in inner.outputs_meta]
+        self._output_names = [value.name for value in inner.outputs_meta]
         self._known_outputs = frozenset(self._output_names)
         self._on_cpu = frozenset(
-            each.name
-            for each, memory in zip(inner.outputs_meta, inner.output_meminfos, strict=True)
+            value.name
+            for value, memory in zip(inner.outputs_meta, inner.output_meminfos, strict=True)
             if memory.name.lower() != device.kind
         )
         self._graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()  # least recently used first
@@ -134,7 +134,7 @@ class CapturingSession:
         self._executor = Executor(1, "ortgpu-graph", lambda: run_in.add(threading.get_ident()))
         self._stream = stream.handle
         self._waits = inner.get_provider_options().get(CUDA, {}).get("has_user_compute_stream") == "0"
-        # The C++ session uses the stream until its end, which metadata kept by the caller may delay.
+        # The C++ session uses the stream until its end. Metadata that the caller keeps may delay that end.
         weakref.finalize(inner, lambda _: None, stream).atexit = False
 
     def run(self, output_names: Any, feed: Any, run_options: Any = None) -> Any:
@@ -161,7 +161,7 @@ class CapturingSession:
 
     @property
     def _is_at_work(self) -> bool:
-        """True if this thread is amid a run, which a signal handler or finalizer has interrupted."""
+        """True if a signal handler or finalizer has interrupted a run of this thread."""
         is_owned: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # as Condition asks
         return is_owned
 
@@ -180,9 +180,9 @@ class CapturingSession:
     def close(self, error: GPUError) -> None:
         """Wait for the running run and free the buffers. Later runs raise ``error``.
 
-        Amid a run of this thread the buffers stay until this object is dropped.
+        If this thread is amid a run, the buffers stay until this object is dropped.
         """
-        if self._is_at_work:  # a signal handler or finalizer amid a run, which needs the buffers until its end
+        if self._is_at_work:  # The interrupted run needs the buffers until its end.
             self._unusable = error
             self._executor.stop()
             return
@@ -199,10 +199,10 @@ class CapturingSession:
         """
         try:
             before = self._runtime.exchange_capture_mode(CAPTURE_MODE_RELAXED)
-        except CudaCallError:  # a CUDA that is lost
+        except CudaCallError:  # The CUDA context is lost.
             before = None
         self._graphs.clear()
-        self.__dict__.pop("_copier", None)  # and with it its threads
+        self.__dict__.pop("_copier", None)  # This ends its threads.
         self._inner = None
         if before is not None:
             self._runtime.exchange_capture_mode(before)
@@ -248,12 +248,12 @@ class CapturingSession:
             return self._run_faster(graph, values, output_names or self._output_names, feed)
 
     def _run_faster(self, graph: _Graph, values: list[Any], output_names: list[str], feed: Any) -> list[Any]:
-        """Replay the graph, or run without it where that is faster. The first runs time both in turns."""
+        """Replay the graph, or run without it if that is faster. The first runs time both, alternately."""
         if not graph.trials:
             if graph.fastest[True] <= graph.fastest[False]:
                 return self._run_captured(graph, values, output_names)
             return self._run_without(output_names, feed)
-        is_replay = graph.trials // 2 % 2 == 0  # pairs, as a caller may ask for other outputs every second time
+        is_replay = graph.trials // 2 % 2 == 0  # In pairs, as a caller may ask for other outputs every second time.
         started = time.perf_counter()
         if is_replay:
             results = self._run_captured(graph, values, output_names)
@@ -266,7 +266,7 @@ class CapturingSession:
         return results
 
     def _run_without(self, output_names: Any, feed: Any, run_options: Any = None) -> list[Any]:
-        # ONNX Runtime may allocate memory here, which must not spoil a capture of another session.
+        # ONNX Runtime may allocate memory here. That must not spoil a capture of another session.
         with self._relaxed:
             results: list[Any] = self._inner.run(output_names, feed, run_options or self._uncaptured)
         return results
@@ -277,8 +277,8 @@ class CapturingSession:
             return self._run_without(output_names, feed, run_options)
         with this_thread.holds, self._lock:
             self._refuse_if_unusable()
-            known = self._known_inputs.issuperset(feed) and isinstance(output_names, (list, tuple))
-            if run_options is not None or not known or not self._known_outputs.issuperset(output_names):
+            is_known = self._known_inputs.issuperset(feed) and isinstance(output_names, (list, tuple))
+            if run_options is not None or not is_known or not self._known_outputs.issuperset(output_names):
                 return self._run_without(output_names, feed, run_options)
             values = [feed[name] for name in self._input_names if name in feed]
             kinds = tuple([kind for kind in map(kind_of, values) if kind is not None])
@@ -312,21 +312,21 @@ class CapturingSession:
         if self._captures == MAX_CAPTURES:
             logger.warning("%d shapes were captured: other shapes run without a CUDA graph from now on", MAX_CAPTURES)
         graph = _Graph(self._captures, self._inner, inputs, outputs, waits=self._waits)
-        for name, (shape, dtype), each in zip(self._input_names, kinds, inputs, strict=True):
-            graph.binding.bind_input(name, self._device, dtype.type, shape, each.address)
+        for name, (shape, dtype), buffer in zip(self._input_names, kinds, inputs, strict=True):
+            graph.binding.bind_input(name, self._device, dtype.type, shape, buffer.address)
         for name, (shape, dtype) in on_device.items():
             graph.binding.bind_output(name, self._device, dtype.type, shape, written[name].address)
         return graph
 
     def _run_captured(self, graph: _Graph, values: list[Any], output_names: list[str]) -> list[Any]:
-        # Set the device, which ONNX Runtime does not do for a replay, and the mode, since another session may capture.
+        # ONNX Runtime sets no device for a replay, so set it. Set the mode, because another session may capture.
         with self._relaxed:
-            kept, begun = [], []  # plain loops: comprehensions took twice the time
+            sources, results = [], []  # plain loops: comprehensions took twice the time
             read: list[Transfer] = []
             written: list[Transfer] = []
             try:
-                for each, value in zip(graph.inputs, values, strict=True):
-                    kept.append(each.take(value, read))
+                for buffer, value in zip(graph.inputs, values, strict=True):
+                    sources.append(buffer.take(value, read))
                 if read:
                     self._copier.send(read, self._stream)
                 if self._waits:
@@ -334,7 +334,7 @@ class CapturingSession:
                 self._replay_or_capture(graph)
                 for name in output_names:
                     output = graph.outputs[name]
-                    begun.append((output, output.begin(written)))
+                    results.append((output, output.begin(written)))
                 if written:
                     self._copier.fetch(written, self._stream)
                 self._runtime.synchronise(self._stream)
@@ -342,7 +342,7 @@ class CapturingSession:
                 with contextlib.suppress(CudaCallError):
                     self._runtime.synchronise(self._stream)  # so that nothing reads the caller's arrays any more
                 raise
-        return [output.result(array) for output, array in begun]
+        return [output.result(array) for output, array in results]
 
     @cached_property
     def _copier(self) -> Copier:
@@ -355,7 +355,7 @@ class CapturingSession:
             self._inner.run_with_iobinding(graph.binding, graph.replay)
             return
         with this_thread.holds, _capturing:
-            # Use the global mode, in which an operator that cannot be captured fails. The relaxed mode would skip it.
+            # Use the global mode, where an operator that cannot be captured fails. The relaxed mode would skip it.
             relaxed = self._runtime.exchange_capture_mode(CAPTURE_MODE_GLOBAL)
             try:
                 self._inner.run_with_iobinding(graph.binding, graph.capture)
@@ -376,7 +376,7 @@ class CapturingSession:
 
 
 class CapturedRunner(PlainRunner):
-    """The runs of a session whose C++ session was replaced by ``graphs``."""
+    """Makes the runs of a session after ``graphs`` has replaced its C++ session."""
 
     def __init__(self, session: RunningSession, graphs: CapturingSession) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """The CUDA runtime library (cudart) of ONNX Runtime's provider, called through ctypes.
 
 It is loaded before any session opens. The same copy must be used, because streams, a thread's current device and its
-last error belong to one copy of cudart. Values and signatures are those of driver_types.h and cuda_runtime_api.h.
+last error belong to one copy of cudart. Values and signatures come from driver_types.h and cuda_runtime_api.h.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _PointerAttributes(ctypes.Structure):
         ("device", ctypes.c_int),
         ("device_pointer", ctypes.c_void_p),
         ("host_pointer", ctypes.c_void_p),
-        ("reserved", ctypes.c_long * 8),  # since CUDA 13
+        ("reserved", ctypes.c_long * 8),  # CUDA 13 added it.
     )
 
 
@@ -65,9 +65,9 @@ class CudaRuntime:
 
     def __init__(self, path: str, ordinal: int) -> None:
         self.ordinal = ordinal
-        # The same functions twice. CDLL releases the interpreter lock during a call, as calls that may wait must. But
-        # another thread may then keep the lock for up to 5 ms (sys.setswitchinterval). PyDLL keeps the lock, for calls
-        # that take less than a microsecond.
+        # The same functions are here twice. CDLL releases the interpreter lock during a call, as calls that may wait
+        # must. But another thread may then keep the lock for up to 5 ms (sys.setswitchinterval). PyDLL keeps the lock:
+        # use it for calls of less than a microsecond.
         self._library = _declared(ctypes.CDLL(path))
         self._quick = _declared(ctypes.PyDLL(path))
 
@@ -94,14 +94,14 @@ class CudaRuntime:
 
     def is_on_device(self, address: int) -> bool:
         """Return True if this is memory of this device."""
-        found = self._attributes_of(address)
-        return bool(found.type == _MEMORY_TYPE_DEVICE and found.device == self.ordinal)
+        attributes = self._attributes_of(address)
+        return bool(attributes.type == _MEMORY_TYPE_DEVICE and attributes.device == self.ordinal)
 
     def _attributes_of(self, address: int) -> _PointerAttributes:
-        found = _PointerAttributes()
+        attributes = _PointerAttributes()
         with self.device_guard():
-            self._call(self._quick.cudaPointerGetAttributes, ctypes.byref(found), address)
-        return found
+            self._call(self._quick.cudaPointerGetAttributes, ctypes.byref(attributes), address)
+        return attributes
 
     def allocate(self, size: int) -> int:
         """Allocate ``size`` bytes on the device and return their address."""
@@ -154,7 +154,7 @@ class CudaRuntime:
         return question
 
     def clear_error(self) -> None:
-        """Forget the last error of the calling thread, which ONNX Runtime would blame its next kernel for."""
+        """Forget the last error of the calling thread. Otherwise ONNX Runtime would blame its next kernel for it."""
         self._quick.cudaGetLastError()
 
     def is_current(self) -> bool:
@@ -164,7 +164,7 @@ class CudaRuntime:
         return current.value == self.ordinal
 
     def pending(self, streams: Sequence[int]) -> list[int]:
-        """Return those of ``streams`` of this device that have work to do. This spoils no capture."""
+        """Return the streams of this device with work to do, out of ``streams``. This spoils no capture."""
         if not self.is_current():
             with self.device_guard():
                 return self.pending(streams)
@@ -214,14 +214,14 @@ class CudaRuntime:
         return not code
 
     def new_event(self, flags: int = 0) -> int:
-        """Create an event, which has a time unless ``flags`` say otherwise, and return its handle."""
+        """Create an event and return its handle. The event has a time unless ``flags`` say otherwise."""
         return self._create(self._library.cudaEventCreateWithFlags, flags)
 
     def destroy_event(self, event: int) -> None:
         self._call_on_device(self._library.cudaEventDestroy, event)
 
     def record_now(self, event: int, stream: int) -> None:
-        """Record the event like :meth:`record`. For streams whose copies never block the calling thread."""
+        """Record the event like :meth:`record`. Copies in ``stream`` must never block the calling thread."""
         self._call(self._quick.cudaEventRecord, event, stream)
 
     def has_passed(self, event: int) -> bool:
@@ -257,9 +257,9 @@ class CudaRuntime:
 
     @contextlib.contextmanager
     def _device_guard(self, library: ctypes.CDLL) -> Iterator[None]:
-        """Implement :meth:`device_guard`. The thread's current device is afterwards what it was.
+        """Implement :meth:`device_guard`. Afterwards the thread's earlier device is current again.
 
-        Where that has no context, setting it again would make one there, a quarter of a gigabyte of it.
+        An earlier device without a context is not set again: that would create one, a quarter of a gigabyte.
         """
         current = ctypes.c_int()
         self._call(library.cudaGetDevice, ctypes.byref(current))
@@ -277,7 +277,7 @@ class CudaRuntime:
                 self._call(library.cudaSetDevice, current.value)
 
     def prepared(self, name: str, *arguments: object) -> Callable[[], None]:
-        """Return a function that calls one of cudart with these C values, which saves two thirds of its time."""
+        """Return a function that calls cudart's ``name`` with these C values, in a third of the usual time."""
         function = self._quick[name]  # a new object without argtypes, as the arguments are C values already
         call = functools.partial(function, *arguments)
 

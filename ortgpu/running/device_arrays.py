@@ -29,9 +29,9 @@ _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
 _UNUSED = b"dltensor"  # the name of a capsule that is not consumed yet
 
-# ONNX Runtime's import of DLPack tensors. Until 1.31 it is told whether the tensor is boolean, and expects booleans as
-# bytes, as in DLPack before 0.8. Since 1.32 it takes DLPack's own booleans, and only the tensor.
-_from_dlpack: Any = getattr(native.OrtValue, "from_dlpack", None)  # since 1.22
+# ONNX Runtime's import of DLPack tensors. Up to 1.31 it has a flag for boolean tensors, and expects booleans as bytes,
+# as in DLPack before 0.8. Since 1.32 it takes DLPack's own booleans, and only the tensor.
+_from_dlpack: Any = getattr(native.OrtValue, "from_dlpack", None)  # ONNX Runtime 1.22 added it.
 _BOOLEANS_ARE_BYTES = "is_bool_tensor" in (getattr(_from_dlpack, "__doc__", None) or "")
 
 
@@ -45,7 +45,7 @@ class _DLTensor(ctypes.Structure):
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),  # in elements; NULL if contiguous
+        ("strides", ctypes.POINTER(ctypes.c_int64)),  # unit: elements; NULL if contiguous
         ("byte_offset", ctypes.c_uint64),
     )
 
@@ -65,8 +65,8 @@ class _DLTensor(ctypes.Structure):
 def with_values(session: OrderedSession, feed: Any) -> dict[str, Any] | None:
     """Return ``feed`` with arrays of other libraries as OrtValues that share their memory. None if it has none.
 
-    If one of its values is on the GPU, what the session does next comes after the work that the caller has queued
-    there (see :mod:`ortgpu.running.streams`). A non-contiguous array on the CPU becomes a NumPy array.
+    If a value is on the GPU, the session's next work waits for the work that the caller has queued there (see
+    :mod:`ortgpu.running.streams`). A non-contiguous array on the CPU becomes a NumPy array.
 
     Raises:
         ProviderRequestError: an array is on another device than the session, or on the GPU and not contiguous.
@@ -79,8 +79,10 @@ def with_values(session: OrderedSession, feed: Any) -> dict[str, Any] | None:
         lifetime.refuse_if_unusable(session)
     on_gpu = {name for name in foreign if _device_of(feed[name])[0] in (_CUDA, _CUDA_MANAGED)}
     streams = streams_of(session) if on_gpu else None
-    own = streams.own if streams is not None else None
-    values = {name: _value(session, name, feed[name], own) if name in foreign else feed[name] for name in feed}
+    session_stream = streams.own if streams is not None else None
+    values = {
+        name: _value(session, name, feed[name], session_stream) if name in foreign else feed[name] for name in feed
+    }
     if on_gpu and streams is None:
         raise ProviderRequestError(
             "arrays on the GPU cannot be waited for: the CUDA runtime is not among the libraries of this process",
@@ -110,17 +112,17 @@ def run_on_device(session: OrderedSession, output_names: Any, feed: Mapping[str,
     lifetime.refuse_if_unusable(session)
     session._gpu_runner.check_binding()
     # Check names first: a binding reports a missing input only through some node, and takes None for NaN.
-    given: Mapping[str, Any] = {name: value for name, value in feed.items() if value is not None}
-    session._validate_input(list(given))
-    given = with_values(session, given) or given
+    values: Mapping[str, Any] = {name: value for name, value in feed.items() if value is not None}
+    session._validate_input(list(values))
+    values = with_values(session, values) or values
     device = lifetime.device_of(session)
 
     def run(target: OrderedSession, _runner: object, feed: Mapping[str, Any]) -> list[Any]:
         return _run_bound(target, device, output_names, feed, run_options)
 
     if run_options is not None:
-        return run(session, None, given)
-    results: list[Any] = session._gpu_runner.through(session, given, run)
+        return run(session, None, values)
+    results: list[Any] = session._gpu_runner.through(session, values, run)
     return results
 
 
@@ -128,22 +130,22 @@ def _run_bound(
     session: OrderedSession, device: Device, output_names: Any, feed: Mapping[str, Any], run_options: Any
 ) -> list[Any]:
     binding = session.io_binding()
-    overridable = {each.name for each in session._overridable_initializers}
-    kept = []  # a binding on the CPU keeps only the address of an array
+    overridable = {initializer.name for initializer in session._overridable_initializers}
+    ort_values = []  # a binding on the CPU keeps only the address of an array
     for name, value in feed.items():
         if isinstance(value, onnxruntime.OrtValue):
             binding.bind_ortvalue_input(name, value)
             continue
         array = np.asarray(value, _dtype_of(session, name, value), order="C")
         if name in overridable:  # bind_cpu_input does not know these
-            kept.append(onnxruntime.OrtValue.ortvalue_from_numpy(array))
-            binding.bind_ortvalue_input(name, kept[-1])
+            ort_values.append(onnxruntime.OrtValue.ortvalue_from_numpy(array))
+            binding.bind_ortvalue_input(name, ort_values[-1])
         else:
             binding.bind_cpu_input(name, array)
     names = list(output_names or [output.name for output in session._outputs_meta])
     for name in names:
         binding.bind_output(name, device.kind, device.ordinal or 0)
-    binding.shape = None  # the runner, which has chosen the session, counts the shapes
+    binding.shape = None  # The runner chose the session, and counts the shapes.
     session.run_with_iobinding(binding, run_options)
     # A binding has one entry for an output, however often it is named.
     outputs = dict(zip(dict.fromkeys(names), binding.get_outputs(), strict=True))
@@ -155,7 +157,7 @@ def _dtype_of(session: VerifiedSession, name: str, value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return None
     declared = (*session._inputs_meta, *session._overridable_initializers)
-    return next((DTYPES.get(each.type) for each in declared if each.name == name), None)
+    return next((DTYPES.get(declaration.type) for declaration in declared if declaration.name == name), None)
 
 
 def _device_of(array: Any) -> tuple[int, int]:
@@ -164,7 +166,7 @@ def _device_of(array: Any) -> tuple[int, int]:
 
 
 def _value(session: VerifiedSession, name: str, array: Any, stream: int | None) -> Any:
-    """Return an OrtValue that shares the memory of an array. ``stream``: of the session, if it is known."""
+    """Return an OrtValue that shares the memory of an array. ``stream`` is the session's, if it is known."""
     if _from_dlpack is None:
         raise ProviderRequestError(
             f"input {name!r} is a {type(array).__name__}, and the installed ONNX Runtime takes NumPy arrays only",
@@ -220,7 +222,7 @@ def _in_order(name: str, array: Any, on_gpu: bool) -> Any:
 
 
 def _tensor_in(capsule: Any) -> _DLTensor:
-    """Return the description of the tensor, which belongs to this capsule alone."""
+    """Return the description of the tensor. It belongs to this capsule alone."""
     address = ctypes.pythonapi.PyCapsule_GetPointer
     address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     return _DLTensor.from_address(address(capsule, _UNUSED))

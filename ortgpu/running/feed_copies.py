@@ -1,7 +1,7 @@
 """Copies of feeds, for callers that may write to their arrays again before the run.
 
-A generator that fills the same array for each feed does this. The copies are in pinned memory where possible, so that
-the run need not copy them once more.
+One such caller is a generator that fills the same array for each feed. The copies are in pinned memory where possible,
+so that the run need not copy them once more.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class FeedCopies:
     Args:
         memories: returns the pinned memories of the sessions that may read a feed; called for each large array.
         limit: bytes of ordinary memory to keep for later copies.
-        ordinal: the device whose copying threads are used for large arrays, as for parallel_copy. With None the calling
-            thread copies alone.
+        ordinal: the device of the threads that copy large arrays, see parallel_copy. With None the calling thread
+            copies alone.
         on_device: copies OrtValues on the GPU.
     """
 
@@ -100,9 +100,9 @@ class FeedCopies:
         if isinstance(value, _IMMUTABLE):
             return value
         if type(value) in (list, tuple):
-            return type(value)([self._copy(each, waits) for each in value])
+            return type(value)([self._copy(item, waits) for item in value])
         if type(value) is dict:
-            return {key: self._copy(each, waits) for key, each in value.items()}
+            return {key: self._copy(item, waits) for key, item in value.items()}
         raise _NotCopiedError
 
     def _copy_of_array(self, array: NDArray[Any], waits: Waits) -> NDArray[Any]:
@@ -132,13 +132,13 @@ class FeedCopies:
                 # Use half of the limit. The rest is for results and for pinned_empty.
                 most = memory.limit // 2
                 fits = fits or size <= most
-                found = memory.try_empty(shape, dtype, most)
-                if found is not None:
-                    self._pinned = [each for each in self._pinned if each() is not None]
-                    self._pinned.append(weakref.ref(found))
-                    return found
+                array = memory.try_empty(shape, dtype, most)
+                if array is not None:
+                    self._pinned = [reference for reference in self._pinned if reference() is not None]
+                    self._pinned.append(weakref.ref(array))
+                    return array
             wait = next(waits, None) if fits else None
-            if wait is None or all(each() is None for each in self._pinned):
+            if wait is None or all(reference() is None for reference in self._pinned):
                 return self._ordinary.empty(shape, dtype)
             wait()
 
@@ -176,7 +176,7 @@ class CopiesOnDevice:
         try:
             if not runtime.is_on_device(value.data_ptr()):
                 raise _NotCopiedError
-            # ONNX Runtime allocates memory here, which must not spoil a capture of another session.
+            # ONNX Runtime allocates memory here. That must not spoil a capture of another session.
             with runtime.device_guard():
                 copy = session._sess.create_ortvalue_from_shape_and_type(shape, dtype.type, place)
                 if self._stream is None:
@@ -213,7 +213,7 @@ def _array_in(value: Any) -> NDArray[Any] | None:
 
 
 def _order_in_memory(array: NDArray[Any]) -> tuple[int, ...] | None:
-    """Return the order of axes in which a transposed array is contiguous.
+    """Return the order of axes that makes a transposed array contiguous.
 
     None if it is contiguous already, or if it has gaps in any order.
     """

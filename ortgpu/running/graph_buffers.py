@@ -1,10 +1,10 @@
 """The buffers that a captured graph reads and writes: device memory, and pinned memory for small arrays.
 
 A copy from or to pinned memory returns at once. For ordinary memory, CUDA stages the copy itself and waits. Copying
-small arrays to pinned memory first saved 2 of 24 us of a run on an H200, and 11 of 75 us with 256 KiB in and out, where
-1 MiB took 1.2 times as long. The largest are copied in threads, as in :mod:`ortgpu.running.staged_runs`.
+small arrays to pinned memory first saved 2 of 24 us of a run on an H200, and 11 of 75 us with 256 KiB in and out. With
+1 MiB a run took 1.2 times as long. The largest arrays are copied in threads, as in :mod:`ortgpu.running.staged_runs`.
 
-Large results are in memory that is used again, since the system clears each page of a new array at its first use.
+Large results are in reused memory, since the system clears each page of a new array at its first use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .pinned import PinnedMemory
 
-_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
 
 # Bytes. From larger arrays CUDA copies one piece while it stages the next.
 PINNED_UP_TO = 256 << 10
@@ -37,7 +37,7 @@ Kind = tuple[tuple[int, ...], "np.dtype[Any]"]
 
 
 class Place(NamedTuple):
-    """The stream in which graphs run, and the host memory of their session."""
+    """The stream of the graphs, and the host memory of their session."""
 
     runtime: CudaRuntime
     stream: int
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 class _Buffer:
     """A buffer on the device, with pinned memory beside it or None.
 
-    Without that, threads copy large arrays that can be pinned, and CUDA copies others.
+    Without pinned memory, threads copy large arrays that can be pinned, and CUDA copies others.
     """
 
     def __init__(self, place: Place, kind: Kind, pinned: NDArray[Any] | None) -> None:
@@ -69,7 +69,7 @@ class Input(_Buffer):
             self._begin = place.runtime.prepared_copy_pinned(self.address, source, pinned.nbytes, place.stream)
 
     def take(self, value: Any, transfers: list[Transfer]) -> object:
-        """Begin to copy ``value``, an array or OrtValue, or add what threads have to copy to ``transfers``.
+        """Begin to copy ``value``, an array or OrtValue, or add a transfer for the threads to ``transfers``.
 
         Keep the result and the transfers until the stream is synchronised.
         """
@@ -100,7 +100,7 @@ class Output(_Buffer):
             self._begin = place.runtime.prepared_copy_pinned(to, self.address, pinned.nbytes, place.stream)
 
     def begin(self, transfers: list[Transfer]) -> NDArray[Any]:
-        """Begin to copy the output, or add what threads have to copy to ``transfers``.
+        """Begin to copy the output, or add a transfer for the threads to ``transfers``.
 
         The returned array is complete once these are made and the stream is synchronised.
         """

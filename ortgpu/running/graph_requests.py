@@ -75,7 +75,7 @@ def why_not_captured(cause: BaseException, placement: Placement, outline: GraphO
 
 
 def captured(session: RunningSession) -> CapturedRunner:
-    """Replace the C++ session of ``session``, which was opened with capturing enabled, and return the runner.
+    """Replace the C++ session of ``session`` and return the runner. ``session`` was opened with capturing enabled.
 
     Raises:
         ProviderRequestError: inputs, outputs or operators cannot be captured, or this process lacks cudart.
@@ -107,7 +107,7 @@ def obstacle(session: VerifiedSession) -> str | None:
         if memory.name.lower() != device.kind:
             return f"its input {value.name!r} is read on the CPU, or by no node: no graph takes it"
     if handed_on := {value.name for value in inner.inputs_meta} & {value.name for value in inner.outputs_meta}:
-        # execution_frame.cc copies it before the run, which a replay does not repeat
+        # execution_frame.cc copies it before the run. A replay does not repeat that copy.
         return f"its output {min(handed_on)!r} is its input, which no node computes"
     for value in (*inner.inputs_meta, *inner.outputs_meta):
         if value.type not in DTYPES:
@@ -127,4 +127,5 @@ def _operators_of(session: VerifiedSession) -> frozenset[str] | None:
     if placement.known:
         return frozenset(node.op_type for node in placement.nodes)
     facts = read_model(session._request.model)
-    return frozenset(name for name, _ in facts.operators) if facts.opsets else None  # in ONNX Runtime's own format
+    # A model in ONNX Runtime's own format has no opsets.
+    return frozenset(name for name, _ in facts.operators) if facts.opsets else None

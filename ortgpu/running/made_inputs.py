@@ -1,4 +1,4 @@
-"""Inputs that are made up from what a model declares."""
+"""Makes up inputs from a model's declarations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..model.tensor_types import DTYPES
 if TYPE_CHECKING:
     from ..provider.interfaces import Value
 
-_ONES = re.compile(r"mask|length|(?<![a-z])lens?(?![a-z])")  # with zeros, many models compute NaN or fail
-_MOST_BYTES = 4 << 30  # of all made-up inputs together
+_ONES = re.compile(r"mask|length|(?<![a-z])lens?(?![a-z])")  # Zeros make many models compute NaN or fail.
+_MOST_BYTES = 4 << 30  # the limit of all made-up inputs together
 
 
 class UnknownInputError(ValueError):
@@ -32,7 +32,7 @@ def batch_dimension(descriptions: Sequence[Value]) -> str | None:
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Return the shape of an input; that of a sequence or a map is empty, as ONNX Runtime has it."""
+    """Return the shape of an input. A sequence or a map has an empty shape, as in ONNX Runtime."""
     return value.shape if isinstance(value, np.ndarray) else ()
 
 
@@ -40,16 +40,16 @@ def make_inputs(descriptions: Sequence[Value], batch: int = 1) -> dict[str, NDAr
     """Make up an array for each input.
 
     The batch dimension has the length ``batch`` wherever its name appears; all other free dimensions are 1. The values
-    suit most models: floats in [0, 1), True, empty strings, and integers 0, which is a valid index. Integers are 1 if
-    the name suggests a mask or a sequence length.
+    suit most models: floats in [0, 1), True, empty strings, and integers 0, because 0 is a valid index. Integers are 1
+    if the name suggests a mask or a sequence length.
 
     Raises:
         UnknownInputError: an input is a sequence, a map or of a rare type, or all need more than 4 GiB.
     """
     random = np.random.default_rng(0)
     batch_name = batch_dimension(descriptions)
-    shapes = {each.name: _shape_of(each.shape, batch_name, batch) for each in descriptions}
-    dtypes = {each.name: DTYPES.get(each.type, np.dtype(object)) for each in descriptions}
+    shapes = {description.name: _shape_of(description.shape, batch_name, batch) for description in descriptions}
+    dtypes = {description.name: DTYPES.get(description.type, np.dtype(object)) for description in descriptions}
     sizes = {name: math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items()}
     if sum(sizes.values()) > _MOST_BYTES:
         largest = max(sizes, key=sizes.__getitem__)
@@ -57,7 +57,7 @@ def make_inputs(descriptions: Sequence[Value], batch: int = 1) -> dict[str, NDAr
         raise UnknownInputError(
             f"input {largest!r} of {shape} would take {sizes[largest] / (1 << 30):.1f} GiB, and cannot be made up"
         )
-    return {each.name: _make(each, shapes[each.name], random) for each in descriptions}
+    return {description.name: _make(description, shapes[description.name], random) for description in descriptions}
 
 
 def _is_free(size: int | str | None) -> bool:
@@ -71,8 +71,8 @@ def _shape_of(shape: Sequence[int | str | None], batch_name: str | None, batch: 
         if isinstance(size, int) and not _is_free(size):
             lengths.append(size)
         else:
-            named = str(size or "") == batch_name and (batch_name or position == 0)
-            lengths.append(batch if named else 1)
+            is_batch = str(size or "") == batch_name and (batch_name or position == 0)
+            lengths.append(batch if is_batch else 1)
     return lengths
 
 

@@ -1,7 +1,7 @@
-"""What one session holds of its GPU, and the order in which it gives back what no run needs.
+"""Measures the GPU memory of one session, and gives its unused parts back in order.
 
 A part of a session that holds memory beside the arena is a :class:`Holder`. It is added to the :class:`Holdings` of the
-session, which measure it and ask it to give back.
+session. These measure it and ask it to give memory back.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ _MIB = 1 << 20
 class Holder(Protocol):
     """A part of a session that holds GPU memory outside of the session's arena.
 
-    It must not refer to the session, whose GPU memory it would keep. Any thread may call it at any time.
+    It must not refer to the session, because it would keep the session's GPU memory. Any thread may call it at any
+    time.
     """
 
     def bytes_held(self) -> int | None:
         """Return the bytes of GPU memory that it holds; None if they are unknown."""
 
     def give_back(self) -> None:
-        """Free what no run uses at this moment. Runs at work keep what they use."""
+        """Free the memory that no run uses at this moment. Runs at work keep theirs."""
 
 
 class Turns:
@@ -53,7 +54,7 @@ class Turns:
             self._turns.put(True)
 
     def take(self) -> None:
-        """Wait for a turn, which another thread may give back."""
+        """Wait for a turn. Another thread may give it back."""
         self._turns.get()
 
     def give(self) -> None:
@@ -72,7 +73,7 @@ class Turns:
                 self._turns.put(True)
 
     def run(self, call: Any, *arguments: Any, **named: Any) -> Any:
-        """Return the result of ``call``, made when fewer than so many others are at work.
+        """Make a call as soon as it gets a turn, and return its result.
 
         A signal handler or finalizer amid another run does not wait: its thread may have the turn that it would get.
         """
@@ -93,7 +94,7 @@ class Holdings:
 
     Attributes:
         budget: the bytes of the GPU that the session may take; None: unlimited.
-        turns: those of the runs at a time; None: any number.
+        turns: the turns that runs take; None: any number of runs at a time.
         room: the bytes of the budget that plans for further shapes may take; None: as much as the GPU has.
         retrying: held by a run that was out of memory, while memory is given back and it runs again.
     """
@@ -102,7 +103,7 @@ class Holdings:
         self.budget, self.turns, self.room = budget, turns, room
         self.retrying = threading.RLock()
         self._holders: tuple[tuple[Part, Holder], ...] = ()
-        self._weights: list[int | None] = []  # once they were read
+        self._weights: list[int | None] = []  # empty until they are read
 
     def add(self, part: Part, holder: Holder) -> None:
         """Count a holder from now on, and ask it when memory is to be given back."""
@@ -120,11 +121,11 @@ class Holdings:
     def bytes_of(self, part: Part) -> int | None:
         """Return the bytes that the holders of a part hold; None if one of them does not know."""
         sizes = [holder.bytes_held() for name, holder in self._holders if name == part]
-        known = [size for size in sizes if size is not None]
-        return sum(known) if len(known) == len(sizes) else None
+        known_sizes = [size for size in sizes if size is not None]
+        return sum(known_sizes) if len(known_sizes) == len(sizes) else None
 
     def give_back(self) -> None:
-        """Have the holders free what no run uses, plans before graphs."""
+        """Have the holders free their unused memory, plans before graphs."""
         for part in _ORDER:
             for name, holder in self._holders:
                 if name == part:
@@ -133,7 +134,7 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """What a session holds, in bytes, as measured when it was asked for. None: unknown, or no such limit.
+    """The memory of a session in bytes, at the time of the measurement. None: unknown, or no such limit.
 
     ``str()`` has a line for each part.
 
@@ -159,7 +160,7 @@ class SessionMemory:
     process: int | None
 
     def __str__(self) -> str:
-        rows = [(each.name, getattr(self, each.name)) for each in fields(self)]
+        rows = [(field.name, getattr(self, field.name)) for field in fields(self)]
         return "\n".join(
             f"{_LABELS[name]:<26}{_mebibytes(size)}" for name, size in rows if name != "budget" or size is not None
         )
@@ -190,7 +191,7 @@ def holdings_of(session: PinningSession) -> Holdings:
 
 
 def read_memory(session: PinningSession) -> SessionMemory:
-    """Measure what a session holds.
+    """Measure the memory of a session.
 
     Raises:
         ExecutionError: the session is closed, or lost the GPU.

@@ -21,7 +21,7 @@ Results = list[ndarray[Any, Any]]
 
 
 def session_on_cpu(model: ModelSource, options: Any) -> Any:
-    """Return a C++ session of a model on the CPU alone, which guards, tracers and ortgpu.sessions() do not see.
+    """Return a C++ session of a model on the CPU alone. Guards, tracers and ortgpu.sessions() do not see it.
 
     Raises:
         Exception: ONNX Runtime's own, if it refuses the model.
@@ -37,7 +37,7 @@ class LastOfOurs(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
 
 
 def gpu_session_class() -> type[LastOfOurs]:
-    """Return GPUSession for modules that it uses itself, which cannot import it. Its module must have been imported."""
+    """Return GPUSession for modules that GPUSession itself imports. Its module must be imported already."""
     classes: list[type[LastOfOurs]] = LastOfOurs.__subclasses__()
     return classes[0]
 
@@ -51,13 +51,14 @@ def run_behind(session: InferenceSession) -> Callable[..., Results]:
 def onnxruntimes_run(session: InferenceSession) -> Any:
     """Return ``InferenceSession.run``.
 
-    None if a tracer replaced it, which must see each run, or if the class of ``session`` has another ``run`` before it.
+    None if a tracer replaced it, because a tracer must see each run, or if the class of ``session`` has another ``run``
+    before it.
     """
     return onnxruntimes_method(session, "run")
 
 
 def onnxruntimes_method(session: InferenceSession, name: str) -> Any:
-    """Return a method of ``InferenceSession`` as a function, in the cases in which :func:`onnxruntimes_run` does."""
+    """Return a method of ``InferenceSession`` as a function. None: see :func:`onnxruntimes_run`."""
     method = getattr(InferenceSession, name)
     if type(method) is not FunctionType or method.__globals__.get("__name__") != InferenceSession.__module__:
         return None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         _pinned: PinnedMemory | None
 
 
-_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
 
 Result = TypeVar("Result")
 
@@ -48,7 +48,7 @@ logger = logging.getLogger("ortgpu")
 STAGED_FROM = (64 << 10) + 1
 
 _GRANULE = 64 << 10
-_PATIENCE = 1.0  # seconds that a thread waits for the lock, which is held for microseconds
+_PATIENCE = 1.0  # seconds: the longest wait for the lock. Threads hold it for microseconds.
 _creating = fork_safe_lock()
 
 
@@ -96,13 +96,13 @@ class RecycledMemory:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an empty array, in new memory if :meth:`try_empty` returns none."""
-        found = self.try_empty(shape, dtype)
-        return np.empty(shape, dtype) if found is None else found
+        array = self.try_empty(shape, dtype)
+        return np.empty(shape, dtype) if array is None else array
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], most: int | None = None) -> NDArray[Any] | None:
         """Return an empty array, or None if it has no elements, exceeds the limit or cannot be allocated.
 
-        ``most`` takes the place of the limit for what arrays use.
+        ``most`` replaces the limit of the bytes used by arrays.
         """
         count = math.prod(shape)
         most = self.limit if most is None else most
@@ -137,9 +137,9 @@ class RecycledMemory:
     def _exclusively(self, function: Callable[..., Result], *arguments: Any) -> Result | None:
         """Call a function with the lock. None: it was not called.
 
-        So in a forked child, where the lock may be held for ever, and in a signal handler or finalizer that came while
-        its thread had the lock. A thread beside the main thread waits for a limited time, as the holder may be the main
-        thread in a signal handler that waits for that thread.
+        A forked child does not call it, because the lock may be locked there for ever. Neither does a signal handler or
+        finalizer that came while its thread had the lock. A thread beside the main thread waits for a limited time, as
+        the holder may be the main thread in a signal handler that waits for that thread.
         """
         if os.getpid() != self._pid or self._lock._is_owned():  # type: ignore[attr-defined]  # as Condition asks
             return None
@@ -174,11 +174,15 @@ class RecycledMemory:
         if self._closed:
             return None
         block, in_use = None, 0
-        for each in list(self._blocks):
-            if each.is_in_use():
-                in_use += each.size
-            elif size <= each.size <= 2 * size and (block is None or each.size < block.size) and each.address.value:
-                block = each
+        for candidate in list(self._blocks):
+            if candidate.is_in_use():
+                in_use += candidate.size
+            elif (
+                size <= candidate.size <= 2 * size
+                and (block is None or candidate.size < block.size)
+                and candidate.address.value
+            ):
+                block = candidate
         if in_use + size > most:
             message = "%d bytes are not %s: the limit is %d, of which %d are free"
             logger.debug(message, size, self._taken, most, most - in_use)
@@ -188,7 +192,7 @@ class RecycledMemory:
             return None
         block.last_taken = next(self._count)
         memory: Any = (ctypes.c_char * block.size).from_address(block.address.value or 0)
-        memory.owner = self  # keep the store, whose end frees the memory
+        memory.owner = self  # The end of the store would free the memory.
         block.user = weakref.ref(memory)
         return memory
 
@@ -220,7 +224,7 @@ class RecycledMemory:
             logger.debug("%d %s bytes cannot be freed: %s", block.size, self._taken, error)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # an argument, as this module's names may be gone
+        if not is_finalizing():  # This is an argument, as the module's names may be gone.
             self.close()
 
 
@@ -247,15 +251,15 @@ class PinnedMemory(RecycledMemory):
     def __init__(self, runtime: CudaRuntime | None, limit: int) -> None:
         super().__init__(limit)
         self._runtime = runtime
-        # Results are not in pinned memory, which would save a copy: a forked child shares that with its parent, so its
-        # results would change when the parent reuses the memory.
+        # Pinned memory would save a copy of each result. But a forked child shares pinned memory with its parent, so
+        # its results would change when the parent reuses the memory.
         self.ordinary = OrdinaryMemory(limit)
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return an empty array, as numpy.empty does, in pinned memory where possible.
 
         Raises:
-            TypeError: ``dtype`` is that of Python objects.
+            TypeError: ``dtype`` has Python objects.
         """
         kind = np.dtype(dtype)
         if kind.hasobject:

@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 # See FeedCopies.of
 Copy = Callable[[Feed, Iterable[Callable[[], object]]], tuple[Feed, bool]]
 
-_SHORT = 1e-3  # seconds for a feed, up to which runs in the iterating thread are tried
+_SHORT = 1e-3  # seconds: runs in the iterating thread are tried for shorter feeds
 _BLOCK = 4  # times the feeds in flight are timed together, since threads take feeds in bursts
 _KEPT = 64, 1024  # blocks until both ways are timed again: the first time, and at most
 
@@ -44,8 +44,8 @@ def map_session(
 ) -> Iterator[Any]:
     """Yield the results of ``session`` for ``feeds``; see GPUSession.map."""
     lifetime.refuse_if_unusable(session)
-    chosen = session._verified.options_chosen
-    threads = int(chosen[DEPTH][0]) if DEPTH in chosen else MAP_DEPTH
+    options = session._verified.options_chosen
+    threads = int(options[DEPTH][0]) if DEPTH in options else MAP_DEPTH
     source, ahead = check_arguments(feeds, in_flight, 2 * threads)
     output_names = for_many_runs(output_names)
 
@@ -56,11 +56,11 @@ def map_session(
         return session.run(output_names, mapping(feed))
 
     copy = copies_for(session).of if may_be_written_to(feeds, ahead) else None
-    run = in_line if STAGING in chosen else functools.partial(staged_run, session, output_names)
+    run = in_line if STAGING in options else functools.partial(staged_run, session, output_names)
 
     def in_threads(feeds: Iterator[Any]) -> Iterator[Any]:
         # Convert arrays of other libraries in this thread, since only the thread that made them knows their stream. Use
-        # map, not a generator, which would keep a feed until the next is requested.
+        # map, because a generator would keep a feed until the next is requested.
         return in_order(run, map(convert, feeds), ahead, threads, copy, session._gpu_runner.submit)
 
     if ahead == 1:
@@ -111,7 +111,7 @@ def _in_the_faster_way(
     in_threads: Callable[[Iterator[Feed]], Iterator[Result]],
     in_line: Callable[[Feed], Result],
 ) -> Iterator[Result]:
-    """Yield the results of each stretch of feeds. The session's next iteration begins in the way in which this ends."""
+    """Yield the results of each stretch of feeds. The session's next iteration begins in the last way of this one."""
     runner = session._gpu_runner
     # Taken from the runner, so that iterations at the same time do not share it.
     pace, runner.pace = runner.pace or Pace(), None
@@ -125,7 +125,7 @@ def _in_the_faster_way(
 
 
 class Pace(Iterator[Any]):
-    """Feeds in stretches: those of one are run by threads, those of the next by the iterating thread.
+    """Feeds in stretches: threads and the iterating thread run them alternately.
 
     Passing a feed to another thread and its result back takes longer than a short run. Both ways are timed, with the
     caller's own work between results, and the faster one is kept for many feeds. Threads keep feeds that take longer
@@ -140,7 +140,7 @@ class Pace(Iterator[Any]):
         self.in_line = False  # the way of this stretch; at its end, of the next
         self.has_ended = True
         self._feeds: Iterator[Any] = iter(())
-        self._block = self._left = 0  # feeds that are timed together, and those of them that are left
+        self._block = self._left = 0  # the number of feeds that are timed together, and the rest of it
         self._clock = clock
         self._began = 0.0  # when the block began, as if iterations followed each other at once
         self._spent = 0.0  # seconds of the block up to the end of the last iteration
@@ -151,7 +151,7 @@ class Pace(Iterator[Any]):
         self._kept = _KEPT[0]
 
     def begin(self, feeds: Iterator[Any], in_flight: int) -> None:
-        """Begin an iteration, in which threads take ``in_flight`` feeds ahead."""
+        """Begin an iteration. Its threads take ``in_flight`` feeds ahead."""
         self._feeds, self.has_ended = feeds, False
         if self._block != _BLOCK * in_flight:
             self._block = self._left = _BLOCK * in_flight
@@ -186,7 +186,7 @@ class Pace(Iterator[Any]):
                 self.in_line = took < self._in_threads
                 self._in_threads, self._due = None, self._kept
                 self._kept = min(2 * self._kept, _KEPT[1])
-            elif took > self._most:  # long feeds, or a pause of the caller among short ones, which are tried again soon
+            elif took > self._most:  # Feeds are long, or the caller paused. Try the other way again soon.
                 self.in_line, self._due = False, 0
             elif self._due:
                 self._due -= 1
@@ -225,7 +225,7 @@ def in_order(
 ) -> Iterator[Result]:
     """Yield the result of ``function`` for each of ``feeds``, in their order, from up to ``threads`` threads.
 
-    ``submit`` takes the place of Executor.submit. See :func:`results_of`.
+    ``submit`` replaces Executor.submit. See :func:`results_of`.
     """
     if not may_wait():  # the threads may need what this one holds
         yield from map(function, feeds)
@@ -273,7 +273,7 @@ def results_of(
                 try:
                     feed, is_copied = next(feeds), True
                     if copy is not None:
-                        feed, is_copied = copy(feed, [each.wait for each in pending][:-1])
+                        feed, is_copied = copy(feed, [earlier.wait for earlier in pending][:-1])
                     submit(feed, outcome)
                     del feed  # the caller's array must not outlive its result here
                     if not is_copied:
@@ -295,9 +295,9 @@ def results_of(
     finally:
         # An argument, since at the end of the interpreter the names of this module are gone; so are its threads.
         if not is_finalizing() and os.getpid() == pid:
-            begun = [outcome for outcome in pending if not outcome.cancel()]
+            running = [outcome for outcome in pending if not outcome.cancel()]
             if _may_wait():
-                for outcome in begun:
+                for outcome in running:
                     outcome.wait()
 
 

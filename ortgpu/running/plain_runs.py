@@ -48,7 +48,7 @@ _READ = frozenset(
 )  # fmt: skip
 
 
-# The same of ``run_with_iobinding``, whose further code is for graphs of WebGPU.
+# The same of ``run_with_iobinding``. Its further code is for graphs of WebGPU.
 _READ_BOUND = frozenset(
     (
         "_session", "_sess", "ValueError", "_graph_annotation_id", "is_webgpu_graph_capture_enabled",
@@ -65,18 +65,18 @@ class PlainRunner:
     another library stands in for ``InferenceSession.run`` when the runner is made, no run is direct.
 
     Args:
-        direct_below: direct runs are those whose inputs all have fewer bytes.
+        direct_below: a run is direct if each of its inputs has fewer bytes.
     """
 
     caller: tuple[Any, ...] = ()  # the session's order with its caller, see streams.py; empty if unknown
     pace: Any = None  # see pipeline.Pace
-    most_shapes = 0  # shapes whose plans are kept; 0: such plans are of no use
-    submit: Callable[..., None] | None = None  # in place of Executor.submit, for sessions that run in one thread
+    most_shapes = 0  # the number of shapes that may have plans; 0: plans are of no use
+    submit: Callable[..., None] | None = None  # replaces Executor.submit for sessions that run in one thread
 
     def __init__(self, session: RunningSession | None = None, direct_below: int = sys.maxsize) -> None:
         names = _names_for_direct_runs(session) if session is not None else None
         self._input_names, self._output_names = names or ([], [])
-        self._input_count = len(self._input_names) if names is not None else -1  # which no feed has
+        self._input_count = len(self._input_names) if names is not None else -1  # No feed has -1 inputs.
         self._direct_below = direct_below
         self.binds_directly = session is not None and _may_bind_directly(session)
         if session is None:
@@ -150,6 +150,6 @@ def _names_for_direct_runs(session: RunningSession) -> tuple[list[str], list[str
     if not {CUDA, CPU}.issuperset(InferenceSession.get_providers(session)):  # WebGPU has its own rules for graphs
         return None
     try:
-        return [each.name for each in session._inputs_meta], [each.name for each in session._outputs_meta]
-    except UnicodeDecodeError:  # in names of inputs or outputs
+        return [value.name for value in session._inputs_meta], [value.name for value in session._outputs_meta]
+    except UnicodeDecodeError:  # A name of an input or output is not UTF-8.
         return None

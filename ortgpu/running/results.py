@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-_TOLERANCE = 1e-2  # of the largest value: algorithms of cuDNN differ by rounding, where a search by time chose others
+# Part of the largest value. The algorithms of cuDNN differ by rounding, and a search by time may choose other ones.
+_TOLERANCE = 1e-2
 
 
 def agree(found: Any, expected: Any) -> bool:

@@ -18,13 +18,13 @@ class Policy:
 
     Attributes:
         most: the number of shapes that are kept.
-        returns: the runs of shapes that came back, after which plans are made.
-        slow: part of the shortest first run of a shape from which on the run of a shape that came back is slow.
+        returns: plans are made after so many slow runs of shapes that came back.
+        slow: the run of a shape that came back is slow if it takes this part of the shortest first run of a shape.
         worth: the part of the time of a slow run that a planned one may take.
         judged: the planned runs that are compared with slow ones.
-        window: the last changes of shape by which it is judged whether plans are built again and again.
-        waits: the runs of a shape that wait for others within ``waited`` seconds, after which further lanes serve it.
-        lanes: their greatest number.
+        window: :class:`Replanning` judges after so many changes of shape.
+        waits: further lanes serve a shape after so many of its runs waited for others within ``waited`` seconds.
+        lanes: the greatest number of lanes.
     """
 
     most: int = MOST
@@ -38,11 +38,11 @@ class Policy:
     lanes: int = 8
 
 
-_KNOWN = 64  # shapes whose return is noticed
+_KNOWN = 64  # the number of shapes that are remembered
 
 
 class Returns:
-    """Counts the shapes that come back although others ran in between, and that would be kept by then."""
+    """Counts the shapes that come back after other shapes ran, but soon enough to have kept their plans."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -1,7 +1,7 @@
-"""Runs whose large arrays are copied by threads through pinned memory, with results in reused memory.
+"""Runs with large arrays: threads copy them through pinned memory, and results are in reused memory.
 
-In a plain ``run`` the CUDA driver stages ordinary memory piece by piece, in one thread, and each result is a new array
-whose pages the system clears first. Here :mod:`ortgpu.running.copying` copies inputs to the device before the run, and
+In a plain ``run`` the CUDA driver stages ordinary memory piece by piece, in one thread, and each result is a new array.
+The system clears its pages first. Here :mod:`ortgpu.running.copying` copies inputs to the device before the run, and
 outputs from the device after it. The run is ONNX Runtime's ``run_with_ortvaluevector``. It calls the same C++ function
 as ``run``, with the devices of the outputs as a further argument (onnxruntime_pybind_state.cc; InferenceSession::Run in
 inference_session.cc).
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .pinned import PinningSession
 
-_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
 
 Place = Callable[[tuple[int, ...], np.dtype[Any]], "NDArray[Any] | None"]
 
@@ -68,10 +68,10 @@ class StagedRuns:
         if (output_names is not None and not isinstance(output_names, (list, tuple))) or not may_wait():
             return None
         names = list(output_names or self._outputs)
-        given = dict(feed)  # a copy, since another thread may change it, and small values share its arrays' memory
-        # ONNX Runtime allocates memory here, which must not spoil a capture of another session.
+        inputs = dict(feed)  # a copy, since another thread may change it, and small values share its arrays' memory
+        # ONNX Runtime allocates memory here. That must not spoil a capture of another session.
         with self._runtime.device_guard():
-            return self._run(session._sess, memory_of(session), names, given)
+            return self._run(session._sess, memory_of(session), names, inputs)
 
     def _run(self, inner: Any, memory: PinnedMemory, names: list[str], given: dict[str, Any]) -> list[Any] | None:
         values = self._feed(inner, memory, given)
@@ -113,7 +113,7 @@ class StagedRuns:
 
     def _results(self, memory: PinnedMemory, names: list[str], values: Any) -> list[Any]:
         results, transfers = [], []
-        for number, name in enumerate(names):  # the vector's iterator ends with a C++ exception, which takes 50 µs
+        for number, name in enumerate(names):  # The vector's iterator would take 50 µs for a C++ exception.
             value = values[number]
             result, transfer = self._result(memory, value) if self._outputs[name] else (value.numpy(), None)
             results.append(result)

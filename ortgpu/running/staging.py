@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from .plain_runs import RunningSession
     from .staged_runs import Place, StagedRuns
 
-_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
 
 logger = logging.getLogger("ortgpu")
 
 # Measured on an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with outputs as large as
-# the inputs gain from 2 MiB on and take 0.7 of the time with 8 MiB. Runs with small outputs gain from 8 MiB on. Runs
-# whose results need new memory, because the caller keeps many, took 1.4 times as long with 4 MiB, as long with 8, and
+# the inputs gain from 2 MiB on and take 0.7 of the time with 8 MiB. Runs with small outputs gain from 8 MiB on. If the
+# caller keeps many results, they need new memory: such runs took 1.4 times as long with 4 MiB, as long with 8, and
 # 0.85 of the time with 12.
 STAGED_FROM = 12 << 20  # bytes of one array
 
-# Bytes of an array from which on `run` copies it for `map` too, whose threads each copy smaller arrays themselves.
+# Bytes. `run` copies arrays of this size also for `map`. The threads of `map` copy smaller arrays themselves.
 _COPIED_BY_RUN_FROM = 32 << 20
 
 # Not staged: captured graphs have their own rules for the addresses of inputs. With a stream of the caller, memory may
@@ -48,7 +48,7 @@ class StagedRunner(PlainRunner):
     """The runs of a session that :func:`may_stage` accepts.
 
     Args:
-        staged_from: the smallest size in bytes of an array for which a run is staged.
+        staged_from: a run is staged if one of its arrays has so many bytes.
         threads, piece: see :class:`ortgpu.running.copying.Copier`.
     """
 
@@ -64,10 +64,10 @@ class StagedRunner(PlainRunner):
         self._threads = threads
         self._piece = piece
         self._large = staged_from
-        # Bytes of the largest input, from which on a run is staged: any run, if a model declares large outputs. Free
-        # dimensions are at least 1, and what they come to is learned from runs.
-        declared = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
-        self._staged_from = 0 if declared else staged_from
+        # A run is staged if its largest input has so many bytes: any run, if the model declares large outputs. A free
+        # dimension counts as 1 here, because runs show whether their outputs are large.
+        has_large_output = any(_bytes(value, unknown=1) >= staged_from for value in session._sess.outputs_meta)
+        self._staged_from = 0 if has_large_output else staged_from
         self._runs: StagedRuns | None = None
         self.place: Place | None = None  # returns the array for a large result, or None; set before the first run
 
@@ -90,15 +90,15 @@ class StagedRunner(PlainRunner):
         return results
 
     def _learn(self, size: int, results: Any) -> None:
-        """Stage runs with inputs like those of a run with large outputs from now on, and make others directly."""
-        if any(each.nbytes >= self._large for each in results):
+        """Learn from a run: if its outputs are large, stage runs with such inputs, and else make them directly."""
+        if any(result.nbytes >= self._large for result in results):
             self._staged_from = min(self._staged_from, size)
         elif len(results) >= len(self._output_names):  # the caller may ask for other outputs the next time
             self._direct_below = size + 1
         self._direct_below = min(self._direct_below, self._staged_from)
 
     def _run_staged(self, session: RunningSession, output_names: Any, feed: Any) -> list[Any] | None:
-        """Run the model and return the results. None: plain ``run`` has to do it, or to raise what is wrong.
+        """Run the model and return the results. None: plain ``run`` has to run it, or to raise the error.
 
         Raises:
             ExecutionError: the session lost its context, and with it the pinned memory.
@@ -125,16 +125,16 @@ class StagedRunner(PlainRunner):
 
 
 def may_stage(session: RunningSession) -> bool:
-    """Return False for an open session whose arrays are small, or where staging cannot do what ``run`` does."""
+    """Return False for an open session if its arrays are small, or if staging would behave otherwise than ``run``."""
     inner = session._sess
     if not session._pinned_memory_limit or onnxruntimes_run(session) is None or not gives_memory(session):
         return False
     values = (*inner.inputs_meta, *inner.outputs_meta)
-    if any(each.type not in DTYPES for each in values):
+    if any(value.type not in DTYPES for value in values):
         return False
     try:
-        sizes = [_bytes(each, unknown=STAGED_FROM) for each in values]
-    except UnicodeDecodeError:  # in names of dimensions, which plain run does not read
+        sizes = [_bytes(value, unknown=STAGED_FROM) for value in values]
+    except UnicodeDecodeError:  # Plain run does not read names of dimensions.
         return False
     return max(sizes, default=0) >= STAGED_FROM
 
@@ -143,7 +143,7 @@ def gives_memory(session: VerifiedSession) -> bool:
     """Return True if inputs may be copied into GPU memory of the session."""
     if not hasattr(session._sess, "create_ortvalue_from_shape_and_type") or not device_of(session).is_gpu:
         return False  # before 1.30, or on the CPU
-    providers = InferenceSession.get_provider_options(session)  # and methods of its own
+    providers = InferenceSession.get_provider_options(session)
     if not {CUDA, CPU}.issuperset(providers):
         return False  # TensorRT has its own rules for the addresses of inputs
     return all(providers[CUDA].get(option, "0") == "0" for option in _REFUSED)

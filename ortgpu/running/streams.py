@@ -1,8 +1,8 @@
 """Order runs after the GPU work that their caller has queued, and results before the work that the caller queues next.
 
-ONNX Runtime runs a model in a stream of its own, which does not wait for other streams. A run over memory that PyTorch
-or CuPy still writes would read old data. The streams of the caller are CUDA's two default streams and, if PyTorch or
-CuPy are in use, the current stream of the calling thread there. Another stream is the caller's to order, as it is
+ONNX Runtime runs a model in a stream of its own. That stream does not wait for other streams, so a run over memory that
+PyTorch or CuPy still writes would read old data. The streams of the caller are CUDA's two default streams and, if
+PyTorch or CuPy are in use, the current stream of the calling thread there. The caller has to order other streams, as
 between the streams of PyTorch.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..provider.lifetime import ContextCheck
 
     class OrderedSession(VerifiedSession, Protocol):
-        """A session whose runs are ordered."""
+        """A session with ordered runs."""
 
         _gpu_runner: Any  # see plain_runs.PlainRunner
 
@@ -44,8 +44,8 @@ class CallerStreams:
             spoils a graph that another thread captures, as does each run that waits for its results.
 
     Args:
-        runtime: for the session's GPU.
-        own: the stream in which the session runs; None if only ONNX Runtime knows it.
+        runtime: the CUDA runtime for the session's GPU.
+        own: the stream of the session; None if only ONNX Runtime knows it.
         read_on_host: the inputs that an IOBinding copies from the GPU as soon as they are bound.
         context: None if nothing tells the thread's context.
     """
@@ -77,7 +77,7 @@ class CallerStreams:
         return is_idle
 
     def wait(self) -> None:
-        """Make what the session does next come after the work that these streams have now.
+        """Have the session's next work wait for the present work of these streams.
 
         The session's stream waits on the GPU. Where that stream is unknown, the calling thread waits.
 
@@ -89,14 +89,14 @@ class CallerStreams:
                 for stream in (LEGACY_STREAM, *self._of_libraries()):
                     self._runtime.order(stream, self.own)
             return
-        self._runtime.clear_error()  # of the question whether they are idle
+        self._runtime.clear_error()  # is_idle may have left an error.
         for stream in self._runtime.pending([LEGACY_STREAM, *self._of_libraries()]):
             self._runtime.order(stream, None)
 
     def order_results(self) -> None:
-        """Make what is queued in these streams from now on come after the session's work.
+        """Have later work in these streams wait for the session's work.
 
-        Only a session whose stream is known can have such work: others wait for their results, unless a run option
+        Only a session with a known stream can have such work: others wait for their results, unless a run option
         switches that off.
 
         Raises:
@@ -108,12 +108,12 @@ class CallerStreams:
 
     def _of_libraries(self) -> list[int]:
         """Return the current streams of PyTorch and CuPy that are no default streams, nor the session's."""
-        found = []
+        streams = []
         if "torch" in sys.modules and (stream := _stream_of_torch(self._ordinal)) > PER_THREAD_STREAM:
-            found.append(stream)
+            streams.append(stream)
         if "cupy" in sys.modules and (stream := _stream_of_cupy(self._ordinal)) > PER_THREAD_STREAM:
-            found.append(stream)
-        return found if self.own is None else [stream for stream in found if stream != self.own]
+            streams.append(stream)
+        return streams if self.own is None else [stream for stream in streams if stream != self.own]
 
     def _handle(self, stream: int) -> ctypes.c_void_p:
         handle = self._handles.get(stream)
@@ -135,10 +135,10 @@ def _stream_of_torch(ordinal: int) -> int:
     if _raw_stream_of_torch is not None:
         return _raw_stream_of_torch(ordinal)
     torch: Any = sys.modules["torch"]
-    cuda = getattr(torch, "cuda", None)  # not there yet while another thread imports PyTorch
+    cuda = getattr(torch, "cuda", None)  # Another thread may still import PyTorch.
     if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
         return 0
-    _raw_stream_of_torch = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # in a tenth of the time
+    _raw_stream_of_torch = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # It takes a tenth of the time.
     stream: int = cuda.current_stream(ordinal).cuda_stream
     return stream
 
@@ -167,14 +167,17 @@ def _find_streams(session: OrderedSession) -> CallerStreams | None:
     if runtime is None:
         return None
     options = InferenceSession.get_provider_options(session).get(CUDA, {})
-    own = int(options.get("user_compute_stream", "0")) if options.get("has_user_compute_stream") == "1" else None
-    places = zip(session._inputs_meta, getattr(session, "_input_meminfos", ()), strict=False)  # since 1.23
+    stream = int(options.get("user_compute_stream", "0")) if options.get("has_user_compute_stream") == "1" else None
+    # ONNX Runtime 1.23 added _input_meminfos.
+    places = zip(session._inputs_meta, getattr(session, "_input_meminfos", ()), strict=False)
     read_on_host = {value.name for value, memory in places if memory.name.lower() != "cuda"}
-    return CallerStreams(runtime, own if own is None else own or LEGACY_STREAM, read_on_host, session._gpu_context)
+    return CallerStreams(
+        runtime, stream if stream is None else stream or LEGACY_STREAM, read_on_host, session._gpu_context
+    )
 
 
 def wait_for_caller(session: OrderedSession) -> None:
-    """Make what the session does next come after the GPU work that the calling thread has queued.
+    """Have the session's next work wait for the GPU work that the calling thread has queued.
 
     Raises:
         ExecutionError: that work failed, for instance.
@@ -184,11 +187,11 @@ def wait_for_caller(session: OrderedSession) -> None:
         try:
             streams.wait()
         except CudaCallError as error:
-            raise session._gpu_explained(error)  # noqa: B904 - which sets the cause
+            raise session._gpu_explained(error)  # noqa: B904 - the method sets the cause
 
 
 def order_results(session: OrderedSession) -> None:
-    """Make what the calling thread queues on the GPU from now on come after the session's work.
+    """Have later GPU work of the calling thread wait for the session's work.
 
     Raises:
         ExecutionError: the session's work failed, for instance.
@@ -198,7 +201,7 @@ def order_results(session: OrderedSession) -> None:
         try:
             streams.order_results()
         except CudaCallError as error:
-            raise session._gpu_explained(error)  # noqa: B904 - which sets the cause
+            raise session._gpu_explained(error)  # noqa: B904 - the method sets the cause
 
 
 def is_value_on_gpu(value: Any) -> bool:
@@ -210,17 +213,17 @@ def is_value_on_gpu(value: Any) -> bool:
 
 
 class ForeignArrayError(TypeError):
-    """An array of another library was passed to ONNX Runtime, which would look at each of its elements first."""
+    """An array of another library was passed on. ONNX Runtime would first look at each of its elements."""
 
 
 def wait_for_values(session: OrderedSession, feed: Mapping[str, Any]) -> None:
-    """Make what the session does next come after what the caller has queued, if OrtValues of ``feed`` are on a GPU."""
+    """Have the session's next work wait for the caller's queued work, if OrtValues of ``feed`` are on a GPU."""
     if any(map(is_value_on_gpu, feed.values())):
         wait_for_caller(session)
 
 
 def refuse_foreign(feed: Mapping[str, Any]) -> None:
-    """Raise ForeignArrayError if ``feed`` has an array of another library, which has to be converted first."""
+    """Raise ForeignArrayError if ``feed`` has an array of another library. Such arrays need a conversion first."""
     if any(map(is_foreign, feed.values())):
         raise ForeignArrayError("an array of another library is not converted")
 

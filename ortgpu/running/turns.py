@@ -1,7 +1,7 @@
 """Runners of sessions that bound how many runs are at work, or that notice when no run is.
 
-A run that is made while others are at work takes a stream of its own, with a handle and a workspace of cuBLAS: 80 MiB
-on an H200, which lie outside of the arena and stay until the session is closed. A session with a budget bounds them.
+A run beside other runs takes a stream of its own, with a handle and a workspace of cuBLAS. These 80 MiB (on an H200)
+lie outside of the arena and stay until the session is closed. A session with a budget bounds them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _classes: dict[tuple[type[Any], type[Any]], type[Any]] = {}
 
 
 def _combined(first: type[Any], second: type[Any]) -> type[Any]:
-    """Return a class whose ``run`` is that of ``first`` around that of ``second``."""
+    """Return a class with the ``run`` of ``first`` around the ``run`` of ``second``."""
     return _classes.setdefault((first, second), type(second.__name__, (first, second), {}))
 
 
@@ -72,17 +72,17 @@ def _trim_idle(seconds: float, session: RunningSession) -> float | None:
     runner = session._gpu_runner
     if not isinstance(runner, _Watched):  # it is closed
         return None
-    left = seconds if runner.at_work else runner.last_run + seconds - time.monotonic()
-    if left > 0:
-        return left
+    remaining = seconds if runner.at_work else runner.last_run + seconds - time.monotonic()
+    if remaining > 0:
+        return remaining
     try:
         trim(session)
-    except Exception as error:  # noqa: BLE001 - it is closed meanwhile, or lost the GPU, which its next use says
+    except Exception as error:  # noqa: BLE001 - it was closed or lost the GPU; its next use says so
         logger.debug("an idle session was not trimmed: %s", str(error))
     return seconds if time.monotonic() - runner.last_run < seconds else None
 
 
 def take_turns(runner: PlainRunner, turns: Turns) -> None:
-    """Have a runner make only so many runs at a time as there are ``turns``."""
+    """Limit a runner to as many runs at a time as there are ``turns``."""
     runner.__class__ = _combined(_InTurns, type(runner))
     vars(runner).update(turns=turns, binds_directly=False)

@@ -24,20 +24,21 @@ def warm(session: RunningSession, feeds: Iterable[Mapping[str, Any]], progress: 
     """Run the feeds until each shape has its plans; see GPUSession.warm."""
     lifetime.refuse_if_unusable(session)
     types = types_of(session)
-    made = [arrays_of(feed, types) for feed in listed(feeds)]
+    arrays = [arrays_of(feed, types) for feed in listed(feeds)]
     runner = session._gpu_runner
-    total = len(made)
+    total = len(arrays)
     if runner.most_shapes and total > runner.most_shapes:
         text = f"{total} feeds were passed to warm(), and plans are kept for {runner.most_shapes} shapes"
         warnings.warn(text, PerformanceWarning, stacklevel=stacklevel(session))
-    runner.prepare(session, made[:2])
-    for number, feed in enumerate(made, 1):
+    runner.prepare(session, arrays[:2])
+    for number, feed in enumerate(arrays, 1):
         session.run(None, feed)
         session.run(None, feed)  # the arena gets the memory that a run without planning takes
         if progress is not None:
             progress(number, total)
     shapes = runner.shapes()
-    for feed in made[: len(shapes.kept)]:  # in turn, as requests will come: the arena places other shapes beside each
+    # The shapes take turns here, as in later requests: the arena places other shapes beside each.
+    for feed in arrays[: len(shapes.kept)]:
         session.run(None, feed)
     return shapes
 
@@ -58,14 +59,14 @@ def listed(feeds: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def types_of(session: RunningSession) -> dict[str, str]:
     """Return the types of the inputs, by name, as the model declares them."""
-    return {each.name: each.type for each in (*session._inputs_meta, *session._overridable_initializers)}
+    return {value.name: value.type for value in (*session._inputs_meta, *session._overridable_initializers)}
 
 
 def arrays_of(feed: Any, types: Mapping[str, str]) -> dict[str, Any]:
     """Return a feed. A shape in the place of an array becomes an array of zeros, or of empty strings.
 
     Args:
-        types: of the inputs, by name, as the model declares them.
+        types: the types of the inputs, by name, as the model declares them.
     """
     if not isinstance(feed, Mapping):
         raise TypeError(f"a feed is a mapping of input names to arrays or shapes, not {type(feed).__name__}")
