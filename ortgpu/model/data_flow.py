@@ -2,9 +2,9 @@
 
 ONNX Runtime moves a node to the CPU if all its inputs are there already (GetCpuPreferredNodes in
 fallback_cpu_capability.cc). These are shapes, values computed from shapes, small constants and inputs of the graph. A
-node handles shapes if all its inputs derive from shapes and small constants. Any other node on the CPU computes there. It may have
-no CUDA kernel for its types or version, or follow such a node. Or ONNX Runtime prefers the CPU for it, since this
-preference ignores the sizes of inputs.
+node handles shapes if all its inputs derive from shapes and small constants. Any other node on the CPU computes
+there. It may have no CUDA kernel for its types or version, or follow such a node. Or ONNX Runtime prefers the CPU for
+it, since this preference ignores the sizes of inputs.
 """
 
 from __future__ import annotations
