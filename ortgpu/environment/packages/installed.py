@@ -1,8 +1,8 @@
 """Facts about installed distributions, read without importing any of them.
 
 Files are compared with RECORD. Files that this user may not read are listed, too (root installed them under a strict
-umask, say): to the import system, and to a search, a folder that cannot be listed is an empty one, and a package that
-is whole looks absent, or like what an uninstall left behind.
+umask, say). To the import system, and to a search, a folder that cannot be listed is an empty one, so a complete
+package looks absent, or like the leftover of an uninstall.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .metadata import (
 from .metadata import search_path as strings_of
 from .plugins import FILE_NAMES, Arrival, PluginPackage, choose_arrival, provider_file_name, read_plugins
 
-# Distributions whose import package is `onnxruntime`, where nothing on disk says so any more.
+# These distributions own the import package `onnxruntime`. The names are used where nothing on disk tells the owner.
 _ENGINE_NAME: Final = re.compile(
     r"(onnxruntime|ort-nightly)"
     r"(-(gpu|directml|openvino|training(-cpu|-gpu)?|qnn|rocm|migraphx|cann|vitisai|silicon|noopenmp|azure))?"
@@ -49,7 +49,7 @@ _OTHER_NAMES: Final = frozenset(
     (
         *("numpy", "onnx", "protobuf", "flatbuffers", "torchvision", "torchaudio"),
         *("cupy", "cuda-python", "cuda-bindings"),
-        *("nvidia-ml-py", "pynvml"),  # the old pynvml hides the module of nvidia-ml-py
+        *("nvidia-ml-py", "pynvml"),  # The old pynvml hides the module of nvidia-ml-py.
     )
 )
 _OTHER_PREFIXES: Final = ("cupy-", "onnxruntime-", "tensorrt")
@@ -58,24 +58,24 @@ _MODULE_ENDINGS: Final = (*importlib.machinery.EXTENSION_SUFFIXES, ".py", ".pyc"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One installed distribution, as its metadata and the disk tell it."""
+    """One installed distribution, from its metadata and the disk."""
 
     name: str  # normalised: "onnxruntime-gpu"
     version: str | None
     location: str  # the folder that holds its dist-info, e.g. .../site-packages
-    missing_files: tuple[str, ...] = ()  # in RECORD and not on disk, relative to location
-    altered_files: tuple[str, ...] = ()  # on disk with another size (or, small files, another hash) than RECORD says
+    missing_files: tuple[str, ...] = ()  # entries of RECORD that are not on disk, relative to location
+    altered_files: tuple[str, ...] = ()  # files with another size (small files: another hash) than in RECORD
     record_readable: bool = True
-    folder: str | None = None  # its dist-info, below location; None: not told
+    folder: str | None = None  # its dist-info, below location; None: not read
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxRuntime:
     """The package that `import onnxruntime` would find."""
 
-    folder: str | None  # of the package that would be imported; None: nothing would be
+    folder: str | None  # folder of the package that would be imported; None: there is none
     importable: bool  # folder has an __init__.py (False: the namespace leftover of an uninstall)
-    owners: tuple[Distribution, ...]  # distributions that claim files in that very folder
+    owners: tuple[Distribution, ...]  # distributions that claim files in this folder
     elsewhere: tuple[Distribution, ...]  # distributions that own an onnxruntime folder in another place (shadowed)
     build_name: str | None  # package_name of capi/build_and_package_info.py
     build_version: str | None
@@ -83,10 +83,10 @@ class OnnxRuntime:
     provider_library: str | None  # path of libonnxruntime_providers_cuda.so / .dll, wherever CUDA comes from
     extension: str | None  # path of onnxruntime_pybind11_state
     tensorrt_library: str | None  # path of libonnxruntime_providers_tensorrt.so / .dll, if it is there
-    # What `import onnxruntime` takes instead of `folder`: a module file (somebody's own onnxruntime.py), or the package
-    # in a zip archive. Without this field that environment would look healthy.
+    # `import onnxruntime` takes this file instead of `folder`: a module file (somebody's own onnxruntime.py), or the
+    # package in a zip archive. Without this field that environment would look healthy.
     shadowed_by: str | None = None
-    # Name and version of the build that this process imported, where the files there now are those of another.
+    # Name and version of the build that this process imported, if another build is on disk now.
     imported_as: tuple[str, str] | None = None
     arrival: Arrival | None = None  # how CUDA reaches it; None: not at all
     plugins: tuple[PluginPackage, ...] = ()  # the installed packages that bring an execution provider as a plugin
@@ -104,17 +104,17 @@ class OnnxRuntime:
 
     @property
     def version(self) -> str | None:
-        """The version by the build, else by the metadata: 1.18.1 has no file that tells it."""
+        """The version from the build's file, else from the metadata: 1.18.1 has no such file."""
         return self.build_version or next((owner.version for owner in self.owners), None)
 
     @property
     def home(self) -> str:
-        """The folder of the search path that holds it; empty where none does."""
+        """The folder of the search path that holds it; empty if there is none."""
         return os.path.dirname(self.folder or "")
 
     @property
     def is_of_another_release(self) -> bool:
-        """True if this process imported another release, for whose module this provider was not made."""
+        """True if this process imported another release, so that this provider does not fit the imported module."""
         return self.imported_as is not None and self.imported_as[1] != self.build_version
 
 
@@ -138,72 +138,74 @@ class Torch:
 class Packages:
     onnxruntime: OnnxRuntime
     torch: Torch | None
-    nvidia: tuple[Distribution, ...]  # nvidia-* wheels; of their files, the libraries are compared for their size
+    nvidia: tuple[Distribution, ...]  # nvidia-* wheels; only their libraries are compared, by size
     others: tuple[Distribution, ...]  # numpy, onnx, protobuf, flatbuffers, nvidia-ml-py, cupy-*, torchvision ...
-    refused: tuple[RefusedPath, ...] = ()  # of the search path, ONNX Runtime's package and the NVIDIA wheels
-    numpy_file: str | None = None  # what `import numpy` would run, which need not be the installed one; None: unknown
-    # Names of those that require "onnxruntime" itself; read only where a distribution of that name is installed.
+    refused: tuple[RefusedPath, ...] = ()  # paths on the search path, in ONNX Runtime's package and the NVIDIA wheels
+    numpy_file: str | None = None  # file that `import numpy` would run, installed or not; None: unknown
+    # Names of distributions that require "onnxruntime" itself. They are read only if that distribution is installed.
     requirers: tuple[str, ...] = ()
-    # Distributions named onnxruntime without any file but their metadata, as `ortgpu hold` writes them.
+    # Distributions named onnxruntime that have no files but their metadata: `ortgpu hold` writes them.
     held: tuple[Distribution, ...] = ()
-    hiding_standard: tuple[str, ...] = ()  # files of the search path that are imported as modules of Python itself
+    hiding_standard: tuple[str, ...] = ()  # files on the search path that hide modules of the standard library
 
     def other(self, name: str) -> Distribution | None:
         """Return the first of ``others`` with this name on the search path, or None."""
-        return next((one for one in self.others if one.name == name), None)
+        return next((dist for dist in self.others if dist.name == name), None)
 
 
 def read_packages(search_path: Sequence[str] | None = None, *, compare_contents: bool = False) -> Packages:
-    """Read which distributions lie on ``search_path`` (``sys.path``), importing none of them. Nothing raises.
+    """Read the distributions on ``search_path`` (``sys.path``), importing none of them. Nothing raises.
 
     Only distributions that could own ``onnxruntime/`` have their RECORD read and compared with the disk: existence and
-    size of every file, the hash of a few small Python files, and with ``compare_contents`` that of every library, those
-    of the NVIDIA wheels and of NumPy too. That reads gigabytes. Of zip files on the path, only ONNX Runtime is seen.
+    size of every file, and the hash of a few small Python files. With ``compare_contents`` the hashes of all libraries
+    are compared too, also in NVIDIA wheels and NumPy. That reads gigabytes. In zip files only ONNX Runtime is seen.
     """
     places, package = _arrive(search_path)
-    found = [one for place in places for one in list_distributions(place)]
-    has_cpu_build = any(one.name == "onnxruntime" for one in found)
-    requirers = (one.name for one in found if has_cpu_build and _REQUIREMENT.search(one.read("METADATA") or b""))
+    distributions = [dist for place in places for dist in list_distributions(place)]
+    has_cpu_build = any(dist.name == "onnxruntime" for dist in distributions)
+    requirers = (
+        dist.name for dist in distributions if has_cpu_build and _REQUIREMENT.search(dist.read("METADATA") or b"")
+    )
     return Packages(
         requirers=tuple(sorted(set(requirers))),
-        onnxruntime=_read_onnxruntime(package, places, found, compare_contents, in_process=search_path is None),
-        torch=_read_torch(places, found),
+        onnxruntime=_read_onnxruntime(package, places, distributions, compare_contents, in_process=search_path is None),
+        torch=_read_torch(places, distributions),
         nvidia=tuple(
-            _describe_library_wheel(one, compare_contents)
-            for one in found
-            if one.name.startswith("nvidia-") and one.name not in _OTHER_NAMES
+            _describe_library_wheel(dist, compare_contents)
+            for dist in distributions
+            if dist.name.startswith("nvidia-") and dist.name not in _OTHER_NAMES
         ),
         others=tuple(
-            _describe_library_wheel(one, True)
-            if compare_contents and one.name == "numpy"
-            else Distribution(one.name, one.read_version(), one.location)
-            for one in found
-            if one.name in _OTHER_NAMES
-            or (one.name.startswith(_OTHER_PREFIXES) and not _ENGINE_NAME.fullmatch(one.name))
+            _describe_library_wheel(dist, True)
+            if compare_contents and dist.name == "numpy"
+            else Distribution(dist.name, dist.read_version(), dist.location)
+            for dist in distributions
+            if dist.name in _OTHER_NAMES
+            or (dist.name.startswith(_OTHER_PREFIXES) and not _ENGINE_NAME.fullmatch(dist.name))
         ),
         refused=read_refused(strings_of(search_path), package.folder),
         numpy_file=_file_of_module("numpy", search_path),
-        held=tuple(_held(found)),
+        held=tuple(_held(distributions)),
         hiding_standard=tuple(_hiding_standard(places)),
     )
 
 
 def read_held() -> tuple[Distribution, ...]:
-    """Read what :attr:`Packages.held` has of this process, and nothing else."""
-    return tuple(_held(one for place in list_places() for one in list_distributions(place)))
+    """Read :attr:`Packages.held` of this process, and nothing else."""
+    return tuple(_held(dist for place in list_places() for dist in list_distributions(place)))
 
 
 def _held(found: Iterable[MetadataFolder]) -> Iterator[Distribution]:
-    for one in found:
-        entries = parse_record(one.read("RECORD") or b"") if one.name == "onnxruntime" else None
-        # An editable install has files elsewhere, and lists the one that leads there.
-        if entries and all(entry.path.startswith(f"{one.folder}/") for entry in entries):
-            yield Distribution(one.name, one.read_version(), one.location, folder=one.folder)
+    for dist in found:
+        entries = parse_record(dist.read("RECORD") or b"") if dist.name == "onnxruntime" else None
+        # An editable install has its files elsewhere, and lists the .pth file that leads there.
+        if entries and all(entry.path.startswith(f"{dist.folder}/") for entry in entries):
+            yield Distribution(dist.name, dist.read_version(), dist.location, folder=dist.folder)
 
 
 def _hiding_standard(places: Iterable[Place]) -> Iterator[str]:
-    """Yield what lies before the standard library on the search path, under a name of one of its modules."""
-    home = os.path.dirname(getattr(os, "__file__", ""))  # which a frozen program may not have
+    """Yield files that lie before the standard library on the search path and have a name of one of its modules."""
+    home = os.path.dirname(getattr(os, "__file__", ""))  # A frozen program may have no __file__.
     for place in itertools.takewhile(lambda each: not _is_same(each.folder, home), places):
         for name in sorted(place.names):
             path = os.path.join(place.folder, name)
@@ -227,7 +229,7 @@ def _spec_of(name: str, search_path: Sequence[str] | None) -> importlib.machiner
 
 
 def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
-    """Locate the files of ONNX Runtime and torch, without any distribution: a session needs no more."""
+    """Locate the files of ONNX Runtime and torch, but no distributions: a session needs no more."""
     places, package = _arrive(search_path)
     onnxruntime = _read_onnxruntime(package, places, (), in_process=search_path is None)
     return Packages(onnxruntime, _read_torch(places, ()), (), ())
@@ -242,10 +244,10 @@ def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
     elif search_path is None:
         if "onnxruntime" in sys.modules or not package.importable:
             package = _specified_onnxruntime() or package
-        if package.folder:  # loaded from a place that has left sys.path since
-            known = {os.path.realpath(place.folder) for place in places}
+        if package.folder:  # It may have been loaded from a place that has left sys.path since.
+            real_folders = {os.path.realpath(place.folder) for place in places}
             parent = os.path.dirname(package.folder)
-            places += [place for place in list_places([parent]) if os.path.realpath(parent) not in known]
+            places += [place for place in list_places([parent]) if os.path.realpath(parent) not in real_folders]
     return places, package
 
 
@@ -269,15 +271,15 @@ class _Package:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A distribution that says that it brought an `onnxruntime` folder."""
+    """A distribution that claims to have installed an `onnxruntime` folder."""
 
     found: MetadataFolder
-    home: str  # that folder
+    home: str  # the `onnxruntime` folder
     entries: tuple[RecordEntry, ...] | None
 
 
 def _find_onnxruntime(places: Sequence[Place]) -> _Package:
-    """Search like the import system: in each place a package, then a module file; at the very end a bare folder."""
+    """Search like the import system: in each place for a package, then a module file; at the end for a bare folder."""
     leftover = shadow = None
     for place in places:
         if "onnxruntime" in place.names:
@@ -293,9 +295,9 @@ def _find_onnxruntime(places: Sequence[Place]) -> _Package:
 
 
 def _specified_onnxruntime() -> _Package | None:
-    """Return the package that was imported, or that an import hook knows: of an editable install, or a frozen bundle.
+    """Return the package that was imported, or that an import hook (editable install, frozen bundle) finds.
 
-    None for what tests put in its place, and for a module file. Finding a top-level module imports nothing.
+    None for a mock in its place, and for a module file. Finding a top-level module imports nothing.
     """
     try:
         spec: Any = importlib.util.find_spec("onnxruntime")
@@ -314,8 +316,8 @@ def _read_onnxruntime(
     in_process: bool,
 ) -> OnnxRuntime:
     folder = package.folder
-    # A wheel made without setuptools under a name of its own shows in RECORD only; reading every RECORD is slow, so
-    # only where a folder would else have no owner.
+    # A wheel with a name of its own, made without setuptools, shows in RECORD only. Reading every RECORD is slow, so it
+    # is done only if the folder would otherwise have no owner.
     claims = _claims(found, thorough=False)
     if folder and not any(_is_same(claim.home, folder) for claim in claims):
         claims = _claims(found, thorough=True)
@@ -328,7 +330,7 @@ def _read_onnxruntime(
     names = frozenset(list_names(capi) if capi else ())
     build = parse_assignments(read_text(os.path.join(capi, "build_and_package_info.py"))) if capi else {}
     plugins = read_plugins(places)
-    built_in = _first_of(capi, names, [provider_file_name("cuda", each) for each in FILE_NAMES])
+    built_in = _first_of(capi, names, [provider_file_name("cuda", system) for system in FILE_NAMES])
     extension = _first_of(capi, names, _extension_names(names))
     cuda = _cuda_of_driver(plugins)
     loaded = loaded_plugin() if in_process and built_in is None else None
@@ -343,7 +345,7 @@ def _read_onnxruntime(
         cuda_version=parse_cuda_version(build.get("cuda_version")),
         provider_library=arrival.library if arrival is not None else None,
         extension=extension,
-        tensorrt_library=_first_of(capi, names, [provider_file_name("tensorrt", each) for each in FILE_NAMES]),
+        tensorrt_library=_first_of(capi, names, [provider_file_name("tensorrt", system) for system in FILE_NAMES]),
         shadowed_by=package.shadowed_by,
         imported_as=_imported_as(folder, build.get("package_name"), build.get("__version__")),
         arrival=arrival,
@@ -352,14 +354,14 @@ def _read_onnxruntime(
 
 
 def _cuda_of_driver(plugins: Sequence[PluginPackage]) -> int | None:
-    """Return the major version of CUDA that the driver supports, if several packages wait for that answer."""
-    if sum(one.library is not None for one in plugins) < 2:
+    """Return the major version of CUDA that the driver supports, if there are several packages to choose from."""
+    if sum(plugin.library is not None for plugin in plugins) < 2:
         return None
     *_, version = load_libcuda()
     return version[0] if version is not None else None
 
 
-# Not of an extra, nor on other systems, as that of this package: markers are not evaluated.
+# Requirements with a marker for an extra or a system do not match, because markers are not evaluated.
 _REQUIREMENT: Final = re.compile(
     rb"(?im)^Requires-Dist:[ \t]*onnxruntime(?![\w.-])(?!.*\b(extra|sys_platform|os_name|platform_\w+)\b)"
 )
@@ -367,29 +369,29 @@ _REQUIREMENT: Final = re.compile(
 
 def _imported_as(folder: str | None, *there: str | None) -> tuple[str, str] | None:
     module = sys.modules.get("onnxruntime")
-    file, name, version = (getattr(module, each, None) for each in ("__file__", "package_name", "version"))
-    said = isinstance(file, str) and isinstance(name, str) and isinstance(version, str) and name and version
-    if not said or not folder or not all(there):
-        return None  # not imported, or a mock; or a release that has no file to say it
+    file, name, version = (getattr(module, attribute, None) for attribute in ("__file__", "package_name", "version"))
+    is_identified = isinstance(file, str) and isinstance(name, str) and isinstance(version, str) and name and version
+    if not is_identified or not folder or not all(there):
+        return None  # It is not imported, or a mock, or a release without the file that names the build.
     same = os.path.realpath(os.path.dirname(str(file))) == os.path.realpath(folder)
     return (str(name), str(version)) if same and (name, version) != there else None
 
 
 def _claims(found: Sequence[MetadataFolder], *, thorough: bool) -> list[_Claim]:
     claims = []
-    for one in found:
-        top_level = (one.read("top_level.txt") or b"").split()
-        named = b"onnxruntime" in top_level or (not top_level and _ENGINE_NAME.fullmatch(one.name) is not None)
-        if not (named or thorough or one.name.startswith(("onnxruntime", "ort-"))):
+    for dist in found:
+        top_level = (dist.read("top_level.txt") or b"").split()
+        is_named = b"onnxruntime" in top_level or (not top_level and _ENGINE_NAME.fullmatch(dist.name) is not None)
+        if not (is_named or thorough or dist.name.startswith(("onnxruntime", "ort-"))):
             continue
-        record = one.read("RECORD")
+        record = dist.read("RECORD")
         entries = parse_record(record) if record is not None else None
-        home = os.path.join(one.location, "onnxruntime")
+        home = os.path.join(dist.location, "onnxruntime")
         if entries and any(entry.path.startswith("onnxruntime/") for entry in entries):
-            claims.append(_Claim(one, home, entries))
-        # A metadata folder with nothing in it is no installation, and neither is a RECORD of something else.
-        elif named and entries is None and (record or one.read("METADATA") or one.read("PKG-INFO")):
-            claims.append(_Claim(one, home, None))
+            claims.append(_Claim(dist, home, entries))
+        # An empty metadata folder is no installation, and neither is a RECORD of other files.
+        elif is_named and entries is None and (record or dist.read("METADATA") or dist.read("PKG-INFO")):
+            claims.append(_Claim(dist, home, None))
     return claims
 
 
@@ -398,44 +400,46 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _describe(claim: _Claim, compare_contents: bool) -> Distribution:
-    one = claim.found
-    missing, altered = _missing_and_altered(claim.entries or (), one, by_content=compare_contents)
+    metadata = claim.found
+    missing, altered = _missing_and_altered(claim.entries or (), metadata, by_content=compare_contents)
     return Distribution(
-        one.name,
-        one.read_version(),
-        one.location,
+        metadata.name,
+        metadata.read_version(),
+        metadata.location,
         missing_files=missing,
         altered_files=altered,
         record_readable=claim.entries is not None,
-        folder=one.folder,
+        folder=metadata.folder,
     )
 
 
 def _extension_names(names: Iterable[str]) -> list[str]:
     stem = "onnxruntime_pybind11_state"
     fitting = [stem + ending for ending in importlib.machinery.EXTENSION_SUFFIXES]
-    return fitting + sorted(one for one in names if one.startswith(stem + ".") and one.endswith((".so", ".pyd")))
+    return fitting + sorted(name for name in names if name.startswith(stem + ".") and name.endswith((".so", ".pyd")))
 
 
 def _first_of(folder: str | None, names: frozenset[str], wanted: Iterable[str]) -> str | None:
     paths = (os.path.join(folder or "", name) for name in wanted if name in names)
-    return next((path for path in paths if os.path.isfile(path)), None)  # a link to nothing is in the listing too
+    return next((path for path in paths if os.path.isfile(path)), None)  # The listing has broken links, too.
 
 
 def _read_torch(places: Sequence[Place], found: Sequence[MetadataFolder]) -> Torch | None:
-    installed = [one for one in found if one.name == "torch"]
+    installed = [dist for dist in found if dist.name == "torch"]
     folders = [os.path.join(place.folder, "torch") for place in places if "torch" in place.names]
     folders = [folder for folder in folders if os.path.isfile(os.path.join(folder, "version.py"))]
-    folders += [os.path.join(one.location, "torch") for one in installed]
+    folders += [os.path.join(dist.location, "torch") for dist in installed]
     if not folders:
         return None
     home = os.path.dirname(folders[0])
-    said = parse_assignments(read_text(os.path.join(folders[0], "version.py")))
-    version = said.get("__version__") or next((one.read_version() for one in installed if one.location == home), None)
-    return Torch(version, parse_cuda_version(said.get("cuda")), folders[0])
+    assignments = parse_assignments(read_text(os.path.join(folders[0], "version.py")))
+    version = assignments.get("__version__") or next(
+        (dist.read_version() for dist in installed if dist.location == home), None
+    )
+    return Torch(version, parse_cuda_version(assignments.get("cuda")), folders[0])
 
 
-_LIBRARIES: Final = (".so", ".dll", ".pyd")  # somewhere in the name: libcublas.so.13
+_LIBRARIES: Final = (".so", ".dll", ".pyd")  # parts of names: libcublas.so.13
 _HASHED: Final = re.compile(r"onnxruntime/(__init__|capi/[^/]+)\.py")
 _HASHED_BELOW: Final = 64 * 1024  # bytes
 
@@ -449,12 +453,12 @@ def _missing_and_altered(
 
 
 def _fault_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> Literal["missing", "altered"] | None:
-    """Compare a file by its size, and some by their hash: small Python files; ``by_content`` every library.
+    """Compare a file's size with RECORD. Small Python files, and libraries if ``by_content``, are compared by hash too.
 
-    None also for files that may not be read, and for scripts, caches and metadata.
+    The result is None also for files that may not be read, and for scripts, caches and metadata.
     """
     path = entry.path
-    # Scripts lie outside: images are often built by copying site-packages alone, and nothing here needs them.
+    # Images are often built by copying site-packages alone. Scripts lie outside, and nothing here needs them.
     if path.startswith(("../", one.folder + "/")) or os.path.isabs(path):
         return None
     if "/__pycache__/" in path or path.endswith(".pyc"):
@@ -463,7 +467,7 @@ def _fault_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> L
     try:
         size = os.stat(target).st_size
     except OSError as error:
-        # A link to itself is as absent as a link to nothing; a folder that may not be entered is unknown.
+        # A link to itself or to nothing counts as missing. Nothing is known about a folder that may not be entered.
         return "missing" if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) else None
     except ValueError:
         return None
@@ -472,7 +476,7 @@ def _fault_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> L
     algorithm, _, expected = entry.digest.partition("=")
     is_small = size < _HASHED_BELOW and _HASHED.fullmatch(path) is not None
     is_library = by_content and any(end in path for end in _LIBRARIES)
-    # Conda edits libraries after it has written RECORD
+    # Conda edits libraries after it has written RECORD.
     is_as_made = is_library and b"conda" not in (one.read("INSTALLER") or b"")
     if algorithm == "sha256" and (is_small or is_as_made):
         return "altered" if _hash_of(target) not in (None, expected.rstrip("=")) else None
@@ -485,12 +489,12 @@ def _hash_of(path: str) -> str | None:
         with open(path, "rb") as file:
             while data := file.read(block):
                 digest.update(data)
-    except (ImportError, OSError, ValueError):  # the first: nothing can be imported in this process any more
+    except (ImportError, OSError, ValueError):  # ImportError: this process can import nothing any more.
         return None
     return base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
 
 
-# Beside the installed ortgpu, for ORTGPU_ENFORCE
+# Installing ortgpu puts these files beside it, for ORTGPU_ENFORCE.
 START_FILES: Final = ("ortgpu_enforce.pth", "_ortgpu_waiting.py", "_ortgpu_hook.py")
 
 
@@ -515,12 +519,12 @@ def _paths_in(folder: str) -> list[str]:
 
 
 def _refused(path: str) -> RefusedPath | None:
-    if not hasattr(os, "geteuid"):  # Windows has other permissions than a mode
+    if not hasattr(os, "geteuid"):  # On Windows the mode does not tell the permissions.
         return None
     try:
         info = os.stat(path)
-        wanted = os.R_OK | os.X_OK if stat.S_ISDIR(info.st_mode) else os.R_OK
-        readable = os.access(path, wanted)
-    except (OSError, ValueError):  # absent, or below a folder that is refused itself
+        access = os.R_OK | os.X_OK if stat.S_ISDIR(info.st_mode) else os.R_OK
+        readable = os.access(path, access)
+    except (OSError, ValueError):  # It is absent, or below a folder that is refused itself.
         return None
     return None if readable else RefusedPath(path, stat.filemode(info.st_mode), info.st_uid == os.geteuid())

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 else:
     origin = late("ortgpu.environment.packages.origin")
 
-_of_sysconfig = fork_safe_lock()  # sysconfig has no lock before Python 3.13, and fails in a second thread
+_of_sysconfig = fork_safe_lock()  # Before Python 3.13 sysconfig has no lock, and fails in a second thread.
 
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """A program that undoes what pip changes, by a lock file. ``add``: shell words before requirements."""
+    """A program with a lock file that undoes changes made by pip. ``add``: shell words before requirements."""
 
     name: str
     lock: str
@@ -49,20 +49,20 @@ _MANAGERS = (
 class Installer:
     """The installer of this environment. ``install`` and ``uninstall``: shell words before requirements.
 
-    They name this very interpreter. An installer has folders of its own; it leaves packages elsewhere alone, and ends
-    with success all the same. Elsewhere is a folder of PYTHONPATH, for example, or the packages that a virtual
-    environment shares with its base interpreter. The folders here are absolute, and their links are followed.
+    These words name this very interpreter. An installer has folders of its own. It leaves packages elsewhere alone, and
+    still ends with success: in a folder of PYTHONPATH, for example, or in the packages that a virtual environment
+    shares with its base interpreter. The folders here are absolute, and their links are followed.
     """
 
     name: str  # "pip" or "uv"
     install: str
     uninstall: str
-    folder: str = ""  # that it installs into
-    own: tuple[str, ...] = (os.sep,)  # below which it removes and replaces
-    hidden: tuple[str, ...] = ()  # of the search path, behind ``folder``: what it installs is imported instead
-    obstacle: str | None = None  # what keeps this user from running these words here, and how to get past it
-    for_one_run: bool = False  # this environment is gone when its program has ended
-    manager: Manager | None = None  # what takes these words back: it has a lock file that this environment agrees with
+    folder: str = ""  # destination of the installed packages
+    own: tuple[str, ...] = (os.sep,)  # It removes and replaces packages below these folders only.
+    hidden: tuple[str, ...] = ()  # folders of the search path behind ``folder``: installed packages hide their modules
+    obstacle: str | None = None  # the reason why this user cannot run these commands here, and the way out
+    for_one_run: bool = False  # This environment is gone when its program has ended.
+    manager: Manager | None = None  # It has a lock file for this environment, and would undo these commands.
     hold: str = "ortgpu hold"  # shell words that hold the GPU build of this environment
 
     def owns(self, folder: str) -> bool:
@@ -73,7 +73,7 @@ class Installer:
 
 
 def quoted(word: str, *, windows: bool) -> str:
-    """Quote an argument for sh, or on Windows for both cmd.exe and PowerShell, to which a comma means a list."""
+    """Quote an argument for sh, or on Windows for both cmd.exe and PowerShell. PowerShell splits words at commas."""
     if not windows:
         return shlex.quote(word)
     return word if re.fullmatch(r"[\w.:\\/=~+-]+", word) else f'"{word}"'
@@ -97,15 +97,15 @@ def install_extra(extra: str) -> str:
 
 def read_installer() -> Installer:
     python = this_interpreter() or "python3"
-    # Not importlib.util.find_spec: setuptools takes a search for pip as the sign that this process is pip's, and takes
-    # its own distutils out of the process (_distutils_hack.DistutilsMetaFinder.spec_for_pip).
+    # importlib.util.find_spec would not do: setuptools takes a search for pip as the sign that this process is pip's.
+    # It then removes its own distutils from the process (_distutils_hack.DistutilsMetaFinder.spec_for_pip).
     spec = PathFinder.find_spec("pip")
-    has_pip = spec is not None and spec.origin is not None  # else it is any folder of that name
-    found = _uv(python) if not has_pip and shutil.which("uv") else _pip(python, has_pip)
+    has_pip = spec is not None and spec.origin is not None  # A spec without origin is any folder of that name.
+    installer = _uv(python) if not has_pip and shutil.which("uv") else _pip(python, has_pip)
     return replace(
-        found,
-        hidden=_hidden_by(found.folder),
-        obstacle=_why_not_written(found.folder) or found.obstacle,
+        installer,
+        hidden=_hidden_by(installer.folder),
+        obstacle=_why_not_written(installer.folder) or installer.obstacle,
         for_one_run=_is_for_one_run(),
         manager=_read_manager(),
         hold=_words_to_hold(python),
@@ -130,11 +130,15 @@ def _read_manager() -> Manager | None:
     project, name = os.path.split(os.path.realpath(sys.prefix))
     try:
         is_here = _is_below(os.getcwd(), (project,))
-    except OSError:  # the working directory is gone
+    except OSError:  # The working directory is gone.
         return None
-    found = [replace(each, lock=os.path.join(project, each.lock)) for each in _MANAGERS if shutil.which(each.name)]
-    found = [each for each in found if os.path.isfile(each.lock)]
-    return found[0] if name == ".venv" and is_here and len(found) == 1 else None
+    managers = [
+        replace(manager, lock=os.path.join(project, manager.lock))
+        for manager in _MANAGERS
+        if shutil.which(manager.name)
+    ]
+    managers = [manager for manager in managers if os.path.isfile(manager.lock)]
+    return managers[0] if name == ".venv" and is_here and len(managers) == 1 else None
 
 
 def _uv(interpreter: str) -> Installer:
@@ -147,7 +151,7 @@ def _what_brings_pip(folder: str) -> str:
     if sys.platform != "win32":
         return "its system has brought it (apt-get install python3-pip)"
     script = "you have run https://bootstrap.pypa.io/get-pip.py with it"
-    # python.org's embeddable distribution lists its search path in this file, without the folder that pip goes into.
+    # python.org's embeddable distribution lists its search path in this file. The folder of pip is missing there.
     listed = os.path.join(sys.prefix, "python{}{}._pth".format(*sys.version_info))
     is_searched = folder in _resolved(*search_path()) or not os.path.isfile(listed)
     return script if is_searched else f"{listed} has the line {folder}, and {script}"
@@ -157,28 +161,33 @@ def _pip(interpreter: str, is_there: bool) -> Installer:
     python = quote_program(interpreter, windows=os.name == "nt")
     managed, packages = _all_the_same(), _package_folders()
     if sys.flags.no_user_site and (sys.flags.ignore_environment or "PYTHONNOUSERSITE" not in os.environ):
-        python += " -s"  # as ComfyUI starts its own: else pip would count the packages of the user's folder
+        python += " -s"  # ComfyUI runs Python so. Without it pip would count the packages of the user's folder.
     folder, pip, obstacle = packages[0], f"{python} -m pip", None
     if not is_there and not managed and PathFinder.find_spec("ensurepip") is not None:
         then = "\n" if os.name == "nt" else " && "
-        pip = f"{python} -m ensurepip{then}{pip}"  # a virtual environment without pip, and no uv to fill it
-    elif not is_there:  # a Python of Debian has no ensurepip, or one that refuses; a portable one of Windows has none
+        pip = f"{python} -m ensurepip{then}{pip}"  # This virtual environment has no pip, and there is no uv.
+    elif not is_there:  # Debian's Python has no ensurepip, or one that refuses. Portable ones of Windows have none.
         obstacle = f"{python} has no pip: once {_what_brings_pip(folder)}"
     if not _is_virtual() and site.ENABLE_USER_SITE and not os.access(folder, os.W_OK):
-        folder = os.path.realpath(site.getusersitepackages())  # as pip does then, and says
-    # pip sees what a new process of this interpreter would import, and takes it for its own below its prefix, or
-    # outside of a virtual environment everywhere: is_local in pip/_internal/utils/misc.py.
+        folder = os.path.realpath(site.getusersitepackages())  # pip does and reports the same.
+    # pip sees the packages that a new process of this interpreter would import. In a virtual environment it removes
+    # only packages below its prefix, elsewhere all of them: is_local in pip/_internal/utils/misc.py.
     users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    seen = _resolved(*site.getsitepackages(), *users, folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    within = tuple(one for one in seen if _is_below(one, _resolved(sys.prefix))) if _is_virtual() else seen
-    own = within if folder in packages else (folder,)
+    folders = _resolved(*site.getsitepackages(), *users, folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    owned = tuple(path for path in folders if _is_below(path, _resolved(sys.prefix))) if _is_virtual() else folders
+    owned_folders = owned if folder in packages else (folder,)
     return Installer(
-        "pip", f"{pip} install{managed}", f"{pip} uninstall -y{managed}", folder=folder, own=own, obstacle=obstacle
+        "pip",
+        f"{pip} install{managed}",
+        f"{pip} uninstall -y{managed}",
+        folder=folder,
+        own=owned_folders,
+        obstacle=obstacle,
     )
 
 
 def _all_the_same() -> str:
-    """Return the option with which pip and uv install into a system's own interpreter (PEP 668)."""
+    """Return the option that lets pip and uv install into a system's own interpreter (PEP 668)."""
     marker = os.path.join(_folder_of("stdlib"), "EXTERNALLY-MANAGED")
     return " --break-system-packages" if not _is_virtual() and os.path.exists(marker) else ""
 
@@ -191,19 +200,19 @@ def _folder_of(kind: str) -> str:
     with this_thread.holds, _of_sysconfig:
         try:
             return sysconfig.get_path(kind)
-        except TypeError:  # on Windows, where a program has taken sys.executable away
+        except TypeError:  # This is Windows, and a program has removed sys.executable.
             return sysconfig.get_path(kind, expand=False).format(base=sys.prefix, installed_base=sys.base_prefix)
 
 
 def _hidden_by(folder: str) -> tuple[str, ...]:
     """Return the folders of the search path behind this one."""
     path = _resolved(*search_path())
-    # The user's folder is put on the path, ahead of the others, once it is there.
+    # Python puts the user's folder ahead of the others once it exists.
     return path[path.index(folder) + 1 :] if folder in path else _resolved(*site.getsitepackages())
 
 
 def _why_not_written(folder: str) -> str | None:
-    nearest = folder  # that exists
+    nearest = folder
     while not os.path.exists(nearest) and nearest != os.path.dirname(nearest):
         nearest = os.path.dirname(nearest)
     if os.access(nearest, os.W_OK):
@@ -212,8 +221,8 @@ def _why_not_written(folder: str) -> str | None:
 
 
 def _resolved(*folders: str) -> tuple[str, ...]:
-    known = filter(None, map(absolute, filter(None, folders)))
-    return tuple(dict.fromkeys(map(os.path.realpath, known)))
+    paths = filter(None, map(absolute, filter(None, folders)))
+    return tuple(dict.fromkeys(map(os.path.realpath, paths)))
 
 
 def _is_below(path: str, folders: tuple[str, ...]) -> bool:

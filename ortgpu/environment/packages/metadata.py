@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-# Below it are the files in which Linux tells of itself. Windows has none, whatever MSYS2 or Wine have in /etc or /proc.
+# Linux describes itself in files below this folder. Windows has none: /etc and /proc of MSYS2 or Wine do not count.
 LINUX_ROOT: Final[Path | None] = None if sys.platform == "win32" else Path("/")
 
-# Below it, the folders in which the loader looks by itself: ld.so(8), and what Debian adds
+# The loader searches these folders below the root by default: ld.so(8), and Debian's additions.
 DEFAULT_FOLDERS: Final = (
     *(f"{above}/{name}-linux-gnu" for name in ("x86_64", "aarch64") for above in ("lib", "usr/lib")),
     *("lib64", "usr/lib64", "lib", "usr/lib"),
@@ -36,7 +36,7 @@ class MetadataFolder:
     name: str
     version: str | None
     location: str
-    folder: str  # its own name, below location
+    folder: str  # name of the folder below location
 
     def read(self, file: str) -> bytes | None:
         return read_file(os.path.join(self.location, self.folder, file))
@@ -47,13 +47,13 @@ class MetadataFolder:
 
 
 class RecordEntry(NamedTuple):
-    path: str  # with forward slashes, relative to the folder that holds the dist-info
+    path: str  # relative to the folder that holds the dist-info, written with forward slashes
     digest: str  # "sha256=..." or ""
     size: int | None
 
 
 def search_path(entries: Iterable[object] | None = None) -> list[str]:
-    """Return the strings of ``sys.path``, or of ``entries``: the import system passes over the rest, too."""
+    """Return the strings of ``sys.path``, or of ``entries``. The import system ignores other entries, too."""
     return [entry for entry in (sys.path if entries is None else entries) if isinstance(entry, str)]
 
 
@@ -64,9 +64,9 @@ def list_places(entries: Iterable[object] | None = None) -> list[Place]:
         try:
             folder = os.path.abspath(entry)
             names = frozenset(os.listdir(folder))
-        except (OSError, ValueError):  # absent, a file, a zip, unreadable, or no path at all
+        except (OSError, ValueError):  # It is absent, a file, a zip, unreadable, or no path at all.
             continue
-        # lib64 is a link to lib in many environments: one place, not two owners.
+        # lib64 is a link to lib in many environments. Both are one place with one owner.
         places.setdefault(os.path.realpath(folder), Place(folder, names))
     return list(places.values())
 
@@ -83,7 +83,7 @@ def parse_metadata_name(folder: str) -> tuple[str, str | None] | None:
     """Return the normalised name and version in the name of a metadata folder; None for any other name."""
     stem, ending = os.path.splitext(folder)
     if ending not in (".dist-info", ".egg-info") or not stem[:1].isalnum():
-        return None  # "~nnxruntime-1.dist-info": what an interrupted pip left, which pip itself ignores
+        return None  # An interrupted pip leaves "~nnxruntime-1.dist-info", and ignores it later.
     name, _, version = stem.partition("-")
     if ending == ".egg-info":
         version = re.sub(r"-py[0-9].*$", "", version)
@@ -113,7 +113,7 @@ def parse_record(data: bytes) -> tuple[RecordEntry, ...] | None:
             entries.append(RecordEntry(path.replace("\\", "/"), digest, int(size) if size else None))
     except (csv.Error, ValueError):
         return None
-    return tuple(entries) or None  # a RECORD lists at least itself
+    return tuple(entries) or None  # A RECORD lists at least itself.
 
 
 def parse_assignments(text: str) -> dict[str, str]:
@@ -163,7 +163,7 @@ def read_below(root: Path | None, name: str) -> str:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes | None:
-    """Return a file's content. None if it cannot be read, or is a pipe or device, whose end may never come."""
+    """Return a file's content. None if it cannot be read, or is a pipe or device: reading one may never end."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
@@ -174,16 +174,16 @@ def read_file(path: str | os.PathLike[str]) -> bytes | None:
 
 
 def read_maps() -> str:
-    """Return the text of /proc/self/maps; empty where there is none."""
+    """Return the text of /proc/self/maps; empty if there is no such file."""
     return (read_file("/proc/self/maps") or b"").decode("utf-8", "surrogateescape")
 
 
 def mapped_libraries(maps: str, address: int | None = None) -> tuple[str, ...]:
-    """Return the paths of the shared objects in such a text, in order, each once; or only that at ``address``."""
-    found = [line.split(None, 5) for line in maps.splitlines() if line.count("/") and ".so" in line]
+    """Return the paths of the shared objects in the text of a maps file, each once, or only the one at ``address``."""
+    lines = [line.split(None, 5) for line in maps.splitlines() if line.count("/") and ".so" in line]
     if address is not None:
-        found = [fields for fields in found if _holds(fields[0], address)]
-    return tuple(dict.fromkeys(fields[5].strip().removesuffix(" (deleted)") for fields in found))
+        lines = [fields for fields in lines if _holds(fields[0], address)]
+    return tuple(dict.fromkeys(fields[5].strip().removesuffix(" (deleted)") for fields in lines))
 
 
 def _holds(extent: str, address: int) -> bool:

@@ -11,15 +11,15 @@ from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-#: Whether a package index has ortgpu. While none has, no printed command fetches it by its name.
+#: Whether a package index has ortgpu. If none has, no printed command fetches it by its name.
 ON_AN_INDEX: Final = False
 
 
 def words_for_extra(extra: str, *, on_an_index: bool = ON_AN_INDEX) -> list[str]:
     """Return the arguments of `pip install` and `uv pip install` that add an extra to this copy of ortgpu.
 
-    They name the clone, wheel or repository that it was installed from (direct_url.json). Where that is unknown or
-    gone, they name what the extra requires.
+    They name the clone, wheel or repository that it was installed from (direct_url.json). If that is unknown or gone,
+    they name the requirements of the extra.
     """
     if on_an_index:
         return [f"ortgpu[{extra}]"]
@@ -37,7 +37,7 @@ def words_for_extra(extra: str, *, on_an_index: bool = ON_AN_INDEX) -> list[str]
     if url and (not folder or os.path.exists(folder)):
         return [f"ortgpu[{extra}] @ {url}"]
     clone = Path(__file__).resolve().parents[3]
-    if (clone / "pyproject.toml").is_file():  # on PYTHONPATH, or installed by an old setuptools
+    if (clone / "pyproject.toml").is_file():  # It is on PYTHONPATH, or an old setuptools installed it.
         return [f"{clone}[{extra}]"]
     return _requirements_of(installed, extra) or [f"ortgpu[{extra}]"]
 

@@ -1,8 +1,8 @@
 """How CUDA reaches ONNX Runtime: built into it, or as a plugin that a package or the program brings.
 
 Since release 1.23 an execution provider may be a plugin: a library that exports ``CreateEpFactories`` and is registered
-with ``onnxruntime.register_execution_provider_library``. Packages of plugins are named ``onnxruntime-ep-*``; their
-modules have ``get_library_path()`` and ``get_ep_name()``, no entry points, and nothing of them is imported here.
+with ``onnxruntime.register_execution_provider_library``. Packages of plugins are named ``onnxruntime-ep-*``. Their
+modules have ``get_library_path()`` and ``get_ep_name()`` and no entry points. None of them is imported here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Way = Literal["built in", "registered by the program", "bundled plugin", "plugin
 CUDA: Final = "CUDAExecutionProvider"
 PREFIX: Final = "onnxruntime-ep-"  # onnxruntime-ep-cuda13, onnxruntime-ep-webgpu
 _NVIDIA: Final = 0x10DE  # number of the vendor on the PCI bus
-LIBRARY: Final = "_ORTGPU_CUDA_PLUGIN"  # tells a child process which file its parent's program had registered
-FILE_NAMES: Final = {"Linux": "lib{}.so", "Windows": "{}.dll", "Darwin": "lib{}.dylib"}  # of providers
+LIBRARY: Final = "_ORTGPU_CUDA_PLUGIN"  # A child process reads the plugin's file of its parent's program in it.
+FILE_NAMES: Final = {"Linux": "lib{}.so", "Windows": "{}.dll", "Darwin": "lib{}.dylib"}  # file names of providers
 CUDA_LIBRARY: Final = re.compile(r"(lib)?onnxruntime_providers_cuda\w*\.(so|dll)")
 
 
@@ -32,7 +32,7 @@ class PluginPackage:
     """A distribution that brings an execution provider as a plugin, or the metadata of one.
 
     Attributes:
-        folder: of its module; None for a meta-package, which has none.
+        folder: the folder of its module; None for a meta-package.
         library: the CUDA provider's file in that folder; None if there is none.
     """
 
@@ -47,8 +47,8 @@ class PluginPackage:
 
     @property
     def cuda_major(self) -> int | None:
-        found = re.search(r"-(?:cuda|cu)(\d+)$", self.name)
-        return int(found[1]) if found else None
+        match = re.search(r"-(?:cuda|cu)(\d+)$", self.name)
+        return int(match[1]) if match else None
 
     @property
     def is_for_cuda(self) -> bool:
@@ -57,11 +57,11 @@ class PluginPackage:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The way by which CUDA reaches ONNX Runtime, and the provider's file."""
+    """The way CUDA reaches ONNX Runtime, and the provider's file."""
 
     way: Way
     library: str
-    package: PluginPackage | None = None  # that brought the file, for a "plugin package"
+    package: PluginPackage | None = None  # owner of the file, for a "plugin package"
 
     def __str__(self) -> str:
         if self.way == "registered by the program":
@@ -74,22 +74,23 @@ class Arrival:
 
 
 def read_plugins(places: Sequence[Place]) -> tuple[PluginPackage, ...]:
-    """Return the installed packages of plugins, those of the newest CUDA first."""
-    found = [
-        _read_plugin(one, (place, *places))
+    """Return the installed packages of plugins, newest CUDA first."""
+    plugins = [
+        _read_plugin(dist, (place, *places))
         for place in places
         if any(name.startswith("onnxruntime_ep_") for name in place.names)
-        for one in list_distributions(place)
-        if one.name.startswith(PREFIX)
+        for dist in list_distributions(place)
+        if dist.name.startswith(PREFIX)
     ]
-    return tuple(sorted(found, key=lambda one: -(one.cuda_major or 0)))
+    return tuple(sorted(plugins, key=lambda one: -(one.cuda_major or 0)))
 
 
 def _read_plugin(one: MetadataFolder, places: Sequence[Place]) -> PluginPackage:
-    # onnxruntime-ep-nv-tensorrt-rtx-cu13 has a module without "cu13"; an editable install has its own elsewhere
+    # The module of onnxruntime-ep-nv-tensorrt-rtx-cu13 has no "cu13" in its name. An editable install has its module
+    # elsewhere.
     modules = [*(one.read("top_level.txt") or b"").decode("utf-8", "replace").split(), one.name.replace("-", "_")]
-    found = (os.path.join(place.folder, module) for place in places for module in modules if module in place.names)
-    folder = next(found, None)
+    candidates = (os.path.join(place.folder, module) for place in places for module in modules if module in place.names)
+    folder = next(candidates, None)
     libraries = sorted(filter(CUDA_LIBRARY.fullmatch, list_names(folder))) if folder is not None else []
     library = os.path.join(folder or "", libraries[0]) if libraries else None
     return PluginPackage(one.name, one.read_version(), one.location, folder, library)
@@ -108,35 +109,35 @@ def choose_arrival(
     driver_cuda: int | None = None,
     loaded: str | None = None,
 ) -> Arrival | None:
-    """Return how CUDA arrives: what the program registered before what is built in, bundled, and in a package.
+    """Return how CUDA arrives: by a registered plugin, else the built-in or bundled provider, else a package.
 
-    A registered file of a bundled plugin or of a package is called so, whoever registered it. Last comes a file that
-    lists no GPU, and then the one that the program of another process had registered: that of the parent, or of the
+    A registered file of a bundled plugin or of a package is named so, whoever registered it. Next comes a file that
+    lists no GPU. Last comes the file that the program of another process had registered: the parent process, or the
     process that pickled a session.
 
     Args:
         built_in: the provider's file in ONNX Runtime's own package.
         extension: the file of its extension module.
-        in_process: the package is that of this process, whose program may have registered a plugin.
+        in_process: this process uses the package, and its program may have registered a plugin.
         driver_cuda: the major version of CUDA that the driver supports. It decides between several packages.
-        loaded: the file of a plugin that this process has opened, where nothing is built in.
+        loaded: the file of a plugin that this process has opened, if nothing is built in.
     """
     registered = registered_library() if in_process else None
     if registered is not None:
         if _is_file(registered, built_in) and _bundles_plugin(extension, sys.modules.get("onnxruntime")):
             return Arrival("bundled plugin", registered)
-        package = next((one for one in plugins if _is_file(registered, one.library)), None)
+        package = next((plugin for plugin in plugins if _is_file(registered, plugin.library)), None)
         return Arrival("plugin package" if package is not None else "registered by the program", registered, package)
     if built_in is not None:
         bundled = _bundles_plugin(extension, sys.modules.get("onnxruntime") if in_process else None)
         return Arrival("bundled plugin" if bundled else "built in", built_in)
-    usable = [one for one in plugins if one.library is not None]
-    fitting = [one for one in usable if driver_cuda is None or (one.cuda_major or 0) <= driver_cuda]
+    usable = [plugin for plugin in plugins if plugin.library is not None]
+    fitting = [plugin for plugin in usable if driver_cuda is None or (plugin.cuda_major or 0) <= driver_cuda]
     package = next(iter(fitting or usable), None)
     if package is not None and package.library is not None:
         return Arrival("plugin package", package.library, package)
-    told = loaded or _told or os.environ.get(LIBRARY) if in_process else None
-    return Arrival("registered by the program", told) if told and os.path.isfile(told) else None
+    library = loaded or _told or os.environ.get(LIBRARY) if in_process else None
+    return Arrival("registered by the program", library) if library and os.path.isfile(library) else None
 
 
 def _is_file(path: str, other: str | None) -> bool:
@@ -147,7 +148,7 @@ _told: str | None = None
 
 
 def tell(library: str) -> None:
-    """Name a plugin's file of another process's program. A session registers it if CUDA does not arrive otherwise."""
+    """Set the plugin's file that another process had registered. A session registers it if there is no other CUDA."""
     global _told
     _told = library
 
@@ -155,8 +156,8 @@ def tell(library: str) -> None:
 def environ_of_child() -> dict[str, str]:
     """Return the variables for a child that runs modules of this library, not this program.
 
-    This program may have registered a CUDA plugin. The guard stays out: the child compares with plain ONNX Runtime.
-    ONNX Runtime's telemetry writes to the temporary folder through links that other users can make there.
+    They name the CUDA plugin that this program has registered. The guard is off, because the child compares with plain
+    ONNX Runtime. So is ONNX Runtime's telemetry: it writes to the temporary folder, through links of other users.
     """
     library = registered_library()
     variables = {name: value for name, value in os.environ.items() if name != "ORTGPU_ENFORCE"}
@@ -170,7 +171,7 @@ def registered_library() -> str | None:
 
 
 def listed_providers() -> tuple[str, ...]:
-    """Return the providers that list a device in this process: the CPU's, and those of registered plugins."""
+    """Return the providers that list a device in this process: the CPU provider and registered plugins."""
     return tuple(dict.fromkeys(device.ep_name for device in _listed_devices()))
 
 
@@ -180,7 +181,7 @@ def listed_accelerators() -> frozenset[str]:
 
 
 def list_other_cuda_plugins() -> tuple[Any, ...]:
-    """Return the devices of NVIDIA's GPUs by registered plugins whose providers ONNX Runtime itself does not know."""
+    """Return the NVIDIA GPUs that registered plugins list, if ONNX Runtime itself does not know their providers."""
     ask: Any = getattr(sys.modules.get("onnxruntime"), "get_all_providers", tuple)
     return tuple(
         device
@@ -190,7 +191,7 @@ def list_other_cuda_plugins() -> tuple[Any, ...]:
 
 
 def takes_ordinal(provider: str) -> bool:
-    """Return True if a registered plugin lists a device that its option ``device_id`` names, as CUDA's does."""
+    """Return True if a registered plugin selects its device by an option ``device_id``, as CUDA's provider does."""
     return any(device.ep_name == provider and "device_id" in dict(device.ep_options) for device in _listed_devices())
 
 
@@ -203,7 +204,7 @@ def _listed_devices() -> Sequence[Any]:
 
 
 def _bundles_plugin(extension: str | None, module: object) -> bool:
-    """Return True if ONNX Runtime registers its own provider file as a plugin, by its build information."""
+    """Return True if ONNX Runtime registers its own provider file as a plugin, according to its build information."""
     build_info: Any = getattr(module, "get_build_info", None)
     if callable(build_info):
         return _MARK.decode() in str(build_info())
