@@ -1,1 +1,1 @@
-"""Facts about CUDA libraries: which are needed, where they are, and how the loader opens them."""
+"""Facts about CUDA libraries: their names, their files, and the loader that opens them."""

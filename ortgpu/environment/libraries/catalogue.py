@@ -1,8 +1,8 @@
 """The CUDA libraries that ONNX Runtime's provider uses: names per CUDA major, wheels, order of loading.
 
-What a provider links is read from its file. This table adds what the file cannot say: which libraries are opened
-lazily (cuDNN's parts; since ONNX Runtime 1.28 cuDNN and cuFFT themselves), which wheel ships each, and what each
-needs loaded before it.
+The file of a provider names the libraries that it links. This table adds three facts: the libraries that are opened
+lazily (cuDNN's parts; since ONNX Runtime 1.28 cuDNN and cuFFT themselves), the wheel of each library, and the
+libraries to load before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TOOLKIT_MAJORS = (11, 12, 13)
 
 @dataclass(frozen=True, slots=True)
 class LibrarySpec:
-    """One library. ``sonames``, ``dlls`` and ``wheels`` are by CUDA major; a major that is absent does not have it.
+    """One library. ``sonames``, ``dlls`` and ``wheels`` are by CUDA major; absent majors do not have the library.
 
     ``dlls`` are the names on Windows. ``wheels`` are requirements for pip, on both systems: the name of the
     distribution and the versions with that soname.
@@ -25,10 +25,10 @@ class LibrarySpec:
     stem: str
     sonames: dict[int, str]
     dlls: dict[int, str]
-    dll_stem: str  # what comes before the version in ``dlls``
+    dll_stem: str  # part before the version in ``dlls``
     wheels: dict[int, str]
     after: tuple[str, ...] = ()  # stems to load before it
-    part_of: str | None = None  # stem of the library whose folder it must come from
+    part_of: str | None = None  # stem of a library: both must come from the same folder
 
     @property
     def is_cudnn(self) -> bool:
@@ -45,7 +45,7 @@ def _toolkit(stem: str, wheel: str, versions: dict[int, str], *, wheel_versions:
         sonames={major: f"{stem}.so.{version}" for major, version in versions.items()},
         dlls={major: f"{dll}{version}.dll" for major, version in (dll_versions or versions).items()},
         dll_stem=dll,
-        # From CUDA 13 on the wheels' names have no suffix, as the METADATA of nvidia-cublas shows
+        # Since CUDA 13 the wheels' names have no suffix: see the METADATA of nvidia-cublas.
         wheels={m: f"{wheel}~={numbers[m]}.0" if m >= 13 else f"{wheel}-cu{m}~={numbers[m]}.0" for m in versions},
         after=after,
     )
@@ -74,7 +74,7 @@ LIBRARIES: tuple[LibrarySpec, ...] = (
     ),
     _toolkit("libcublasLt", "nvidia-cublas", _EACH),
     _toolkit("libcublas", "nvidia-cublas", _EACH, after=("libcublasLt",)),
-    _toolkit("libcurand", "nvidia-curand", _TEN, after=("libcudart",)),  # since 10.4.5
+    _toolkit("libcurand", "nvidia-curand", _TEN, after=("libcudart",)),  # It links libcudart since 10.4.5.
     _toolkit(
         "libnvJitLink", "nvidia-nvjitlink", {12: "12", 13: "13"}, dll_stem="nvJitLink_",
         dll_versions={12: "120_0", 13: "130_0"},
@@ -102,18 +102,18 @@ LIBRARIES: tuple[LibrarySpec, ...] = (
 BY_STEM = {spec.stem: spec for spec in LIBRARIES}
 _BY_DLL_STEM = {spec.dll_stem.lower(): spec for spec in LIBRARIES}
 
-# By cuDNN major: the parts opened at the first convolution; without one of them the process is aborted (CTranslate2
-# issue 1826). The other parts exist in some releases only.
+# The parts that cuDNN opens at the first convolution, by its major version. If one is missing, cuDNN aborts the process
+# (CTranslate2 issue 1826). The other parts exist in some releases only.
 CUDNN_CORE_PARTS = {
     8: ("libcudnn_ops_infer", "libcudnn_cnn_infer"),
     9: ("libcudnn_graph", "libcudnn_ops", "libcudnn_cnn"),
 }
 
-# The parts of cuDNN 9 whose files together say for which GPUs all of it holds code.
+# These files of cuDNN 9 together name the GPUs that all of cuDNN supports.
 CUDNN_CODE = ("libcudnn_ops", "libcudnn_cnn")
 
 
-@functools.lru_cache(maxsize=1024)  # each session asks again for the same few
+@functools.lru_cache(maxsize=1024)  # Each session asks again for the same few names.
 def spec_for(name: str) -> LibrarySpec | None:
     """Return the table's entry for a soname or a DLL of any version, or None for a library that is not CUDA's."""
     if is_dll(name):
@@ -141,7 +141,7 @@ def major_of(name: str) -> int | None:
     """Return the major version in a name: 13 of libcublas.so.13, 11 of libcudart.so.11.0, 12 of nvrtc64_120_0.dll."""
     if is_dll(name):
         digits = _parts_of_dll(name)[1].split("_")[0]
-        return int(digits[:-1] if len(digits) > 2 else digits) if digits else None  # 110 is 11.0
+        return int(digits[:-1] if len(digits) > 2 else digits) if digits else None  # 110 means 11.0.
     number = name.partition(".so.")[2].split(".")[0]
     return int(number) if number.isdigit() else None
 

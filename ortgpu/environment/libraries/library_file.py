@@ -1,8 +1,8 @@
 """Read library files, ELF and PE (DLLs of Windows): name, needs, machine, sections, and whether they are complete.
 
-Readers of a few structures of the System V ABI and of Microsoft's "PE Format", not general ones: a library must be
-judged before it is opened (the loader dies of SIGBUS on a truncated file), in well under a millisecond, without a
-dependency, and any file at all may be offered. They run on every system.
+These readers know a few structures of the System V ABI and of Microsoft's "PE Format". A library must be judged before
+it is opened (the loader dies of SIGBUS on a truncated file), in well under a millisecond, without a dependency. The
+readers accept any file, and run on every system.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     sysconfig = late("sysconfig")
 
-# The same names for the same processors
+# Both tables use the same names for the same processors.
 _ELF_MACHINES = {3: "i386", 21: "ppc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 _DLL_MACHINES = {0x014C: "i386", 0x01C4: "arm", 0x8664: "x86_64", 0xAA64: "aarch64"}
 _MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -32,10 +32,10 @@ _MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
 _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 10, 14, 15, 29
 _SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym
-_MAX_TABLE = 64 << 20  # bytes; the longest string table seen is that of libcudnn_cnn_infer.so.8, with 7 MB
+_MAX_TABLE = 64 << 20  # bytes; the longest string table seen has 7 MB (libcudnn_cnn_infer.so.8)
 
 _IS_DLL = 0x2000  # IMAGE_FILE_DLL
-_EXPORTS, _IMPORTS, _DELAYED_IMPORTS = 0, 1, 13  # of the data directories
+_EXPORTS, _IMPORTS, _DELAYED_IMPORTS = 0, 1, 13  # indices of data directories
 _MAX_ENTRIES = 4096  # libraries of one table; some twenty are usual
 _MAX_NAMES = 1 << 20  # functions of one library
 _MAX_NAME = 4096  # bytes
@@ -43,28 +43,28 @@ _MAX_NAME = 4096  # bytes
 
 @dataclass(frozen=True, slots=True)
 class LibraryFile:
-    """An ELF file or a DLL. ``problem`` is why it cannot be opened as a library, in a few words, or None."""
+    """An ELF file or a DLL. ``problem`` is a short reason why it cannot be opened as a library, or None."""
 
     path: str
     problem: str | None = None
     machine: str | None = None
-    soname: str | None = None  # of an ELF file
-    needed: tuple[str, ...] = ()  # DT_NEEDED, or the DLLs without which it is not opened
+    soname: str | None = None  # SONAME of an ELF file
+    needed: tuple[str, ...] = ()  # DT_NEEDED, or the DLLs that it needs to be opened
     search_path: tuple[str, ...] = ()  # DT_RPATH and DT_RUNPATH entries
     executable_stack: bool | None = None
-    name: str | None = None  # that the linker gave a DLL; a file that was renamed keeps it
+    name: str | None = None  # name that the linker wrote into a DLL; a renamed file keeps it
     delayed: tuple[str, ...] = ()  # DLLs that are opened at the first call
 
 
 class _DamagedError(Exception):
-    """The bytes are not those of a complete library."""
+    """The bytes are no complete library."""
 
 
 _UNREADABLE = (OSError, _DamagedError, ValueError, struct.error, OverflowError, MemoryError)
 
 
 def read_library(path: str | os.PathLike[str]) -> LibraryFile:
-    """Read one file. Never raises for what the file holds or for its absence: see ``problem`` of the result."""
+    """Read one file. Never raises for its content or its absence: see ``problem`` of the result."""
     return _read(path, _kind_of(path))
 
 
@@ -85,9 +85,9 @@ def _read(path: str | os.PathLike[str], kind: type[_Elf | _Dll]) -> LibraryFile:
     try:
         mode = os.stat(name).st_mode
         if stat.S_ISFIFO(mode):
-            return LibraryFile(name, "is a pipe")  # which would be waited for
+            return LibraryFile(name, "is a pipe")  # Opening it would wait for a writer.
         if stat.S_ISDIR(mode):
-            return LibraryFile(name, "is a directory")  # Windows denies the permission to open it
+            return LibraryFile(name, "is a directory")  # Windows would answer with "permission denied".
         with open(name, "rb") as file:
             return kind(file).describe(name)
     except _DamagedError as damage:
@@ -99,7 +99,7 @@ def _read(path: str | os.PathLike[str], kind: type[_Elf | _Dll]) -> LibraryFile:
 
 
 def this_machine() -> str:
-    """Return the machine that code in this process is for: on Windows that of Python, which may be emulated."""
+    """Return the machine of code in this process. On Windows it is Python's machine, and may be emulated."""
     if hasattr(os, "uname"):
         return os.uname().machine
     built_for = {"win-amd64": "x86_64", "win-arm64": "aarch64", "win32": "i386"}
@@ -123,7 +123,8 @@ def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] |
 
 def read_section(path: str | os.PathLike[str], wanted: str) -> bytes | None:
     """Return the content of a section, or None if the file has no such section, or is damaged."""
-    with suppress(*_UNREADABLE), open(path, "rb") as file:  # not mapped: what a writer cuts off it ends the process
+    # The file is not mapped, because the process dies if another one truncates a mapped file.
+    with suppress(*_UNREADABLE), open(path, "rb") as file:
         section = _kind_of(path)(file).find_section(wanted)
         if section is not None:
             file.seek(section[0])
@@ -143,8 +144,8 @@ def absent_strings(path: str | None, wanted: Sequence[str]) -> list[str]:
     missing, end = list(wanted), offset + size
     try:
         overlap = max(len(name.encode()) for name in wanted)
-        with open(path, "rb") as file:  # not mapped: what a writer cuts off a mapped file ends the process
-            # Backwards: options of 1.31.1's provider stand in the last hundredth, and a search of the whole takes 10 ms
+        with open(path, "rb") as file:  # It is not mapped, as in read_section.
+            # The options of 1.31.1's provider stand in the last hundredth, so a search from the end saves 10 ms.
             while missing and end > offset:
                 start = max(offset, end - _PIECE)
                 file.seek(start)
@@ -157,7 +158,7 @@ def absent_strings(path: str | None, wanted: Sequence[str]) -> list[str]:
 
 
 def defines(path: str | os.PathLike[str], names: Collection[str]) -> bool:
-    """Return True if an ELF file exports one of these functions of its own. False if that cannot be read."""
+    """Return True if an ELF file defines and exports one of these functions. False if that cannot be read."""
     return _has_symbol(path, names, defined=True)
 
 
@@ -200,7 +201,7 @@ def exported_names(path: str | os.PathLike[str]) -> frozenset[str] | None:
 
 
 class _Image:
-    """An open file that begins as a library does."""
+    """An open file with the first bytes of a library."""
 
     def __init__(self, file: BinaryIO, magic: bytes, kind: str) -> None:
         self._file = file
@@ -223,7 +224,7 @@ class _Image:
 
 
 class _Elf(_Image):
-    """An open ELF file whose header is whole."""
+    """An open ELF file with a complete header."""
 
     DAMAGED = "damaged ELF file"
 
@@ -278,7 +279,7 @@ class _Elf(_Image):
         strings = self._string_table(dict(entries), loads)
 
         def all_of(tag: int) -> tuple[str, ...]:
-            return tuple(_string(strings, value) for found, value in entries if found == tag)
+            return tuple(_string(strings, value) for entry_tag, value in entries if entry_tag == tag)
 
         paths = all_of(_DT_RPATH) + all_of(_DT_RUNPATH)
         return LibraryFile(
@@ -310,14 +311,14 @@ def _string(table: bytes, at: int) -> str:
 @dataclass(frozen=True, slots=True)
 class _Section:
     name: str
-    address: int  # relative to the image, as all addresses here
+    address: int  # All addresses here are relative to the image.
     in_memory: int
     offset: int
-    size: int  # in the file
+    size: int  # bytes in the file
 
 
 class _Dll(_Image):
-    """An open DLL whose headers are whole, and whose sections lie within it."""
+    """An open DLL with complete headers and sections."""
 
     DAMAGED = "damaged PE file"
 
@@ -339,7 +340,7 @@ class _Dll(_Image):
         (number,) = struct.unpack_from("<I", optional, first - 4)
         self._directories = list(struct.iter_unpack("<II", optional[first : first + 8 * min(number, 16)]))
         self._sections = tuple(self._read_sections(self.read(at + 24 + optional_size, 40 * count)))
-        end = max((one.offset + one.size for one in self._sections), default=0)
+        end = max((section.offset + section.size for section in self._sections), default=0)
         if not self._sections:
             raise _DamagedError(f"{self.DAMAGED}: no sections")
         if end > self._size:
@@ -362,8 +363,8 @@ class _Dll(_Image):
 
     def find_section(self, wanted: str) -> tuple[int, int] | None:
         name = ".rdata" if wanted == ".rodata" else wanted
-        sections = (one for one in self._sections if one.name == name)
-        return next(((one.offset, min(one.size, one.in_memory)) for one in sections), None)
+        sections = (section for section in self._sections if section.name == name)
+        return next(((section.offset, min(section.size, section.in_memory)) for section in sections), None)
 
     def _own_name(self) -> str | None:
         address, _ = self._directory(_EXPORTS)
@@ -384,7 +385,7 @@ class _Dll(_Image):
             attributes, name = struct.unpack("<II", self._at(at, 8))
             if name == 0:
                 return
-            # Bit 0 says that addresses are relative; before Visual C++ 7 they were not.
+            # Bit 0 says that addresses are relative. Before Visual C++ 7 they were absolute.
             yield self._string(name if attributes & 1 else name - self._base)
 
     def names_in(self, table: int) -> Iterator[str]:
@@ -393,7 +394,7 @@ class _Dll(_Image):
             (entry,) = struct.unpack(form, self._at(at, width))
             if entry == 0:
                 return
-            if not entry >> (8 * width - 1):  # else it is a number, not a name
+            if not entry >> (8 * width - 1):  # A set bit marks a number instead of a name.
                 yield self._string(entry + 2)
 
     def exports(self) -> Iterator[str]:
@@ -415,10 +416,10 @@ class _Dll(_Image):
 
     def _mapped(self, address: int, length: int) -> bytes:
         """Return the bytes at an address; fewer than ``length`` if the section ends before."""
-        for one in self._sections:
-            if one.address <= address < one.address + one.size:
-                within = address - one.address
-                return self.read(one.offset + within, min(length, one.size - within))
+        for section in self._sections:
+            if section.address <= address < section.address + section.size:
+                within = address - section.address
+                return self.read(section.offset + within, min(length, section.size - within))
         raise _DamagedError(f"{self.DAMAGED}: a table outside every section")
 
     def _string(self, address: int) -> str:

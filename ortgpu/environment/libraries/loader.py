@@ -53,25 +53,25 @@ class PosixLoader:
             return None
 
     def taken_from_another(self, symbol: str, path: str) -> str | None:
-        """Return words if others get this function not from this library, which is open for all (RTLD_GLOBAL).
+        """Return an explanation if other libraries get this function from another file than this one.
 
-        The loader takes a function from the first such library that has it; on Windows, from the DLL that was loaded
-        first by this name. None: from this one, or unknown.
+        The library is open with RTLD_GLOBAL. The loader takes a function from the first such library that has it. On
+        Windows it takes the DLL that was loaded first by this name. None: they get it from this one, or unknown.
         """
         if sys.platform != "linux":
             return None
         everything = ctypes.CDLL(None)
         try:
-            own, first = (
+            own_address, first_address = (
                 ctypes.cast(getattr(place, symbol), ctypes.c_void_p) for place in (self.handles[path], everything)
             )
         except AttributeError:
             return None
-        if own.value == first.value:
+        if own_address.value == first_address.value:
             return None
-        found = (ctypes.c_char_p * 4)()  # Dl_info, whose first field is the path
-        everything.dladdr(first, found)
-        return f"{symbol} is taken from {os.fsdecode(found[0] or b'')}, not from {path}"
+        info = (ctypes.c_char_p * 4)()  # Dl_info: the first field is the path.
+        everything.dladdr(first_address, info)
+        return f"{symbol} is taken from {os.fsdecode(info[0] or b'')}, not from {path}"
 
 
 Loader = Union[PosixLoader, "WindowsLoader"]
@@ -83,12 +83,12 @@ def _load_without_interpreter_lock(path: str, mode: int) -> str | None:
     libc = _libc()
     if libc.dlopen(os.fsencode(path), mode | os.RTLD_NOW) is not None:
         return None
-    words = libc.dlerror()  # of this thread
+    words = libc.dlerror()  # This is the last error of this thread.
     return os.fsdecode(words) if words else f"{path}: the loader refuses it without a word"
 
 
 def _libc() -> ctypes.CDLL:
-    """Return libc: its dlopen leaves the interpreter lock to others, which ctypes.CDLL(path) does not."""
+    """Return libc: its dlopen releases the interpreter lock. ctypes.CDLL(path) keeps the lock."""
     libc = ctypes.CDLL(None)
     libc.dlopen.argtypes, libc.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
     libc.dlerror.restype = ctypes.c_char_p
@@ -109,32 +109,32 @@ def read_mapped_libraries() -> tuple[str, ...]:
 
 
 def loaded_plugin() -> str | None:
-    """Return the file of a CUDA plugin that this process has opened, which may list no GPU; None if there is none."""
+    """Return the file of a CUDA plugin that this process has opened, or None. The plugin may list no GPU."""
     if "onnxruntime" not in sys.modules:
         return None
-    found = (path for path in read_mapped_libraries() if CUDA_LIBRARY.fullmatch(os.path.basename(path)))
-    return next(found, None)
+    plugins = (path for path in read_mapped_libraries() if CUDA_LIBRARY.fullmatch(os.path.basename(path)))
+    return next(plugins, None)
 
 
 def only_loaded(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return ``paths`` without those that the loader has not loaded. This loads nothing.
+    """Return the paths that the loader has loaded. This loads nothing.
 
-    A program may map a file just to read it, and glibc leaves the mappings of a library that it refused midway, for
-    want of memory say.
+    A program may map a file just to read it, and glibc leaves the mappings of a library that it refused midway (out of
+    memory, for example).
     """
     mode = getattr(os, "RTLD_NOLOAD", None)
-    found = tuple(paths)
-    if mode is None or not found:
-        return found
+    candidates = tuple(paths)
+    if mode is None or not candidates:
+        return candidates
     libc = _libc()
 
     def is_loaded(name: str | None) -> bool:
         return name is not None and libc.dlopen(os.fsencode(name), mode | os.RTLD_LAZY) is not None
 
-    # By its name too: the file may have been replaced on the disk since it was loaded.
+    # The name is tried too, because the file may have been replaced on the disk since it was loaded.
     return tuple(
         path
-        for path in found
+        for path in candidates
         if not os.path.exists(path)
         or is_loaded(path)
         or is_loaded(os.path.basename(path))

@@ -1,7 +1,7 @@
 """Open libraries on Windows, and explain its error codes in words that name the file at fault.
 
-LoadLibrary says by a number that a dependency is missing or of another version, and never which one: the files
-themselves tell that. All runs on every system but :class:`WindowsLoader`, which makes the calls that only Windows has.
+LoadLibrary returns a number if a dependency is missing or of another version, and never its name: the files themselves
+tell that. :class:`WindowsLoader` calls functions that only Windows has. The rest runs on every system.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ _INITIALISATION_FAILED, _COMMITMENT_LIMIT = 1114, 1455
 _VIRUS_INFECTED, _DISABLED_BY_POLICY, _INTEGRITY_POLICY_VIOLATION = 225, 1260, 4551
 _PATH_TOO_LONG = 206
 
-# LOAD_LIBRARY_SEARCH_DEFAULT_DIRS and LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR, as ctypes.CDLL passes them for a path: what a
-# DLL links is looked for beside it, in System32, beside the interpreter, and in the folders of os.add_dll_directory.
+# LOAD_LIBRARY_SEARCH_DEFAULT_DIRS and LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR, passed by ctypes.CDLL for a path. Windows then
+# looks for linked DLLs beside the file, in System32, beside the interpreter, and in folders of os.add_dll_directory.
 _DEFAULT_FOLDERS, _ITS_OWN_FOLDER = 0x1000, 0x0100
-_ALONG_PATH = 0x0008  # LOAD_WITH_ALTERED_SEARCH_PATH: beside it, in the folders of Windows, in those of PATH
-_NO_MESSAGE_BOX = 0x0001  # SEM_FAILCRITICALERRORS: else a file that is no DLL stops the program until somebody clicks
+_ALONG_PATH = 0x0008  # LOAD_WITH_ALTERED_SEARCH_PATH: beside the file, in the folders of Windows, along PATH
+_NO_MESSAGE_BOX = 0x0001  # SEM_FAILCRITICALERRORS: no message box stops the program at a file that is no DLL
 _MAX_PATH, _LONGEST_PATH = 260, 32768
-_ANY_LENGTH, _SHARE = "\\\\?\\", "\\\\?\\UNC\\"  # of Microsoft's "Naming Files, Paths, and Namespaces"
+_ANY_LENGTH, _SHARE = "\\\\?\\", "\\\\?\\UNC\\"  # see Microsoft's "Naming Files, Paths, and Namespaces"
 
 
 class WindowsLoader:
-    """The loader of Windows, by calls of kernel32.dll: libloaderapi.h, errhandlingapi.h and psapi.h of Microsoft's."""
+    """The loader of Windows, by calls of kernel32.dll: Microsoft's libloaderapi.h, errhandlingapi.h and psapi.h."""
 
     driver = DRIVER
 
     def __init__(self) -> None:
         self.handles: dict[str, Any] = {}
-        self._folders: dict[str, Any] = {}  # by folder, what os.add_dll_directory gave: closing it takes it back
+        self._folders: dict[str, Any] = {}  # results of os.add_dll_directory by folder; closing one removes its folder
         self._kernel: Any = None
         self._last_error: Callable[[], int] = lambda: 0
         if sys.platform == "win32":
-            kernel = ctypes.WinDLL("kernel32", use_last_error=True)  # which keeps its errors
+            kernel = ctypes.WinDLL("kernel32", use_last_error=True)  # ctypes then keeps its error codes.
             kernel.LoadLibraryExW.argtypes = (ctypes.c_wchar_p, ctypes.c_void_p, ctypes.c_uint32)
             kernel.LoadLibraryExW.restype = ctypes.c_void_p
             kernel.GetModuleHandleW.argtypes, kernel.GetModuleHandleW.restype = (ctypes.c_wchar_p,), ctypes.c_void_p
@@ -69,7 +69,7 @@ class WindowsLoader:
     def load(self, path: str) -> int:
         """Load a DLL for good. Return 0, or the code of the error. Other threads run meanwhile.
 
-        What it links is looked for as ctypes does, then as ONNX Runtime does for its providers.
+        Windows looks for linked DLLs as for ctypes, and then as ONNX Runtime lets it do for providers.
         """
         before = self._kernel.GetThreadErrorMode()
         self._kernel.SetThreadErrorMode(before | _NO_MESSAGE_BOX, None)
@@ -86,15 +86,15 @@ class WindowsLoader:
 
     def _search_also(self, folder: str) -> None:
         """Search a folder, too, for DLLs that are opened by name: cuDNN and NVRTC open their parts so."""
-        add = getattr(os, "add_dll_directory", None)  # of Windows alone
+        add = getattr(os, "add_dll_directory", None)  # Only Windows has it.
         if add is not None and folder not in self._folders:
-            with suppress(OSError):  # it was there when it was searched
+            with suppress(OSError):  # The folder may have been removed since the search.
                 self._folders[folder] = add(folder)
 
     def folders(self, *, along_path: bool) -> tuple[str, ...]:
-        """Return the folders in which the loader looks for linked DLLs, beside their own.
+        """Return the folders that the loader searches for linked DLLs, apart from the DLL's own.
 
-        Those that others gave to ``os.add_dll_directory`` are missing: nothing lists them.
+        Folders that others passed to ``os.add_dll_directory`` are missing: nothing lists them.
         """
         program, (system, windows) = os.path.dirname(self._path(None)), folders_of_windows(os.environ)
         of_path = (windows, *path_of(os.environ)) if along_path else ()
@@ -104,7 +104,7 @@ class WindowsLoader:
         process, size = self._kernel.GetCurrentProcess(), ctypes.c_uint32(0)
         if not self._kernel.K32EnumProcessModules(process, None, 0, ctypes.byref(size)):
             return ()
-        room = size.value // ctypes.sizeof(ctypes.c_void_p) + 64  # another thread may be loading
+        room = size.value // ctypes.sizeof(ctypes.c_void_p) + 64  # Another thread may be loading more.
         handles = (ctypes.c_void_p * room)()
         if not self._kernel.K32EnumProcessModules(process, handles, ctypes.sizeof(handles), ctypes.byref(size)):
             return ()
@@ -142,9 +142,9 @@ def path_of(variables: Mapping[str, str]) -> list[str]:
 
 
 def spelt_for_windows(path: str) -> str:
-    """Return a path that LoadLibrary takes: with no slashes of Python's, and with a mark if it is long.
+    """Return a path that LoadLibrary accepts: with backslashes, and with a prefix if it is long.
 
-    Windows that is set to long paths opens such files, and no such DLLs (CPython issue 126929).
+    If long paths are enabled, Windows opens files with long paths, but still no DLLs (CPython issue 126929).
     """
     full = ntpath.normpath(path)
     if len(full) < _MAX_PATH or full.startswith(_ANY_LENGTH):
@@ -153,7 +153,7 @@ def spelt_for_windows(path: str) -> str:
 
 
 def strip_long_path_mark(path: str) -> str:
-    """Return the path of a module without the mark of a long one."""
+    """Return the path of a module without the prefix for long paths."""
     return "\\\\" + path.removeprefix(_SHARE) if path.startswith(_SHARE) else path.removeprefix(_ANY_LENGTH)
 
 
@@ -188,23 +188,23 @@ def words_of(code: int, path: str, loaded: Iterable[str], folders: Iterable[str]
 
 
 def missing_dependency(path: str, loaded: Iterable[str], folders: Iterable[str]) -> str | None:
-    """Return the first DLL that the loader does not find, of all that this file links, directly or not."""
-    seen = {_name(file) for file in loaded}
+    """Return the first DLL that this file links, directly or not, and the loader does not find."""
+    names = {_name(file) for file in loaded}
     waiting, everywhere = [path], (os.path.dirname(path), *folders)
     while waiting:
         for name in read_pe(waiting.pop()).needed:
-            if name.lower() in seen or is_of_the_system(name):
+            if name.lower() in names or is_of_the_system(name):
                 continue
-            seen.add(name.lower())
-            found = find_beside(name, everywhere)
-            if found is None:
+            names.add(name.lower())
+            dependency = find_beside(name, everywhere)
+            if dependency is None:
                 return name
-            waiting.append(found)
+            waiting.append(dependency)
     return None
 
 
 def lacking_functions(path: str, loaded: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield a function that is missing, the DLL that this file imports it from, and the loaded file of that name."""
+    """Yield a missing function, the DLL that this file imports it from, and the loaded file of that name."""
     by_name = {_name(file): file for file in loaded}
     for library in read_pe(path).needed:
         where = by_name.get(library.lower())
@@ -232,10 +232,10 @@ def _name(path: str) -> str:
 def missing_from_the_system(
     path: str, needed: Iterable[str], loaded: Iterable[str], folders: Iterable[str]
 ) -> list[str]:
-    """Return the DLLs that a file links and the loader does not find. ``folders``: where it looks, beside the file.
+    """Return the DLLs that a file links and the loader does not find beside the file or in ``folders``.
 
-    Empty, too, where these folders are not those of Windows: then nothing is known. CUDA's libraries and ONNX Runtime's
-    own are found or missed elsewhere.
+    The result is empty, too, if Windows' own folder is not among them: then nothing is known. Other modules look for
+    CUDA's libraries and ONNX Runtime's own.
     """
     everywhere = (os.path.dirname(path), *folders)
     if find_beside("KERNEL32.dll", everywhere) is None:

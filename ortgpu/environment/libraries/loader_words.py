@@ -1,21 +1,21 @@
-"""Read the words in which the dynamic loader, or the system, refuses something."""
+"""Parse the error messages of the dynamic loader and of the system."""
 
 from __future__ import annotations
 
 import itertools
 import re
 
-# One way to match a name only: a long text without the words behind it would otherwise take for ever.
+# The pattern matches a name in one way only. Otherwise a long text without the words behind it would take for ever.
 SONAME = r"(?<![\w.+-])(lib(?:(?!\.so)[\w.+-])+\.so[\w.+-]*)"
 _NOT_FOUND = re.compile(
     rf"{SONAME}: cannot open shared object"
     rf"|links {SONAME}, of which there are only damaged"  # provider/preloading.py
     r"|(?i:([^\s\\/]+\.dll), which it links, was not found)"  # loader_windows.py
-    rf"|Unable to load any of {{{SONAME}"  # cuDNN 9, which then ends the process
+    rf"|Unable to load any of {{{SONAME}"  # cuDNN 9, before it ends the process
     r"|Could not locate ([^\s\\/]+\.dll)\. Please make sure"  # cuDNN on Windows
     r'|.*which depends on "([^"\\/]+\.dll)" which is missing'  # ONNX Runtime's provider_bridge_ort.cc
 )
-# glibc has two texts for a symbol with a version; the second went without a comma before 2.31
+# glibc has two texts for a symbol with a version. Before 2.31 the second had no comma.
 _LACKED = re.compile(
     r"undefined symbol: (\w+)(?:, version (lib\S+))?|symbol (\w+),? version (lib\S+) not defined in file"
     r"|version `(\S+)' not found"
@@ -23,7 +23,7 @@ _LACKED = re.compile(
 
 
 def cannot_be_mapped(words: str) -> bool:
-    """Return True if the loader refuses a file that may be whole."""
+    """Return True if the loader refuses a file that may be complete."""
     refusals = (
         r"failed to map segment|annot (apply additional|restore segment|change memory prot|make segment writable)"
         r"|annot allocate memory(?! in static TLS)"
@@ -44,7 +44,7 @@ def has_long_path(words: str) -> bool:
 
 
 def is_musl(words: str) -> bool:
-    """Return True for words of musl's loader, that of Alpine, about a file that was built for glibc."""
+    """Return True for words of musl's loader (Alpine) about a file that was built for glibc."""
     return (
         re.search(r"Error loading shared library ld-linux|Error relocating \S+: \w+: symbol not found", words)
         is not None
@@ -57,7 +57,7 @@ def may_not_be_read(words: str) -> bool:
 
 
 def lacks_thread_storage(words: str) -> str | None:
-    """Return the file for which glibc has no thread-local storage left: it keeps little for libraries opened late."""
+    """Return the file that glibc refuses because no thread-local storage is left for libraries opened late."""
     match = re.search(r"(?<!\S)(\S+): cannot allocate memory in static TLS block", words)
     return match[1] if match else None
 
@@ -86,7 +86,7 @@ def not_found_for(words: str) -> str | None:
 
 
 def lacks_function(words: str) -> tuple[str, str] | None:
-    """Return a function, and the DLL of another version that lacks it, in the words of loader_windows.py."""
+    """Return a missing function, and the DLL of another version that should have it, from loader_windows.py's text."""
     match = re.match(r"it takes (\S+) from ([^\s\\/]+\.dll), and ", words, re.IGNORECASE)
     return (match[1], match[2]) if match else None
 
@@ -98,6 +98,6 @@ def may_be_visual_c(words: str) -> bool:
 
 
 def refuses(words: str) -> bool:
-    """Return True for words in which a loader refuses a library, in any of the ways above."""
+    """Return True if one of the predicates above says that a loader refuses a library."""
     ways = (not_found_for, lacks_symbol, lacks_function, lacks_thread_storage, cannot_be_mapped, has_long_path, is_musl)
     return any(way(words) for way in (*ways, is_blocked))

@@ -3,30 +3,30 @@
 The search order on Linux, first to last:
 
 1. already loaded in this process;
-2. the directory that the caller gave;
+2. the caller's directory;
 3. every folder ``nvidia`` along sys.path (wheels of both layouts: ``nvidia/cublas/lib``, ``nvidia/cu13/lib``);
 4. the libraries inside an installed torch of the same CUDA major;
 5. conda: CONDA_PREFIX and the interpreter's own prefix;
 6. CUDA_HOME, CUDA_PATH, CUDNN_HOME, CUDNN_PATH, then the toolkits under /usr/local;
 7. the system loader: the provider's own search path, LD_LIBRARY_PATH as it was at the start, its cache, the defaults;
-8. the folders of CUDA libraries that this process has loaded from none of these.
+8. the folders of CUDA libraries that this process has loaded from elsewhere.
 
 On Windows:
 
 1. already loaded in this process;
-2. the directory that the caller gave;
-3. the libraries inside an installed torch of the same CUDA major: it loads its own whatever is there, and Windows gives
-   it those that are in the process by these names, with error 127 where they are others (onnxruntime issue 23674);
+2. the caller's directory;
+3. the libraries inside an installed torch of the same CUDA major: torch always loads its own libraries, but Windows
+   returns already loaded ones of the same names, with error 127 if they differ (onnxruntime issue 23674);
 4. every folder ``nvidia`` along sys.path (wheels of both layouts: ``nvidia/cublas/bin``, ``nvidia/cu13/bin/x86_64``);
 5. conda: CONDA_PREFIX and the interpreter's own prefix (``Library/bin``);
-6. CUDA_HOME, CUDA_PATH, CUDNN_HOME, CUDNN_PATH, the CUDA_PATH_V13_0 that a toolkit sets, then the folders that
-   NVIDIA's installers of CUDA and of cuDNN take;
+6. CUDA_HOME, CUDA_PATH, CUDNN_HOME, CUDNN_PATH, the CUDA_PATH_V13_0 that a toolkit sets, then the default folders of
+   NVIDIA's installers of CUDA and of cuDNN;
 7. the system loader: the folders of Windows, then PATH as it is now;
-8. the folders of CUDA libraries that this process has loaded from none of these.
+8. the folders of CUDA libraries that this process has loaded from elsewhere.
 
-The rules of Windows depend on arguments and files alone, so they run on any system, and so do their tests. The layouts
-are those of the wheels for Windows (CUDA 11.8 to 13.5, cuDNN 8.9 to 9.28), of the toolkit's installer (``bin``;
-``bin/x64`` from CUDA 13 on) and of cuDNN's, which has a folder for each CUDA (``CUDNN/v9.12/bin/13.0``).
+The rules of Windows depend on arguments and files alone, so they run on any system, and so do their tests. They follow
+the layouts of the wheels for Windows (CUDA 11.8 to 13.5, cuDNN 8.9 to 9.28), of the toolkit's installer (``bin``;
+``bin/x64`` since CUDA 13) and of cuDNN's installer (a folder for each CUDA: ``CUDNN/v9.12/bin/13.0``).
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Root:
     """One place with libraries: the file names in it, by base name."""
 
     source: Source
-    prefix: str  # names the root to a person: a site-packages/nvidia folder, a toolkit, "/etc/ld.so.cache"
-    files: Mapping[str, str]  # base name, as the catalogue spells it, to path
-    unfit: str | None = None  # why none of its files may be opened
+    prefix: str  # the root's name for people: a site-packages/nvidia folder, a toolkit, "/etc/ld.so.cache"
+    files: Mapping[str, str]  # paths by base name, in the catalogue's spelling
+    unfit: str | None = None  # reason why none of its files may be opened
 
 
 Step = Callable[["SearchPlaces", int], Iterator[Root]]  # the roots of one kind, for a CUDA major
@@ -67,13 +67,13 @@ Step = Callable[["SearchPlaces", int], Iterator[Root]]  # the roots of one kind,
 class System:
     """The rules of an operating system for the search."""
 
-    names: Callable[[LibrarySpec], Mapping[int, str]]  # of a library, by CUDA major
-    stem: Callable[[LibrarySpec], str]  # what comes before the version in these names
-    suffix: str  # what comes behind it
-    is_library: Callable[[str], bool]  # whether a base name is that of a CUDA library, of any version
+    names: Callable[[LibrarySpec], Mapping[int, str]]  # names of a library by CUDA major
+    stem: Callable[[LibrarySpec], str]  # part before the version in these names
+    suffix: str  # part behind the version
+    is_library: Callable[[str], bool]  # True for the base name of a CUDA library of any version
     inside: Callable[[SearchPlaces, Source, str, int], Iterator[Root]]  # the roots below a folder, for a CUDA major
-    folders_of_wheels: tuple[str, ...]  # that hold libraries
-    steps: tuple[Step, ...]  # in the documented order
+    folders_of_wheels: tuple[str, ...]  # folders of libraries in a wheel's component
+    steps: tuple[Step, ...]  # The order is the documented one.
 
     def name(self, spec: LibrarySpec, version: int) -> str:
         return f"{self.stem(spec)}{version}{self.suffix}"
@@ -81,40 +81,40 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class SearchPlaces:
-    """The inputs of the search, which can also point at a prepared tree."""
+    """The inputs of the search. Tests point them at a prepared tree."""
 
     sys_path: tuple[str, ...]
-    variables: Mapping[str, str]  # as they are now
+    variables: Mapping[str, str]  # current environment variables
     start_library_path: str  # LD_LIBRARY_PATH when the process started
     python_prefix: str
     machine: str
-    mapped: tuple[str, ...]  # paths of the libraries of NVIDIA's in this process
+    mapped: tuple[str, ...]  # paths of NVIDIA's libraries in this process
     system: System
     directory: str | None = None
-    torch_folder: str | None = None  # of a torch of the same CUDA major
+    torch_folder: str | None = None  # folder of a torch of the same CUDA major
     provider_search_path: tuple[str, ...] = ()
-    filesystem: Path = Path("/")  # where etc/ld.so.cache, usr/local/cuda... are
+    filesystem: Path = Path("/")  # root of etc/ld.so.cache, usr/local/cuda...
 
 
 def judge(path: str, name: str, machine: str) -> str | None:
-    """Return why this file must not be opened under this name, or None. Reads headers only."""
+    """Return the reason why this file must not be opened under this name, or None. Reads headers only."""
     file = read_library(path)
     problem = file.problem or wrong_machine(file.machine, machine)
     if problem is not None:
         return problem
     if file.soname not in (None, name):
         return f"its SONAME is {file.soname}, {name} is needed"
-    own = canonical(file.name or name)
-    return f"its own name is {own}, {name} is needed" if own != name and spec_for(own) else None
+    own_name = canonical(file.name or name)
+    return f"its own name is {own_name}, {name} is needed" if own_name != name and spec_for(own_name) else None
 
 
 # Steps of both systems
 
 
 def _already_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
-    # The kernel names the file behind the link (libnvrtc.so.11.8.89); what counts is its SONAME (libnvrtc.so.11.2).
-    # Windows knows a DLL that it has loaded by its file name.
-    loaded = reversed(_cuda(places))  # the first of a name serves all who ask for that
+    # The kernel names the file behind the link (libnvrtc.so.11.8.89), but the loader goes by the SONAME
+    # (libnvrtc.so.11.2). Windows goes by the file name of the loaded DLL.
+    loaded = reversed(_cuda(places))  # The library that was loaded first by a name serves all later requests.
     files = {read_library(path).soname or canonical(os.path.basename(path)): path for path in loaded}
     yield Root("already loaded", "this process", files)
 
@@ -189,11 +189,11 @@ def _newest_first(folder: str, pattern: str) -> list[str]:
 
 
 def _distinct(paths: Iterable[str]) -> Iterator[str]:
-    seen: set[str] = set()
+    real_paths: set[str] = set()
     for path in paths:
         full = absolute(path) if path else ""
-        if full and (real := os.path.realpath(full)) not in seen:
-            seen.add(real)
+        if full and (real := os.path.realpath(full)) not in real_paths:
+            real_paths.add(real)
             yield full
 
 
@@ -249,7 +249,7 @@ def parse_loader_cache(data: bytes) -> dict[str, str]:
     if start < 0 or len(data) < start + _CACHE_HEADER:
         return {}
     (count,) = struct.unpack_from("<I", data, start + len(_CACHE_MAGIC))
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for index in range(count):
         at = start + _CACHE_HEADER + index * _CACHE_ENTRY
         if at + _CACHE_ENTRY > len(data):
@@ -257,8 +257,8 @@ def parse_loader_cache(data: bytes) -> dict[str, str]:
         flags, key, value = struct.unpack_from("<III", data, at)
         name, target = _string(data, start + key), _string(data, start + value)
         if name and target and flags & _ARCHITECTURE_MASK not in _FOREIGN:
-            found.setdefault(name, target)
-    return found
+            paths.setdefault(name, target)
+    return paths
 
 
 def _string(data: bytes, at: int) -> str:
@@ -288,24 +288,26 @@ LINUX = System(
 
 # Windows
 
-# By no provider for Windows (1.19.2 to 1.31.1). CUDA's runtime is opened at need where it is not linked.
+# No provider for Windows (1.19.2 to 1.31.1) opens these. CUDA's runtime is opened at need if it is not linked.
 _NOT_OPENED = ("libcurand",)
 _INNER_ON_WINDOWS = ("", "bin", "bin/x64", "bin/x86_64", "lib", "lib/x64", "Library/bin", "Library/bin/x64")
 
 
 def _inside_on_windows(places: SearchPlaces, source: Source, prefix: str, cuda_major: int) -> Iterator[Root]:
-    """Yield the roots that an installer or archive put below a folder. A cuDNN for another CUDA is marked unfit."""
-    own = [os.path.join(prefix, inner) if inner else prefix for inner in _INNER_ON_WINDOWS]
-    own += [os.path.join(prefix, name, inner) for name in sorted(list_names(prefix)) for inner in ("bin", "bin/x86_64")]
+    """Yield the roots of an installer or archive below a folder. A cuDNN for another CUDA is marked unfit."""
+    own_folders = [os.path.join(prefix, inner) if inner else prefix for inner in _INNER_ON_WINDOWS]
+    own_folders += [
+        os.path.join(prefix, name, inner) for name in sorted(list_names(prefix)) for inner in ("bin", "bin/x86_64")
+    ]
     others: list[Root] = []
     for name in _newest_first(os.path.join(prefix, "bin"), r"[0-9]+\.[0-9]+"):
         folders = [os.path.join(prefix, "bin", name), os.path.join(prefix, "bin", name, "x64")]
         if numbers_of(name)[0] == cuda_major:
-            own += folders
+            own_folders += folders
         else:
             unfit = f"is for CUDA {name}, CUDA {cuda_major} is needed"
             others.append(_root(places, source, folders[0], folders, unfit=unfit))
-    yield _root(places, source, prefix, own)
+    yield _root(places, source, prefix, own_folders)
     yield from others
 
 

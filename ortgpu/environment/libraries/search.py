@@ -1,11 +1,11 @@
 """Find the files of each CUDA library. Reads files, and opens none of them as a library.
 
-The places, and their order, are those of the operating system: :mod:`.places`.
+The places and their order depend on the operating system: see :mod:`.places`.
 
-Libraries of the CUDA toolkit are taken from one root where one root has all of them, whatever its place in the order;
-the root of a toolkit library that is already loaded comes first. cuDNN is taken from that root too, where it has one (a
-cuDNN for another CUDA has the same name), unless the caller's directory has one. Its parts come from the folder of
-``libcudnn``.
+If one root has all libraries of the CUDA toolkit, they are taken from it, whatever its place in the order. The root of
+a toolkit library that is already loaded comes first. cuDNN is taken from that root too if it has one, because a cuDNN
+for another CUDA has the same name. A cuDNN in the caller's directory takes precedence. The parts of cuDNN come from
+the folder of ``libcudnn``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .places import LINUX, WINDOWS, Root, SearchPlaces, Source, System, judge
 from .wheel import ProviderLibrary
 
 _NVIDIA_FILE = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.|$)|(?i:(cu|nv)[\w-]*\.dll$)")
-_ORIGIN = re.compile(r"\$(ORIGIN\b|\{ORIGIN\})")  # in a search path of a file, the folder of that file: ld.so(8)
+_ORIGIN = re.compile(r"\$(ORIGIN\b|\{ORIGIN\})")  # folder of a file, in the file's own search path: ld.so(8)
 
-SYSTEM: Final = WINDOWS if sys.platform == "win32" else LINUX  # of this process
+SYSTEM: Final = WINDOWS if sys.platform == "win32" else LINUX  # system of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Candidate:
     source: Source
     root: str
     problem: str | None = None
-    unfit_for: str | None = None  # the library of this process that does not have what this file takes from it
+    unfit_for: str | None = None  # library of this process that lacks a function that this file imports from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Resolution:
 
     spec: LibrarySpec
     soname: str
-    required: bool  # linked by the provider, as opposed to opened lazily
+    required: bool  # True: the provider links it. False: it is opened lazily.
     candidates: tuple[Candidate, ...]
     rejected: tuple[Candidate, ...]
 
@@ -67,7 +67,7 @@ class Resolution:
 
 
 def find_roots(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
-    """The roots that hold any file of a CUDA library, in the documented order; none is read before its turn."""
+    """Return the roots with any file of a CUDA library, in the documented order. Each is read when its turn comes."""
     return (root for step in places.system.steps for root in step(places, cuda_major) if root.files)
 
 
@@ -76,24 +76,24 @@ def resolve(
 ) -> tuple[Resolution, ...]:
     """Find the files to try, and the rejected ones, for each library of the provider, dependencies first.
 
-    ``needed`` is the provider's DT_NEEDED; libraries that the table knows and the provider does not link are
-    resolved as not required. A soname of the provider that no table entry knows is left to the system loader.
+    ``needed`` is the provider's DT_NEEDED. Libraries of the table that the provider does not link are resolved as not
+    required. Sonames of the provider that are not in the table are left to the system loader.
 
-    Without ``thorough`` the search ends with the first root, behind what is already loaded, that has a whole file of
-    everything that the provider links and of cuDNN: what is missing or passed over elsewhere is not seen then.
+    Without ``thorough`` the search ends with the first root, behind the loaded libraries, that has complete files of
+    cuDNN and of all libraries that the provider links. It then sees no missing or rejected files elsewhere.
     """
     system = places.system
     linked = {spec.stem: canonical(soname) for soname in needed if (spec := spec_for(soname)) is not None}
-    wanted = [(spec, linked.get(spec.stem) or system.names(spec).get(cuda_major)) for spec in LIBRARIES]
+    libraries = [(spec, linked.get(spec.stem) or system.names(spec).get(cuda_major)) for spec in LIBRARIES]
     cudnn_major = major_of(linked.get("libcudnn", ""))
-    toolkit = {soname for spec, soname in wanted if soname and not spec.is_cudnn and spec.stem in linked}
+    toolkit = {soname for spec, soname in libraries if soname and not spec.is_cudnn and spec.stem in linked}
     roots = (
         tuple(find_roots(places, cuda_major)) if thorough else _first_roots(places, cuda_major, toolkit, cudnn_major)
     )
     roots = _preferred_first(roots, toolkit, places)
     cudnn_roots = sorted(roots, key=lambda root: root.source not in ("already loaded", "directory"))
     resolutions: dict[str, Resolution] = {}
-    for spec, soname in wanted:
+    for spec, soname in libraries:
         if soname is None and cuda_major > TOOLKIT_MAJORS[-1] and system.names(spec):
             soname = _soname_there(roots, spec, cuda_major, system) or system.names(spec).get(TOOLKIT_MAJORS[-1])
         if soname is None:
@@ -107,14 +107,14 @@ def resolve(
 
 
 def _soname_there(roots: Iterable[Root], spec: LibrarySpec, cuda_major: int, system: System) -> str | None:
-    """Return the soname of a lazily opened library for a CUDA newer than the table: that in the first root with one.
+    """Return the soname of a lazily opened library for a CUDA newer than the table, from the first root with one.
 
     If the root has several, the one beside libcudart counts.
     """
     for root in roots:
         beside = os.path.dirname(root.files.get(system.name(BY_STEM["libcudart"], cuda_major), ""))
         names = [name for name in root.files if name.startswith(system.stem(spec))]
-        if names:  # libcudnn.so.9 before libcudnn.so.9.14.0
+        if names:  # The shorter name comes first: libcudnn.so.9 before libcudnn.so.9.14.0.
             return min(names, key=lambda name: (os.path.dirname(root.files[name]) != beside, len(name)))
     return None
 
@@ -142,23 +142,23 @@ def _resolve_one(
 ) -> Resolution:
     candidates: list[Candidate] = []
     rejected: list[Candidate] = []
-    seen: set[str] = set()
+    known_paths: set[str] = set()
     folders = folders_of(whole.chosen.path) if whole is not None and whole.chosen is not None else None
     for root in roots:
         for name, path in root.files.items():
-            if not name.startswith(places.system.stem(spec)) or path in seen:
+            if not name.startswith(places.system.stem(spec)) or path in known_paths:
                 continue
             if folders is not None and folders.isdisjoint(folders_of(path)):
                 continue
-            if root.source == "beside a loaded one" and os.path.realpath(path) in map(os.path.realpath, seen):
+            if root.source == "beside a loaded one" and os.path.realpath(path) in map(os.path.realpath, known_paths):
                 continue
             if not _names_soname(name, soname):
                 of_table = name in places.system.names(spec).values()  # libcudart.so.11.0
                 if of_table or name.count(".") <= soname.count("."):
                     rejected.append(Candidate(soname, path, root.source, root.prefix, f"is {name}, {soname} is needed"))
-                    seen.add(path)
+                    known_paths.add(path)
                 continue
-            seen.add(path)
+            known_paths.add(path)
             problem = None if root.source == "already loaded" else _judge(root, name, places, soname)
             candidate = Candidate(soname, path, root.source, root.prefix, problem)
             (rejected if problem else candidates).append(candidate)
@@ -170,7 +170,7 @@ def _judge(root: Root, name: str, places: SearchPlaces, soname: str | None = Non
 
 
 def _preferred_first(roots: tuple[Root, ...], toolkit: set[str], places: SearchPlaces) -> tuple[Root, ...]:
-    """Return the roots with the one for the whole toolkit moved to just behind the loaded libraries."""
+    """Return the roots, with the root for the whole toolkit moved to just behind the loaded libraries."""
 
     def serves_all(root: Root) -> bool:
         return all(soname in root.files and _judge(root, soname, places) is None for soname in toolkit)
@@ -195,7 +195,7 @@ def _names_soname(name: str, soname: str) -> bool:
 
 
 def folders_of(path: str) -> set[str]:
-    """Return the folder that a path names, and that of the file behind its links."""
+    """Return the folder that a path names, and the folder of the file behind its links."""
     return {os.path.realpath(os.path.dirname(path)), os.path.dirname(os.path.realpath(path))}
 
 

@@ -1,9 +1,9 @@
 """Read from the installed provider library the libraries that it needs and the GPUs that it holds code for.
 
-Tables per release go stale; the file cannot. The architectures come from the headers of the first container of the
-section ``.nv_fatbin``: in every wheel for Linux examined (1.18.1, 1.22.0, 1.26.0, 1.27.0, 1.31.1; checked against
-cuobjdump) it names each architecture that any later container names. In those for Windows (1.19.2 to 1.31.1) too, until
-1.28.0; in 1.29.0 and 1.31.1 some kernels are for compute capability 9.0 as well, and most are not.
+Tables per release go stale, but the file cannot. The architectures come from the headers of the first container of the
+section ``.nv_fatbin``. In every examined wheel for Linux (1.18.1, 1.22.0, 1.26.0, 1.27.0, 1.31.1; checked against
+cuobjdump) it names each architecture of all later containers. The wheels for Windows from 1.19.2 to 1.28.0 do the same.
+In 1.29.0 and 1.31.1 for Windows some kernels are for compute capability 9.0 as well, and most are not.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from .library_file import (
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PTX, _SASS = 1, 2
-# Set where cuobjdump prints a suffix: "a", code for that one GPU generation; "f", code for the later ones of its major
-# version as well, PTX too (CUDA 12.9 and newer)
+# cuobjdump prints a suffix for these flags. "a" is code for that one GPU generation. "f" is code, or PTX, for the later
+# ones of its major version as well (CUDA 12.9 and newer).
 _ARCHITECTURE_SPECIFIC, _FAMILY_SPECIFIC = 0x100000, 0x200000
 
 Coverage = Literal["native", "jit", "none"]
 
-# Variables that are set to 1, and the code that CUDA then passes over.
+# If such a variable is 1, CUDA ignores code of this kind.
 PASSED_OVER = {"CUDA_FORCE_PTX_JIT": "machine code", "CUDA_DISABLE_PTX_JIT": "PTX"}
 
 
@@ -47,8 +47,8 @@ class Architecture:
     major: int
     minor: int
     ptx: bool
-    specific: bool  # runs on exactly this compute capability
-    family: bool = False  # PTX that runs on no other major version than this one, as machine code does
+    specific: bool  # The code runs on exactly this compute capability.
+    family: bool = False  # The PTX runs on this major version only, as machine code does.
 
     def __str__(self) -> str:
         suffix = "a" if self.specific else "f" if self.family else ""
@@ -59,20 +59,20 @@ class Architecture:
 
         See the CUDA C++ Programming Guide, "Binary Compatibility" and "Feature Set Compiler Targets".
         """
-        own = (self.major, self.minor)
+        target = (self.major, self.minor)
         if self.specific:
-            return own == capability
+            return target == capability
         if self.ptx and not self.family:
-            return own <= capability
+            return target <= capability
         return self.major == capability[0] and self.minor <= capability[1]
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderLibrary:
-    """``libonnxruntime_providers_cuda.so``, or ``onnxruntime_providers_cuda.dll``, as its file describes it."""
+    """The facts in the file of ``libonnxruntime_providers_cuda.so``, or of ``onnxruntime_providers_cuda.dll``."""
 
     path: str
-    problem: str | None  # why the loader would refuse the file
+    problem: str | None  # reason why the loader would refuse the file
     needed: tuple[str, ...]  # DT_NEEDED, or the import table, in the file's order
     search_path: tuple[str, ...]
     architectures: tuple[Architecture, ...] | None  # None: the file has no readable fat binary
@@ -84,7 +84,7 @@ class ProviderLibrary:
     def coverage(self, capability: tuple[int, int], variables: Mapping[str, str] | None = None) -> Coverage | None:
         """Return ``native`` for machine code, ``jit`` for PTX that the driver compiles at first use, None if unknown.
 
-        ``variables``: of the process, where those by which CUDA passes over one of the two are to count (CUDA
+        ``variables``: environment variables of the process. Two of them make CUDA ignore machine code or PTX (CUDA
         Programming Guide, "CUDA Environment Variables").
         """
         return coverage_by(self.architectures, capability, variables)
@@ -106,7 +106,7 @@ def coverage_by(
 def cuda_major_of(needed: tuple[str, ...]) -> int | None:
     """Return the CUDA major version of libcudart among these names, or None.
 
-    On Windows, where providers may have it built in (ONNX Runtime 1.27 and newer), cuBLAS tells the same version.
+    On Windows providers may have libcudart built in (ONNX Runtime 1.27 and newer). cuBLAS has the same version.
     """
     cudart = [name for name in needed if stem_of(name) == "libcudart"]
     cublas = [name for name in needed if stem_of(name) == "libcublas" and is_dll(name)]
@@ -114,29 +114,29 @@ def cuda_major_of(needed: tuple[str, ...]) -> int | None:
 
 
 def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
-    """Read the provider file: under a millisecond, and never raises for what is in it."""
+    """Read the provider file, in under a millisecond. Never raises for its content."""
     file = read_library(path)
     problem = file.problem or wrong_machine(file.machine, this_machine())
     return ProviderLibrary(file.path, problem, file.needed, file.search_path, read_architectures(file.path))
 
 
-@functools.cache  # a registered library does not change
+@functools.cache  # A registered library does not change.
 def uses_internals(provider: str) -> bool:
-    """Return True for a plugin that works with the internals of one release of ONNX Runtime, as that of 1.31.1 does."""
+    """Return True for a plugin that depends on internals of one release of ONNX Runtime, as in 1.31.1."""
     return borrows(provider, ("Provider_GetHost",))
 
 
 def release_wanted(provider: str, core: str) -> str | None:
     """Return the release of ONNX Runtime that a plugin is tied to, if it is another one than ``core``.
 
-    Such a plugin ends the process in any other, as that of 1.31.1 does in 1.32.0. Others ask for the version of the
-    interface that they need when they are registered.
+    Such a plugin ends the process in any other release: 1.31.1's plugin does in 1.32.0. Other plugins ask for their
+    version of the interface when they are registered.
     """
-    release = re.match(r"\d+\.\d+\.\d+", core)  # behind it, a nightly build has the date
+    release = re.match(r"\d+\.\d+\.\d+", core)  # A nightly build has the date behind it.
     if release is None or not uses_internals(provider) or not absent_strings(provider, [release[0]]):
         return None
-    found = re.search(rb"\0(1\.\d+\.\d+)\0", read_section(provider, ".rodata") or b"")
-    return found[1].decode("ascii") if found is not None else None
+    match = re.search(rb"\0(1\.\d+\.\d+)\0", read_section(provider, ".rodata") or b"")
+    return match[1].decode("ascii") if match is not None else None
 
 
 def provider_beside(provider: str, name: str) -> str:
@@ -147,7 +147,7 @@ def provider_beside(provider: str, name: str) -> str:
 
 def read_architectures(path: str) -> tuple[Architecture, ...] | None:
     """Return the architectures of the provider file, or None if it cannot be read."""
-    # The linker of Windows keeps eight letters of a section's name
+    # The linker of Windows keeps eight letters of a section's name.
     section = find_section(path, ".nv_fatb" if is_dll(path) else ".nv_fatbin")
     if section is None:
         return None
@@ -159,15 +159,15 @@ def read_architectures(path: str) -> tuple[Architecture, ...] | None:
 
 
 def read_architectures_of_cudnn(paths: Iterable[str]) -> tuple[Architecture, ...] | None:
-    """Return the architectures of cuDNN's parts in CUDNN_CODE; None if one is missing, or does not tell.
+    """Return the architectures of cuDNN's parts in CUDNN_CODE; None if a part is missing, or names none.
 
-    In 9.1.0, 9.3.0, 9.5.1, 9.10.2, 9.11.0, 9.20.0 and 9.28.0 they name what the release notes do; other parts begin
-    with containers for one generation each. Of those for Windows, which were not examined, nothing is known.
+    In 9.1.0, 9.3.0, 9.5.1, 9.10.2, 9.11.0, 9.20.0 and 9.28.0 they agree with the release notes. Other parts begin with
+    containers for one generation each. The parts for Windows were not examined, so the result for them is None.
     """
-    held = [None if is_dll(path) else read_architectures(path) for path in paths]
-    if len(held) < len(CUDNN_CODE) or not all(held):
+    parts = [None if is_dll(path) else read_architectures(path) for path in paths]
+    if len(parts) < len(CUDNN_CODE) or not all(parts):
         return None
-    return tuple(dict.fromkeys(one for architectures in held for one in architectures or ()))
+    return tuple(dict.fromkeys(architecture for architectures in parts for architecture in architectures or ()))
 
 
 def parse_container(file: BinaryIO, start: int, length: int) -> tuple[Architecture, ...] | None:
@@ -176,9 +176,9 @@ def parse_container(file: BinaryIO, start: int, length: int) -> tuple[Architectu
     magic, version, header_size, body_size = struct.unpack("<IHHQ", file.read(16))
     if magic != _FATBIN_MAGIC or version != 1 or header_size + body_size > length:
         return None
-    found: list[Architecture] = []
+    architectures: list[Architecture] = []
     at, end = start + header_size, start + header_size + body_size
-    while at + 48 <= end and len(found) < 64:
+    while at + 48 <= end and len(architectures) < 64:
         file.seek(at)
         head = file.read(48)
         kind, _, entry_header, payload = struct.unpack_from("<HHIQ", head, 0)
@@ -186,8 +186,8 @@ def parse_container(file: BinaryIO, start: int, length: int) -> tuple[Architectu
         (flags,) = struct.unpack_from("<Q", head, 40)
         if kind in (_PTX, _SASS):
             specific, family = bool(flags & _ARCHITECTURE_SPECIFIC), bool(flags & _FAMILY_SPECIFIC)
-            found.append(Architecture(number // 10, number % 10, kind == _PTX, specific, family))
+            architectures.append(Architecture(number // 10, number % 10, kind == _PTX, specific, family))
         if entry_header + payload == 0:
             break
         at += entry_header + payload
-    return tuple(found) or None
+    return tuple(architectures) or None
