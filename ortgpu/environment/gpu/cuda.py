@@ -1,8 +1,9 @@
 """The state of the CUDA driver after ``cuInit``, and its devices in the order of their ordinals.
 
-Unlike the probes of :mod:`ortgpu.environment.gpu.driver` this initialises the driver, which a fork does not survive; it
-creates no context and takes no GPU memory. Sessions call it where ONNX Runtime would call it a moment later anyway.
-Ordinals, CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and MIG are thereby the driver's own answer, not a computation.
+Unlike the probes of :mod:`ortgpu.environment.gpu.driver` this initialises the driver. An initialised driver does not
+survive a fork. No context is created and no GPU memory taken. Sessions call it where ONNX Runtime would call it a
+moment later anyway. Ordinals, and the effects of CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and MIG, are thereby the
+driver's own answer, not a computation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _COMPUTE_MODE, _MULTIPROCESSORS = 75, 76, 
 _STREAM_NON_BLOCKING = 1  # CUstream_flags
 _CAPTURE_MODE_GLOBAL, _CAPTURE_MODE_RELAXED = 0, 2  # CUstreamCaptureMode
 
-# CUresult, cuda.h: the codes that cuInit and the first calls of a process are known to return.
+# CUresult, cuda.h: known results of cuInit and of the first calls of a process.
 RESULT_NAMES = {
     1: "CUDA_ERROR_INVALID_VALUE",
     2: "CUDA_ERROR_OUT_OF_MEMORY",
@@ -52,7 +53,7 @@ RESULT_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """A device as CUDA numbers it in this process."""
+    """A device in CUDA's numbering in this process."""
 
     ordinal: int
     uuid: str | None
@@ -72,17 +73,17 @@ class CudaState:
     code: int | None
     devices: tuple[CudaDevice, ...] | None
     pid: int
-    hidden_by: str | None = None  # CUDA_VISIBLE_DEVICES when it was asked: what the variable is set to later is ignored
-    has_crashed: bool = False  # on Windows, where ctypes makes an exception of a crash, and nothing else does
+    hidden_by: str | None = None  # CUDA_VISIBLE_DEVICES at the call: CUDA ignores later changes of it
+    has_crashed: bool = False  # True only on Windows: ctypes turns a crash into an exception there
 
     @classmethod
     def seen_by_child(cls, code: int | None, devices: tuple[CudaDevice, ...] | None) -> CudaState:
-        """Return a child's answer as that of this process, whose variables the child had."""
+        """Return a child's answer as this process's own: the child had the same environment variables."""
         return cls(code, devices, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 _state: CudaState | None = None
-_has_failed = False  # to initialise in this process, or in that from which it was forked
+_has_failed = False  # True: the initialisation failed in this process, or before it was forked.
 _lock = fork_safe_lock()
 
 
@@ -136,21 +137,21 @@ def _device(ordinal: int) -> CudaDevice:
         return CudaDevice(ordinal, None, None, None, None, None)
     major, minor = _attribute(handle, _CAPABILITY_MAJOR), _attribute(handle, _CAPABILITY_MINOR)
     name = ctypes.create_string_buffer(256)
-    named = _call("cuDeviceGetName", name, len(name), handle)
+    has_name = _call("cuDeviceGetName", name, len(name), handle)
     memory = ctypes.c_size_t()
-    sized = _call("cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
+    has_memory = _call("cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
     return CudaDevice(
         ordinal,
         _uuid(handle),
-        name.value.decode("utf-8", "replace") if named else None,
+        name.value.decode("utf-8", "replace") if has_name else None,
         (major, minor) if major is not None and minor is not None else None,
-        memory.value if sized else None,
+        memory.value if has_memory else None,
         _attribute(handle, _COMPUTE_MODE),
     )
 
 
 def count_multiprocessors(ordinal: int) -> int | None:
-    """Return the number of multiprocessors of a device, of which MIG may give a part. None if it is unknown."""
+    """Return the number of a device's multiprocessors, or None if it is unknown. MIG may provide only a part."""
     handle = _handle_of(ordinal)
     return _attribute(handle, _MULTIPROCESSORS) if handle is not None else None
 
@@ -197,9 +198,9 @@ def context_id(ordinal: int) -> int | None:
     handle, number = ctypes.c_void_p(), ctypes.c_ulonglong()
     if not _call("cuDevicePrimaryCtxRetain", ctypes.byref(handle), device):
         return None
-    known = _call("cuCtxGetId", handle, ctypes.byref(number))
+    is_known = _call("cuCtxGetId", handle, ctypes.byref(number))
     _call("cuDevicePrimaryCtxRelease_v2", device)
-    return number.value if known else None
+    return number.value if is_known else None
 
 
 def context_question() -> tuple[Callable[[], int], ctypes.c_ulonglong] | None:
@@ -208,7 +209,7 @@ def context_question() -> tuple[Callable[[], int], ctypes.c_ulonglong] | None:
     It returns 0 for success. Threads may share it, as it keeps the interpreter lock. None if the driver lacks it.
     """
     try:
-        ask = ctypes.PyDLL(_driver()._name)["cuCtxGetId"]  # in half of the time of a CDLL's
+        ask = ctypes.PyDLL(_driver()._name)["cuCtxGetId"]  # It takes half the time of a CDLL's function.
     except (OSError, AttributeError):
         return None
     number = ctypes.c_ulonglong()
@@ -228,14 +229,14 @@ def stream_question() -> Callable[[ctypes.c_void_p], int] | None:
 
 
 def context_error(ordinal: int, *, is_opening: bool = False) -> int | None:
-    """Return what the driver answers to harmless calls in this process's primary context on a device.
+    """Return the driver's result of harmless calls in this process's primary context on a device.
 
     0: the context works. After a sticky error every call in it returns that error (driver_types.h). None: there is no
-    context, or no driver to ask, or one without these functions. Nothing is waited for, and no capture of a CUDA graph
-    is disturbed.
+    context, no driver, or a driver without these functions. The calls wait for nothing, and disturb no capture of a
+    CUDA graph.
 
-    With ``is_opening`` the calls have the fate of those that open a session: the context is made if there is none, and
-    kept if it works; while another thread captures a CUDA graph they fail, and so does the capture.
+    With ``is_opening`` the calls behave like the calls that open a session. They create the context if there is none,
+    and keep it if it works. While another thread captures a CUDA graph they fail, and so does the capture.
     """
     context = _primary_context(ordinal)
     if context is None or not (context[1] or is_opening):
@@ -258,7 +259,7 @@ def context_error(ordinal: int, *, is_opening: bool = False) -> int | None:
 
 
 def _error_in_current_context(driver: ctypes.CDLL, *, is_relaxed: bool) -> int:
-    """Return the first error of the calls, 0 for none, and take the context off the calling thread again."""
+    """Return the first error of the calls, 0 for none, and pop the context from the calling thread again."""
     free, total, stream = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
     # Unless it is relaxed, a new stream spoils the graph that another thread captures.
     mode = ctypes.c_int(_CAPTURE_MODE_RELAXED if is_relaxed else _CAPTURE_MODE_GLOBAL)

@@ -29,7 +29,7 @@ _COMPUTE_MODES: Final = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3
 class GPU:
     """One GPU as NVML reports it: every GPU of the machine, whatever CUDA_VISIBLE_DEVICES says."""
 
-    index: int  # NVML's index (PCI bus order), which is not CUDA's ordinal
+    index: int  # NVML's index (PCI bus order); CUDA's ordinal may differ
     uuid: str | None  # "GPU-..."
     name: str | None
     compute_capability: tuple[int, int] | None
@@ -37,18 +37,18 @@ class GPU:
     memory_free: int | None  # bytes, when it was read
     compute_mode: str | None  # "default", "exclusive-process", "prohibited", "exclusive-thread"
     mig_enabled: bool | None
-    mig_uuids: tuple[str, ...]  # "MIG-..." of its instances
+    mig_uuids: tuple[str, ...]  # "MIG-...", one for each instance
     pci_bus_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedNode:
-    """A device file that is there and that this process may not open."""
+    """An existing device file that this process may not open."""
 
     path: str
-    error: str  # the system's word: "EACCES", its mode and owner; "EPERM", a container's or a job's devices cgroup
-    group: str | None  # that it belongs to, by name or number
-    by_mode: bool = True  # False: its mode and owner would allow it, and something else does not, SELinux for one
+    error: str  # errno's name: "EACCES" for its mode and owner, "EPERM" for a devices cgroup of a container or job
+    group: str | None  # name or number of its group
+    by_mode: bool = True  # False: its mode and owner would allow it, but something else (SELinux) does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +56,31 @@ class Nvml:
     """The answers of NVML. ``available`` False with ``error`` is one fact, a machine without GPUs another."""
 
     available: bool
-    error: str | None  # why not available, or why it opens no GPU of some; in NVML's words or the loader's
+    error: str | None  # reason why NVML is not available, or why it opens no GPU; in NVML's words or the loader's
     driver_version: str | None  # "580.159.04"
     cuda_version: tuple[int, int] | None  # newest CUDA that the driver supports
     gpus: tuple[GPU, ...]
-    code: int | None = None  # nvmlReturn_t behind the error, where it is NVML's own: 15, "GPU is lost"
+    code: int | None = None  # nvmlReturn_t behind the error, if it is NVML's own: 15, "GPU is lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    libcuda: str | None  # path of the libcuda.so.1 that the loader gives; None: it cannot be loaded
-    libcuda_error: str | None  # the loader's words when it cannot
-    cuda_version: tuple[int, int] | None  # cuDriverGetVersion, which needs no initialisation
-    kernel_version: str | None  # /proc/driver/nvidia/version: the kernel module's
+    libcuda: str | None  # path of the loader's libcuda.so.1; None: it cannot be loaded
+    libcuda_error: str | None  # the loader's words if it cannot be loaded
+    cuda_version: tuple[int, int] | None  # cuDriverGetVersion: it needs no initialisation
+    kernel_version: str | None  # version of the kernel module in /proc/driver/nvidia/version
     device_nodes: tuple[str, ...]  # /dev/nvidia*, /dev/dxg, /dev/nvmap
     nvml: Nvml
-    refused_nodes: tuple[RefusedNode, ...] = ()  # of device_nodes
-    libcuda_elsewhere: tuple[str, ...] = ()  # where it lies and the loader does not look, if it cannot be loaded
-    libcuda_unlinked: tuple[UnlinkedFile, ...] = ()  # if it cannot be loaded
-    libcuda_entry: str | None = None  # of LD_LIBRARY_PATH, which leads to it; the path is that behind all links
-    libcuda_preload: str | None = None  # the entry of LD_PRELOAD that is it
-    interposed: tuple[str, ...] = ()  # libraries that were loaded before, and answer in the driver's place
+    refused_nodes: tuple[RefusedNode, ...] = ()  # device_nodes that this process may not open
+    libcuda_elsewhere: tuple[str, ...] = ()  # files that the loader does not search; empty if libcuda is loaded
+    libcuda_unlinked: tuple[UnlinkedFile, ...] = ()  # files without a link; empty if libcuda is loaded
+    libcuda_entry: str | None = None  # entry of LD_LIBRARY_PATH that leads to libcuda; links are followed
+    libcuda_preload: str | None = None  # entry of LD_PRELOAD that is libcuda
+    interposed: tuple[str, ...] = ()  # preloaded libraries that replace functions of the driver
 
     @property
     def is_absent(self) -> bool:
-        """True if nothing of a driver is there: neither libcuda nor NVML nor the kernel's module nor device files."""
+        """True if no part of a driver is there: neither libcuda nor NVML nor the kernel module nor device files."""
         of_libcuda = self.libcuda or self.libcuda_elsewhere or self.libcuda_unlinked
         return not (of_libcuda or self.nvml.available or self.kernel_version or self.device_nodes)
 
@@ -109,19 +109,19 @@ Asked = Literal["libcuda", "nvml"]
 
 
 def read_driver(root: Path | None = LINUX_ROOT, *, unasked: Collection[Asked] = ()) -> Driver:
-    """Read what is known of the driver without initialising CUDA. Nothing raises.
+    """Read the driver's facts without initialising CUDA. Nothing raises.
 
-    ``root`` is for the files below /proc and /dev, None where there are none; libcuda and NVML are always this
-    process's own. libcuda is loaded (and stays loaded, as it would once a session exists), never initialised: a fork
-    afterwards is harmless. That it loads does not prove that it works. What is ``unasked`` is left alone, as if it were
-    there and gave no answer: it is known to end the process, or never to return.
+    ``root`` is the parent of /proc and /dev, None on systems without them. libcuda and NVML are always this process's
+    own. libcuda is loaded, and stays loaded as in a process with a session. It is not initialised, so a fork
+    afterwards is harmless. A libcuda that loads need not work. Parts in ``unasked`` are known to end the process, or
+    never to return. They are not called, and count as present without an answer.
     """
     path, error, version = (LIBCUDA, None, None) if "libcuda" in unasked else load_libcuda()
-    nodes = _read_device_nodes(root) if root is not None else ()  # before NVML, which may make them
+    nodes = _read_device_nodes(root) if root is not None else ()  # NVML may create them, so they are read first.
     nvml = Nvml(False, "not asked", None, None, ()) if "nvml" in unasked else read_nvml()
     if root is None:
         return Driver(path, error, version, kernel_version=None, device_nodes=(), nvml=nvml)
-    elsewhere = (f"/{each}/{LIBCUDA}" for each in _FOLDERS_OF_DRIVERS if (root / each / LIBCUDA).is_file())
+    elsewhere = (f"/{folder}/{LIBCUDA}" for folder in _FOLDERS_OF_DRIVERS if (root / folder / LIBCUDA).is_file())
     return Driver(
         libcuda=path,
         libcuda_error=error,
@@ -142,7 +142,7 @@ def read_nvml() -> Nvml:
     """Ask NVML for the driver and for every GPU. A field that NVML does not answer is None; nothing raises.
 
     NVML is started and shut down again within the call: it creates no context and survives fork. In a container it
-    shows the GPUs that the container was given.
+    shows the container's GPUs only.
     """
     driver: str | None = None
     cuda: tuple[int, int] | None = None
@@ -150,7 +150,7 @@ def read_nvml() -> Nvml:
     try:
         with _nvml() as nvml:
             driver = _string(_ask(nvml, "nvmlSystemGetDriverVersion"))
-            # Not the _v2: that fails where libcuda is missing, and what the driver supports is known even then.
+            # nvmlSystemGetCudaDriverVersion_v2 would fail without libcuda. This function does not.
             cuda = parse_cuda_number(_ask(nvml, "nvmlSystemGetCudaDriverVersion"))
             gpus = tuple(_read_gpu(nvml, index, refusals) for index in range(nvml.nvmlDeviceGetCount()))
     except Exception as error:  # noqa: BLE001 - a broken pynvml or NVML may raise anything
@@ -172,7 +172,7 @@ def read_gpu_memory(uuid: str) -> tuple[int, int] | None:
 def processes_on(uuid: str) -> dict[int, int | None]:
     """Return the compute processes on one GPU: their ids, and the bytes that each uses (None: unknown).
 
-    Empty also where nothing is known. In a container the ids are those of the host, or nothing is shown at all.
+    The result is empty also if nothing is known. In a container the ids are the host's, or there are none at all.
     """
     used: dict[int, int | None] = {}
     try:
@@ -212,8 +212,8 @@ def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
     try:
         library = ctypes.CDLL(LIBCUDA)
     except OSError as error:
-        # PyInstaller puts a guess of its own, that the library was to be bundled, in the place of the loader's words.
-        # Their text alone: a name for the error would keep all frames that led here.
+        # PyInstaller replaces the loader's words by a guess of its own: the library should have been bundled.
+        # Only the text is kept, because a name for the error would keep all frames that led here.
         return None, _words(error.__cause__ if isinstance(error.__cause__, OSError) else error), None
     address = version = None
     try:
@@ -233,7 +233,7 @@ def _entry_of(path: str | None, variable: str, name: str = "") -> str | None:
     if path is None or not os.path.isabs(path):
         return None
     entries = entries_of(variable, os.environ.get(variable, ""))
-    return next((one for one in entries if one and os.path.realpath(os.path.join(one, name)) == path), None)
+    return next((entry for entry in entries if entry and os.path.realpath(os.path.join(entry, name)) == path), None)
 
 
 def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
@@ -242,10 +242,10 @@ def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
         ctypes.windll.kernel32.GetModuleFileNameW(ctypes.c_void_p(library._handle), buffer, len(buffer))
         return buffer.value or None
     maps = read_maps()
-    named = [path for path in mapped_libraries(maps) if os.path.basename(path).startswith("libcuda.so")]
+    libcudas = [path for path in mapped_libraries(maps) if os.path.basename(path).startswith("libcuda.so")]
     there = mapped_libraries(maps, address) if address is not None else ()
-    # WSL maps two of this name. HAMi's library hands out functions of its own, which lie in no libcuda.
-    return next((path for path in (*there, *named) if path in named or not named), None)
+    # WSL maps two files of this name. HAMi's library provides functions of its own: they lie in no libcuda.
+    return next((path for path in (*there, *libcudas) if path in libcudas or not libcudas), None)
 
 
 @functools.cache
@@ -266,20 +266,20 @@ def _refused(root: Path, path: str) -> RefusedNode | None:
     file = root / path.lstrip("/")
     try:
         if re.fullmatch(r"/dev/(nvidiactl|nvidia-uvm)", path):
-            os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC))  # only opening it asks the devices cgroup
+            os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC))  # The devices cgroup answers only when it is opened.
         elif re.fullmatch(r"/dev/(nvidia\d+|nvmap)", path) and not os.access(file, os.R_OK | os.W_OK):
             raise PermissionError(errno.EACCES, "not opened: that would wake the GPU")
     except PermissionError as error:
         return RefusedNode(path, errno.errorcode[error.errno or errno.EACCES], _group_of(file), _mode_refuses(file))
     except OSError:
-        pass  # no driver behind it: another fault, which the driver's own words tell
+        pass  # There is no driver behind it. The driver's own words tell that fault.
     return None
 
 
 def _mode_refuses(file: Path) -> bool:
     try:
         info = file.stat()
-    except PermissionError:  # its folder was listed, so that no mode keeps this process from asking
+    except PermissionError:  # Its folder could be listed, so its mode is not the cause.
         return False
     except OSError:
         return True
@@ -295,14 +295,14 @@ def _group_of(file: Path) -> str | None:
 
 @contextmanager
 def _nvml() -> Iterator[Any]:
-    import pynvml  # by name: what freezes a program looks for imports in the code
+    import pynvml  # Programs that freeze Python look for import statements in the code.
 
     nvml: Any = pynvml
     nvml.nvmlInit()
     try:
         yield nvml
     finally:
-        with suppress(Exception):  # what was read stays true when the shutdown fails
+        with suppress(Exception):  # The answers stay true if the shutdown fails.
             nvml.nvmlShutdown()
 
 
@@ -340,7 +340,7 @@ def _read_mig_uuids(nvml: Any, device: Any) -> tuple[str, ...]:
     uuids = []
     for index in range(_ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", device) or 0):
         instance = _ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", device, index)
-        if instance is not None:  # the slots of instances that were not made are empty
+        if instance is not None:  # Slots without an instance are empty.
             uuids.append(_string(_ask(nvml, "nvmlDeviceGetUUID", instance)))
     return tuple(uuid for uuid in uuids if uuid)
 
@@ -350,21 +350,21 @@ def _words(error: Exception) -> str:
 
 
 def _code(error: Exception | None) -> int | None:
-    value = getattr(error, "value", None)  # of pynvml.NVMLError
+    value = getattr(error, "value", None)  # pynvml.NVMLError has it.
     return value if isinstance(value, int) else None
 
 
 def _string(value: object) -> str | None:
-    if isinstance(value, bytes):  # what older releases of nvidia-ml-py return
+    if isinstance(value, bytes):  # Older releases of nvidia-ml-py return bytes.
         value = value.decode("utf-8", "replace")
     return value if isinstance(value, str) and value else None
 
 
-# Where drivers are that the loader is told of by LD_LIBRARY_PATH alone: Kubernetes Engine and nvidia-docker 1, WSL,
-# NixOS, Debian, Jetson.
+# Folders of drivers that the loader finds by LD_LIBRARY_PATH alone: Kubernetes Engine and nvidia-docker 1, WSL, NixOS,
+# Debian, Jetson.
 _FOLDERS_OF_DRIVERS: Final = (
     "usr/local/nvidia/lib64",
-    "usr/lib64-nvidia",  # Google Colab, by LD_LIBRARY_PATH, which a notebook may set to something else
+    "usr/lib64-nvidia",  # Google Colab, where a notebook may change LD_LIBRARY_PATH
     "usr/lib/wsl/lib",
     "run/opengl-driver/lib",
     "usr/lib/x86_64-linux-gnu/nvidia/current",
@@ -379,33 +379,35 @@ _OF_A_DRIVER: Final = re.compile(r"libcuda\.so\.\d{3,}(\.\d+)+")
 class UnlinkedFile:
     """A libcuda.so.580.65.06 in a folder that the loader searches, without the link libcuda.so.1 to it.
 
-    ldconfig makes the link after an installation, and as a hook of container engines, which fails if the root is
+    ldconfig makes the link after an installation. It is also a hook of container engines, and fails if the root is
     read-only.
     """
 
     path: str
-    writable: bool  # its folder is, by this user
+    writable: bool  # True: this user may write to its folder.
 
 
 def find_unlinked(root: Path) -> tuple[UnlinkedFile, ...]:
-    """Return at most one file for each folder, but no empty one, over which a container engine mounts another."""
+    """Return at most one file for each folder. Empty files do not count: a container engine mounts others over them."""
     entries = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(entry)]
-    found: dict[str, UnlinkedFile] = {}
-    for folder in (*map(Path, entries), *(root / each for each in DEFAULT_FOLDERS)):
+    unlinked: dict[str, UnlinkedFile] = {}
+    for folder in (*map(Path, entries), *(root / default for default in DEFAULT_FOLDERS)):
         try:
             files = [file for file in sorted(folder.glob("libcuda.so.*")) if _OF_A_DRIVER.fullmatch(file.name)]
             whole = [file for file in files if file.is_file() and file.stat().st_size]
             if whole and not (folder / LIBCUDA).exists():
                 path = os.path.realpath(whole[-1])
-                found.setdefault(path, UnlinkedFile(path, os.access(os.path.dirname(path), os.W_OK)))
+                unlinked.setdefault(path, UnlinkedFile(path, os.access(os.path.dirname(path), os.W_OK)))
         except (OSError, ValueError):
             continue
-    return tuple(found.values())
+    return tuple(unlinked.values())
 
 
 def find_interposed(root: Path) -> tuple[str, ...]:
     """Return the libraries loaded before the program that replace functions of the driver: HAMi's libvgpu.so."""
     text = read_text(root / "etc/ld.so.preload")
     entries = [*entries_of("LD_PRELOAD", os.environ.get("LD_PRELOAD", "")), *re.split(r"[:\s]+", text)]
-    found = (one for one in entries if os.path.isabs(one) and not os.path.basename(one).startswith("libcuda.so"))
-    return tuple(dict.fromkeys(entry for entry in found if defines(entry, ("cuInit", "dlsym"))))
+    paths = (
+        entry for entry in entries if os.path.isabs(entry) and not os.path.basename(entry).startswith("libcuda.so")
+    )
+    return tuple(dict.fromkeys(entry for entry in paths if defines(entry, ("cuInit", "dlsym"))))
