@@ -27,7 +27,7 @@ _COMPUTE_MODES: Final = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3
 
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """One GPU as NVML reports it: every GPU of the machine, whatever CUDA_VISIBLE_DEVICES says."""
+    """One GPU in NVML's report. NVML reports every GPU of the machine, and ignores CUDA_VISIBLE_DEVICES."""
 
     index: int  # NVML's index (PCI bus order); CUDA's ordinal may differ
     uuid: str | None  # "GPU-..."
@@ -86,7 +86,7 @@ class Driver:
 
     @property
     def version(self) -> str | None:
-        """The version of the driver in the kernel, whatever libcuda is loaded."""
+        """The version of the driver in the kernel. It does not depend on the loaded libcuda."""
         return self.kernel_version or self.nvml.driver_version
 
     @property

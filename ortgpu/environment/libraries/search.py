@@ -79,8 +79,8 @@ def resolve(
     ``needed`` is the provider's DT_NEEDED. Libraries of the table that the provider does not link are resolved as not
     required. Sonames of the provider that are not in the table are left to the system loader.
 
-    Without ``thorough`` the search ends with the first root, behind the loaded libraries, that has complete files of
-    cuDNN and of all libraries that the provider links. It then sees no missing or rejected files elsewhere.
+    Without ``thorough`` the search ends with the first root, behind the loaded libraries, that is sufficient: it has
+    complete files of cuDNN and of all linked libraries. The search then sees no missing or rejected files elsewhere.
     """
     system = places.system
     linked = {spec.stem: canonical(soname) for soname in needed if (spec := spec_for(soname)) is not None}

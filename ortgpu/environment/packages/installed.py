@@ -1,8 +1,8 @@
 """Facts about installed distributions, read without importing any of them.
 
 Files are compared with RECORD. Files that this user may not read are listed, too (root installed them under a strict
-umask, say). To the import system, and to a search, a folder that cannot be listed is an empty one, so a complete
-package looks absent, or like the leftover of an uninstall.
+umask, say). To the import system, and to a search, a folder that cannot be listed is empty. A complete package then
+looks absent, or like the leftover of an uninstall.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class Packages:
 def read_packages(search_path: Sequence[str] | None = None, *, compare_contents: bool = False) -> Packages:
     """Read the distributions on ``search_path`` (``sys.path``), importing none of them. Nothing raises.
 
-    Only distributions that could own ``onnxruntime/`` have their RECORD read and compared with the disk: existence and
-    size of every file, and the hash of a few small Python files. With ``compare_contents`` the hashes of all libraries
+    Only for distributions that could own ``onnxruntime/`` is RECORD compared with the disk. The comparison covers
+    existence and size of every file, and the hash of a few small Python files. With ``compare_contents`` the hashes of all libraries
     are compared too, also in NVIDIA wheels and NumPy. That reads gigabytes. In zip files only ONNX Runtime is seen.
     """
     places, package = _arrive(search_path)

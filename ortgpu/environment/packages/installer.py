@@ -50,7 +50,7 @@ class Installer:
     """The installer of this environment. ``install`` and ``uninstall``: shell words before requirements.
 
     These words name this very interpreter. An installer has folders of its own. It leaves packages elsewhere alone, and
-    still ends with success: in a folder of PYTHONPATH, for example, or in the packages that a virtual environment
+    still ends with success. Examples are packages in a folder of PYTHONPATH, and packages that a virtual environment
     shares with its base interpreter. The folders here are absolute, and their links are followed.
     """
 
