@@ -49,9 +49,9 @@ def run(
     """Run a program and wait for it, at most ``timeout`` seconds. A failure of the program raises nothing.
 
     The program leads a process group. The group is killed at the deadline, or after the program's end, so nothing that
-    it started in that group survives. With ``grace`` the program first gets SIGTERM and that many seconds to end. mpirun
-    needs it: its processes are in groups of their own, and only mpirun can end them. With ``together`` its standard
-    error goes into ``output``, in the order of writing.
+    it started in that group survives. With ``grace`` the program first gets SIGTERM and that many seconds to end. For
+    mpirun this is needed: its processes are in groups of their own, and only mpirun can end them. With ``together``
+    standard error goes into ``output``, in the order of writing.
     """
     try:
         with output_file() as output, output_file() as errors:

@@ -157,8 +157,9 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_contents:
     """Read the distributions on ``search_path`` (``sys.path``), importing none of them. Nothing raises.
 
     Only for distributions that could own ``onnxruntime/`` is RECORD compared with the disk. The comparison covers
-    existence and size of every file, and the hash of a few small Python files. With ``compare_contents`` the hashes of all libraries
-    are compared too, also in NVIDIA wheels and NumPy. That reads gigabytes. In zip files only ONNX Runtime is seen.
+    existence and size of every file, and the hash of a few small Python files. With ``compare_contents`` the hashes of
+    all libraries are compared too, also in NVIDIA wheels and NumPy. That reads gigabytes. In zip files only ONNX
+    Runtime is seen.
     """
     places, package = _arrive(search_path)
     distributions = [dist for place in places for dist in list_distributions(place)]
