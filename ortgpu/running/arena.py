@@ -2,8 +2,8 @@
 
 ONNX Runtime has no Python function for either. This module relies on two facts of its source (bfc_arena.cc and
 inference_session.cc of 1.31.1). The arena refuses a request above its limit, and the error names the bytes that are
-left. A run with the option ``memory.enable_memory_arena_shrinkage`` shrinks the arena even if the run has failed, and a
-run with the option ``terminate`` fails before its first node. On an idle session both take a tenth of a millisecond.
+left. A run with the option ``memory.enable_memory_arena_shrinkage`` shrinks the arena even if the run has failed. A run
+with the option ``terminate`` fails before its first node. On an idle session both take a tenth of a millisecond.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ class CapturingSession:
     """A replacement of the C++ session inside a GPUSession. ``run`` replays graphs; other ways to run are refused.
 
     A graph has one set of buffers, so only one run is made at a time. The main thread makes its own runs. The runs of
-    all other threads are made in one thread that the session keeps, because ONNX Runtime keeps a context and graphs for
-    each thread until the session ends.
+    all other threads are made in one thread that the session keeps: ONNX Runtime holds a context and graphs for each
+    thread until the session ends.
 
     ``inner`` is the C++ session. It runs in ``stream``, and arrays are copied in the same stream. The session of a
     plugin has a stream of its own: then copies and replays wait for each other. ``memory`` pins host memory.

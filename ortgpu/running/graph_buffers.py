@@ -1,8 +1,9 @@
 """The buffers that a captured graph reads and writes: device memory, and pinned memory for small arrays.
 
 A copy from or to pinned memory returns at once. For ordinary memory, CUDA stages the copy itself and waits. Copying
-small arrays to pinned memory first saved 2 of 24 us of a run on an H200, and 11 of 75 us with 256 KiB in and out. With
-1 MiB a run took 1.2 times as long. The largest arrays are copied in threads, as in :mod:`ortgpu.running.staged_runs`.
+small arrays to pinned memory first saved 2 of 24 us of a run on an H200. It saved 11 of 75 us with 256 KiB in and out.
+With 1 MiB a run took 1.2 times as long. The largest arrays are copied in threads, as in
+:mod:`ortgpu.running.staged_runs`.
 
 Large results are in reused memory, since the system clears each page of a new array at its first use.
 """

@@ -1,8 +1,8 @@
 """Host memory for arrays that is kept, and reused once an array and all its views are gone.
 
-Filling a new array of 256 MB took 48 ms on the host of an H200, more than the copy itself, because the system clears
-each page at its first use. An H200 reads ordinary memory at 9 GB/s and pinned (page-locked) memory at 55. Pinning
-itself takes longer still, and takes memory from the rest of the machine, so a session pins no more than its limit.
+Filling a new array of 256 MB took 48 ms on the host of an H200, more than the copy itself. The system clears each page
+at its first use. An H200 reads ordinary memory at 9 GB/s and pinned (page-locked) memory at 55. Pinning itself takes
+longer still, and takes memory from the rest of the machine, so a session pins no more than its limit.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class RecycledMemory:
         """Call a function with the lock. None: it was not called.
 
         A forked child does not call it, because the lock may be locked there for ever. Neither does a signal handler or
-        finalizer that came while its thread had the lock. A thread beside the main thread waits for a limited time, as
-        the holder may be the main thread in a signal handler that waits for that thread.
+        finalizer that came while its thread had the lock. A thread beside the main thread waits for a limited time. The
+        holder may be the main thread, in a signal handler that waits for that thread.
         """
         if os.getpid() != self._pid or self._lock._is_owned():  # type: ignore[attr-defined]  # as Condition asks
             return None

@@ -1,7 +1,7 @@
 """Runs by ``InferenceSession.run``, and runs that call C++ directly because its Python code has nothing to do for them.
 
-Since 1.30 that code asks whether WebGPU captures a graph, reads the name and type of each input from C++ to find
-missing ones, looks for OrtValues of other sessions, and reads the names of the outputs. For a dict with a small NumPy
+Since 1.30 that code asks whether WebGPU captures a graph. It reads the name and type of each input from C++ to find
+missing ones, and the names of the outputs. It looks for OrtValues of other sessions. For a dict with a small NumPy
 array for each input, these checks can find nothing.
 """
 
