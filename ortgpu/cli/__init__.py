@@ -1,7 +1,7 @@
 """The command line. Each command is a module of this package with one click command, registered in ``COMMANDS``.
 
-Only this package prints. A problem with the GPU is a :class:`~ortgpu.errors.GPUError` that a command lets through or
-shows itself; nobody sees a traceback for it.
+Only this package prints. A problem with the GPU is a :class:`~ortgpu.errors.GPUError`. A command raises the error or
+shows it; nobody sees a traceback for it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ortgpu import __version__
 from ortgpu.cli import output
 from ortgpu.errors import GPUError
 
-if TYPE_CHECKING:  # for PyInstaller too, which does not find modules that are imported by a computed name
+if TYPE_CHECKING:  # PyInstaller needs these lines too. It does not find modules imported by a computed name.
     from ortgpu.cli import bench, check, demo, doctor, exec, explain, fix, hold, preflight, tune  # noqa: A004, F401 - named as commands are
 
-# Modules of this package, in the order of use. Each holds a click command of its own name, whose help begins with the
-# sentence here: `ortgpu --help` shows all of them and imports none.
+# Modules of this package, in the order of use. Each module holds a click command of its own name. The help of the
+# command begins with the sentence here, so `ortgpu --help` shows all sentences and imports no command.
 COMMANDS = {
     "demo": "Show what plain ONNX Runtime does on this machine, and what a GPUSession does.",
     "check": "Open MODEL on the GPU and prove that it runs there.",
@@ -53,7 +53,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        is_known = args[0] in COMMANDS or ctx.resilient_parsing  # a shell that completes the line is told nothing
+        is_known = args[0] in COMMANDS or ctx.resilient_parsing  # Completion in a shell needs no hint.
         for near in difflib.get_close_matches(args[0], () if is_known else COMMANDS, n=1):
             ctx.fail(f"There is no command {args[0]!r}; did you mean {near}?")
         return super().resolve_command(ctx, args)
@@ -71,22 +71,22 @@ def ortgpu(ctx: click.Context) -> int:
 
     Exit codes: 0 all is well, 1 a problem was found, 2 wrong usage.
     """
-    if ctx.invoked_subcommand is None:  # left to click, the exit code would depend on its release
+    if ctx.invoked_subcommand is None:  # The exit code of click itself depends on its release.
         click.echo(ctx.get_help(), err=True)
         return 2
     return 0
 
 
-# A full disk or quota, a limit on files; a terminal or a file that is gone
+# These errors mean a full disk or quota, a limit on files, or a terminal or file that has gone.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ESTALE)
 
 
 def _drop_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Otherwise the interpreter complains at exit.
 
 
 def run(argv: list[str]) -> int:
-    """Run one command line and return its exit code; nothing but a bug of this program raises."""
+    """Run one command line and return its exit code. Only a bug of this program raises."""
     output.prepare_streams()
     try:
         result = ortgpu.main(args=argv, prog_name="ortgpu", standalone_mode=False)
@@ -101,11 +101,11 @@ def run(argv: list[str]) -> int:
         output.line(console, f"Error: {error.format_message()}")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        return 130  # as a shell reports an interrupt
+        return 130  # A shell reports an interrupt with this code.
     except GPUError as error:
         output.show_error(output.stderr(), error)
         return 1
-    except BrokenPipeError:  # `ortgpu check | head -1`: the reader has what it wanted
+    except BrokenPipeError:  # In `ortgpu check | head -1` the reader ends first.
         _drop_output()
         return 1
     except OSError as error:

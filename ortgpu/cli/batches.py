@@ -1,4 +1,4 @@
-"""The sizes of batches that an option of the command line lists."""
+"""Options of the command line that list batch sizes."""
 
 from __future__ import annotations
 

@@ -83,12 +83,12 @@ def check(
 ) -> int:
     """Open MODEL on the GPU and prove that it runs there.
 
-    Without MODEL, a built-in one with a single node is used. Shows the device, where every node was placed, the GPU
-    memory of the process, and the time of a few runs on made-up inputs (free dimensions are 1), or on those of
+    Without MODEL, a built-in model with a single node is used. Shows the device, the placement of every node, the GPU
+    memory of the process, and the time of a few runs. The inputs are made up (free dimensions are 1) or come from
     --inputs. The last line is the verdict.
 
     Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu or ORTGPU_ALLOW_CPU=1. 1: it is not, or
-    it does not run on the inputs of --inputs, or --compare finds wrong results or none, and the reason is printed. With
+    it does not run on the inputs of --inputs, or --compare finds wrong results or none. The reason is printed. With
     --fit, 1: no batch of a model fits, or the models do not fit together. 2: wrong usage, for instance no such file.
 
     \b
@@ -98,7 +98,7 @@ def check(
       "on_cpu_because" and, with --placement, "placement_details",
       with --compare "compared" and "compared_with"; with --shapes "shapes";
       with --fit "fit" alone, and "model" is a list for several models
-    null is unknown.
+    null means unknown.
     """
     if fit is not None:
         return _show_fit(models, fit, device, inputs, plot, allow_cpu=allow_cpu, as_json=as_json)
@@ -108,10 +108,10 @@ def check(
     name = str(model) if model else None
     try:
         with report.quiet() as caught:
-            found, compared, compared_with, times = _open_and_run(
+            session_report, compared, compared_with, times = _open_and_run(
                 model, device, cpu_nodes, allow_cpu, runs, inputs, compare, shapes
             )
-            details = _look_closer(model, device) if placement and found.device.is_gpu else None
+            details = _look_closer(model, device) if placement and session_report.device.is_gpu else None
     except click.UsageError:
         raise
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
@@ -119,19 +119,19 @@ def check(
             report.show_warnings(output.stdout(), report.split_warnings(caught)[1])
         return output.show_problem(error, as_json, model=model)
     on_cpu_because, warned = report.split_warnings(caught)
-    # Failing on made-up inputs proves nothing, but leaves nothing to compare
-    refused = found.latency_error is not None and (inputs is not None or compare is not None)
+    # A failure on made-up inputs proves nothing, but it leaves nothing to compare.
+    refused = session_report.latency_error is not None and (inputs is not None or compare is not None)
     wrong = compared.wrong if compared is not None else None
     failed = refused or wrong is not None
     if as_json:
-        document = output.document(ok=not failed, model=name, **found.as_dict(), warnings=warned)
+        document = output.document(ok=not failed, model=name, **session_report.as_dict(), warnings=warned)
         if placement:
             document["placement_details"] = details.as_dict() if details else None
         if compare is not None:
             document["compared"] = {"error": compared.error, "wrong": wrong} if compared is not None else None
             document["compared_with"] = compared_with
         if shapes is not None:
-            document["shapes"] = [each.as_dict() for each in times]
+            document["shapes"] = [shape.as_dict() for shape in times]
         document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
         output.write_json(document)
         return int(failed)
@@ -139,7 +139,7 @@ def check(
     report.show_warnings(console, warned)
     if on_cpu_because:
         output.show_error(console, on_cpu_because)
-    found.show(console, verbose=verbose)
+    session_report.show(console, verbose=verbose)
     if times:
         shape_times.show(console, times)
     if placement and not details:
@@ -155,10 +155,10 @@ def check(
     if wrong is not None:
         output.line(console, f"WRONG: {shown} beside {compared_with}: {wrong}", style="bold red")
     elif refused:
-        output.line(console, str(found.latency_error), style="bold red")
+        output.line(console, str(session_report.latency_error), style="bold red")
     elif on_cpu_because:
         output.show_that_on_cpu(console, f"{shown} is open", by_option=allow_cpu)
-    elif found.is_idle:
+    elif session_report.is_idle:
         output.line(console, f"{shown} is open on the GPU, and none of its nodes runs there", style="bold yellow")
     else:
         output.line(console, f"OK: {shown} runs on the GPU", style="bold green")
@@ -175,7 +175,7 @@ def _show_fit(
     allow_cpu: bool,
     as_json: bool,
 ) -> int:
-    """Show what ``ortgpu.fit`` measures, and return the exit code."""
+    """Show the measurements of ``ortgpu.fit``, and return the exit code."""
     if not models:
         raise click.UsageError("--fit needs a MODEL")
     feeds = [read_inputs(file)] if file is not None else None
@@ -217,16 +217,16 @@ def _open_and_run(
                 feeds = made_inputs.make_inputs(declared) if file is None else read_inputs(file, declared)
         except made_inputs.UnknownInputError as error:
             reason = str(error)
-        found = report.read(session, feeds if runs > 0 else None, runs, reason, refusal(file))
+        session_report = report.read(session, feeds if runs > 0 else None, runs, reason, refusal(file))
         times: list[shape_times.ShapeTimes] = []
         if shapes is not None:
             try:
                 times = shape_times.measure(session, shapes)
             except made_inputs.UnknownInputError as error:
                 raise click.UsageError(f"--shapes: {error}") from error
-        if not compare or feeds is None or found.latency_error is not None:
-            return found, None, None, times
-        return found, *divergence.compare_with_cpu(session, source, feeds), times
+        if not compare or feeds is None or session_report.latency_error is not None:
+            return session_report, None, None, times
+        return session_report, *divergence.compare_with_cpu(session, source, feeds), times
 
 
 def _look_closer(model: Path | None, device: str | None) -> PlacementDetails:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 else:
     onnx = late("onnx")
 
-_MARK = "ORTGPU-DEMO "  # the start of the line that reports; libraries print the rest
-_SHOWN = 8  # lines of what ONNX Runtime writes
+_MARK = "ORTGPU-DEMO "  # The report begins with this mark. Libraries print the other lines.
+_SHOWN = 8  # The most lines that are shown of ONNX Runtime's output.
 
-# The usual program
+# An ordinary program runs a model like this.
 _PROGRAM = f"""
 import json
 
@@ -59,7 +59,7 @@ def demo(timeout: float, save: Path | None) -> int:
 
     1. An ordinary program, in a child process: an InferenceSession that asks for CUDA before the CPU.
 
-    2. The same model in a GPUSession, as `ortgpu check` opens it: it proves that it is on the GPU, or raises.
+    2. The same model in a GPUSession, as `ortgpu check` opens it: the session proves that it is on the GPU, or raises.
 
     Exit code 0: the GPUSession did one of the two, or opened on the CPU because ORTGPU_ALLOW_CPU is set. 1: ONNX
     Runtime alone reached the GPU and the GPUSession did not.
@@ -92,14 +92,14 @@ def demo(timeout: float, save: Path | None) -> int:
 
 
 def example_model() -> bytes:
-    """Return a model that programs of one's own can open: one Relu, with any number of rows."""
+    """Return a model for the user's own programs: one Relu, with any number of rows."""
     text = '<ir_version: 8, opset_import: ["": 17]> relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'
     return bytes(onnx.parser.parse_model(text).SerializeToString())
 
 
 @dataclass(frozen=True, slots=True)
 class PlainResult:
-    """The observation of plain ONNX Runtime: what is known, by name, and the lines on stdout and stderr."""
+    """The observation of plain ONNX Runtime: facts by name, and the lines on stdout and stderr."""
 
     observed: Mapping[str, str]
     written: tuple[str, ...]
@@ -120,7 +120,7 @@ class PlainResult:
 def observe(*, timeout: float) -> PlainResult:
     """Create an ``InferenceSession`` that asks for CUDA first and run it once, as most programs do."""
     child = run_python(_PROGRAM, RELU.hex(), timeout=timeout, environ=environ_of_child(), together=True)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", child.output)  # ONNX Runtime's log has colours even without a terminal
+    text = re.sub(r"\x1b\[[0-9;]*m", "", child.output)  # ONNX Runtime's log has colours even without a terminal.
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     observed = [line for line in lines if line.startswith(_MARK)]
     facts: dict[str, str] = json.loads(observed[-1].removeprefix(_MARK)) if observed else {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
     onnx = late("onnx")
 
-_EXPOSED = 8  # tensors at a time
+_EXPOSED = 8  # So many tensors are exposed at a time.
 _VANISHED = "exposing tensors made it vanish: with them as outputs, operators are not fused"
 _TOO_LARGE = "the model is too large to look inside"
 
@@ -30,10 +30,10 @@ _TOO_LARGE = "the model is too large to look inside"
 def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping[str, Any]) -> tuple[Comparison, str]:
     """Compare the results of an open session as :func:`ortgpu.tune` compares the results of candidates.
 
-    Return the comparison, whose fault names the place where results first go wrong, and what they were compared with.
+    Return the comparison, and the name of its reference. A fault names the place of the first wrong result.
 
     Raises:
-        Exception: whatever plain ONNX Runtime or the session raises.
+        Exception: any exception of plain ONNX Runtime or the session.
     """
     place, source = Place(device_of(session).ordinal), source_of(model)
     with Child() as child:
@@ -54,19 +54,19 @@ def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping
 
 def _settings_of(session: VerifiedSession) -> Settings:
     """Return the settings that a session has chosen."""
-    chosen = {option: value for option, (value, _) in session._verified.options_chosen.items()}
+    session_options = {option: value for option, (value, _) in session._verified.options_chosen.items()}
     return {
         name: value
         for name, values in SETTINGS.items()
         for value, options in values.items()
-        if options and options.items() <= chosen.items()
+        if options and options.items() <= session_options.items()
     }
 
 
 def locate(model: bytes | str, place: Place, feed: Mapping[str, Any], settings: Settings, has_cpu: bool) -> str:
-    """Return between which tensors of the main graph results go wrong, for a person. A child calls this.
+    """Return a sentence about the tensors of the main graph between which results go wrong. A child calls this.
 
-    Few tensors at a time become outputs of the model, since each may keep operators from being fused.
+    Few tensors at a time become outputs of the model, since an output may keep operators from being fused.
 
     Args:
         has_cpu: True if the CPU gives results to compare with. Otherwise plain ONNX Runtime gives them.
@@ -77,11 +77,11 @@ def locate(model: bytes | str, place: Place, feed: Mapping[str, Any], settings: 
         return _TOO_LARGE
     else:
         loaded = onnx.load(model)
-    if loaded.ByteSize() > LARGE:  # with its external data
+    if loaded.ByteSize() > LARGE:  # This size includes external data.
         return _TOO_LARGE
-    made = {output.name for output in loaded.graph.output}
-    last = max(at for at, node in enumerate(loaded.graph.node) if made.intersection(node.output))
-    tensors = [name for node in loaded.graph.node[: last + 1] for name in node.output if name and name not in made]
+    outputs = {output.name for output in loaded.graph.output}
+    last = max(at for at, node in enumerate(loaded.graph.node) if outputs.intersection(node.output))
+    tensors = [name for node in loaded.graph.node[: last + 1] for name in node.output if name and name not in outputs]
     agreeing, diverging = -1, len(tensors)
     while diverging - agreeing > 1:
         between = diverging - agreeing - 1
@@ -104,10 +104,10 @@ def locate(model: bytes | str, place: Place, feed: Mapping[str, Any], settings: 
 def _first_wrong(
     model: bytes, place: Place, feed: Mapping[str, Any], settings: Settings, has_cpu: bool, exposed: int
 ) -> int | None:
-    """Return the position of the first exposed tensor that is wrong, or their number if only the outputs are.
+    """Return the position of the first wrong exposed tensor, or their number if only the outputs are wrong.
 
     Args:
-        exposed: the number of exposed tensors, which are the last outputs of ``model``.
+        exposed: the number of exposed tensors. They are the last outputs of ``model``.
     """
     plain = open_at(place, model, {}, {}).run(None, dict(feed))
     right = open_at(ON_CPU, model, {}, {}).run(None, dict(feed)) if has_cpu else plain

@@ -1,4 +1,4 @@
-"""``ortgpu doctor``: show what is wrong, why, what to do, and the facts that were found."""
+"""``ortgpu doctor``: show problems with their causes and fixes, and the facts of this machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from ortgpu.errors import LauncherConflictError
     help="Leave out user names, home folders, the name of the host, and credentials in addresses.",
 )
 @click.option("--no-probe", is_flag=True, help="Only look: open neither the driver nor a session.")
-@click.option(  # whole seconds, because "nan" is a float
+@click.option(  # Whole seconds, because "nan" is a float.
     "--timeout", type=click.IntRange(1, 3600), default=30, show_default=True, help="Seconds that the probe may take."
 )
 def doctor(
@@ -77,17 +77,17 @@ def doctor(
     """Say what is wrong, why, and what to do; then what was found.
 
     Looks at packages, libraries, driver and GPUs, and judges them. Then, in a child process with a deadline, the
-    driver, the provider and a session are really opened: a library that ends its process ends the child.
+    driver, the provider and a session are really opened: a library that ends its process ends only the child.
 
-    With --python the other environment needs neither ortgpu nor what it needs: ortgpu doctor --python .venv
+    With --python the other environment needs neither ortgpu nor its dependencies: ortgpu doctor --python .venv
 
     With --profile training: the training package of ONNX Runtime, MPI, NCCL, the network; in child processes, the
     driver, onnxruntime.training and MPI are really started. --ssh HOST runs `true` there, with ssh's BatchMode.
-    --shared-folder DIR has every rank write a token into DIR and read those of the others; started without a
-    launcher, it only shows that this process can write there.
+    With --shared-folder DIR every rank writes a token into DIR and reads the tokens of the others. Without a launcher
+    this only shows that this process can write there.
 
-    Exit code 0: nothing is wrong that keeps a session off the GPU, or with --profile training, the driver, the training
-    API or MPI from working. 1: something is. 2: wrong usage.
+    Exit code 0: no problem keeps a session off the GPU, or with --profile training, the driver, the training API or MPI
+    from working. 1: a problem does. 2: wrong usage.
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and
@@ -98,16 +98,16 @@ def doctor(
       "environment"   host, installer, packages, extension, bridge, provider,
                       libraries, mapped, driver, variables,
                       system_libraries_missing, cudnn_architectures,
-                      release_wanted, libraries_by_cuda; null is unknown
+                      release_wanted, libraries_by_cuda; null means unknown
       "probe"         steps, completed, returncode, signal, timed_out, died_in,
                       opening, seconds, output; null with --no-probe
       "training"      with --profile training: environment, ssh, shared_folder
-    or "error", where the launcher's variables do not say which rank this is,
-    and where the interpreter of --python does not run this library.
+    or "error", if the launcher's variables do not tell the rank of this process,
+    or if the interpreter of --python does not run this library.
     """
     if profile == "inference" and (hosts or shared_folder is not None):
         raise click.UsageError("--ssh and --shared-folder need --profile training")
-    if shared_folder == "":  # "$FOLDER" where nothing set it
+    if shared_folder == "":  # An unset variable, as in "$FOLDER", gives an empty text.
         raise click.UsageError("--shared-folder is empty")
     if profile == "training" and model is not None:
         raise click.UsageError("--model is for --profile inference")

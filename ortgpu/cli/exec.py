@@ -1,4 +1,4 @@
-"""``ortgpu exec``: run a command in which every InferenceSession keeps the promise of a GPUSession."""
+"""``ortgpu exec``: run a command under the guard, so that every InferenceSession is verified like a GPUSession."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ortgpu.session.guard.inheritance import prepare
 
 _PYTHON = re.compile(r"(python|pypy)w?[\d.]*t?(\.exe)?", re.IGNORECASE)
 _IS_REACHED = "import sys; print('_ortgpu_hook' in sys.modules)"
-# Options with which Python does not read PYTHONPATH, or runs no sitecustomize
+# With these options Python does not read PYTHONPATH, or runs no sitecustomize.
 _IGNORED = {"E": "the variables", "I": "the variables", "S": "the start-up file"}
 
 
@@ -28,22 +28,22 @@ _IGNORED = {"E": "the variables", "I": "the variables", "S": "the start-up file"
 def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the command
     """Run a command in which every InferenceSession keeps the promise of a GPUSession.
 
-    The guard is in force in COMMAND and in every Python that it starts: a session that asks for CUDA, or for nothing,
-    gets it verified, or its constructor raises the error that names the cause. Sessions that ask for the CPU only pass.
-    Nothing of the program has to be changed, and ortgpu need not be installed in its environment.
+    The guard is in force in COMMAND and in every Python that COMMAND starts. A session that asks for CUDA, or for no
+    provider, is verified to run on the GPU, or its constructor raises an error that names the cause. Sessions that ask
+    only for the CPU stay as they are. The program need not be changed, and its environment need not have ortgpu.
 
     \b
     For instance:
       ortgpu exec -- python app.py
       ortgpu exec -- gunicorn app:server
 
-    COMMAND takes the place of this process: signals and exit code are its own. 127: it was not found, 126: it cannot
-    be executed, 2: none was given.
+    COMMAND replaces this process, so signals and exit code are its own. 127: COMMAND was not found. 126: it cannot be
+    executed. 2: no COMMAND was given.
 
     Not reached: interpreters that ignore PYTHONPATH (python -I, -E, -S; a portable one for Windows, unless ortgpu is
     installed in it), and programs that do not use Python.
     """
-    if not command[0]:  # "$APP" where nothing set it
+    if not command[0]:  # An unset variable, as in "$APP", gives an empty text.
         raise click.UsageError("COMMAND is empty")
     reject_isolated_python(command)
     environment = dict(os.environ)
@@ -51,7 +51,7 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
     try:
         if os.name == "nt":
             return _call(command, environment)
-        for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the command would inherit that
+        for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the command would inherit that.
             signal.signal(getattr(signal, name), signal.SIG_DFL)
         os.execvpe(command[0], list(command), environment)  # noqa: S606 - the user's own command line
     except OSError as error:
@@ -62,17 +62,18 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
 
 def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command on Windows, where exec would return to the shell at once, and return its exit code."""
-    program = shutil.which(command[0])  # Windows would look beside this interpreter first: a virtual environment's base
+    # Windows itself would look beside this interpreter first, in the base of a virtual environment.
+    program = shutil.which(command[0])
     if program is None:
         raise FileNotFoundError(errno.ENOENT, "not found")
     reject_portable_python(program, environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which may take its time to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, and the command decides when to end.
     code = subprocess.call([program, *command[1:]], env=environment)
-    return code - 2**32 if code >= 2**31 else code  # as sys.exit takes it: 0xC0000005, say, of a crash
+    return code - 2**32 if code >= 2**31 else code  # For sys.exit, a code of a crash such as 0xC0000005 is negative.
 
 
 def reject_portable_python(program: str, environment: Mapping[str, str]) -> None:
-    """Raise UsageError if ``program`` is a Python for Windows that a file beside it isolates, and without the guard."""
+    """Raise UsageError if a file beside ``program``, a Python for Windows, isolates it from the guard."""
     files = sorted(Path(program).parent.glob("python*._pth")) if _PYTHON.fullmatch(os.path.basename(program)) else []
     if files and "True" not in child.run([program, "-c", _IS_REACHED], environ=environment, timeout=60).output:
         raise click.UsageError(
@@ -97,7 +98,7 @@ def reject_isolated_python(command: Sequence[str]) -> None:
                 raise click.UsageError(f"{command[0]} -{letter} {reason}")
             if letter in "cm":
                 return
-            if letter in "WX":  # its value is the rest, or the next argument
+            if letter in "WX":  # The value is the rest of the argument, or the next argument.
                 if position == len(argument):
                     next(arguments, None)
                 break

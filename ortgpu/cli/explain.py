@@ -23,7 +23,7 @@ _LINK = re.compile(r"\[[^\]]*\]\((\S+?)\)(?:, )?")
 
 
 class Section(NamedTuple):
-    """The section of one error: its title from the index, and its text in the form that the page describes."""
+    """The section of one error: its title from the index, and its text in the form described on the page."""
 
     title: str
     text: str
@@ -46,18 +46,18 @@ def sections() -> dict[str, Section]:
 def explain(words: tuple[str, ...], markdown: bool) -> int:
     """Say what an error means, how it comes about, how to tell, and how to mend it.
 
-    CODE is the last line of an error's message (driver-not-found); the name of its class will do as well
-    (DriverNotFoundError). Without it, all errors are listed.
+    CODE is in the last line of an error's message (driver-not-found). The name of the class will do as well
+    (DriverNotFoundError). Without CODE, all errors are listed.
 
-    TEXT is what ONNX Runtime, the loader or a traceback says, in quotes; - reads it from the standard input. It may
+    TEXT is a message of ONNX Runtime, the loader or a traceback, in quotes; - reads it from the standard input. It may
     come from another machine: `ortgpu doctor` looks at this one.
     """
     text = click.open_file("-", encoding="utf-8", errors="replace").read() if words == ("-",) else " ".join(words)
-    found = _find(text) if words else None
+    code = _find(text) if words else None
     if markdown:
-        click.echo(page() if found is None else f"## {found}\n\n{sections()[found].text}\n", nl=False)
-    elif found is not None:
-        _show(output.stdout(), found, sections()[found])
+        click.echo(page() if code is None else f"## {code}\n\n{sections()[code].text}\n", nl=False)
+    elif code is not None:
+        _show(output.stdout(), code, sections()[code])
     else:
         _list(output.stdout())
     return 0
@@ -65,17 +65,17 @@ def explain(words: tuple[str, ...], markdown: bool) -> int:
 
 def _find(text: str) -> str:
     """Return the code for a code or class name in any case, or for a text. Raises UsageError if there is none."""
-    names = {cls.__name__.lower(): known for known, cls in catalogue().items()}
-    wanted = text.strip(" :.,`\n").lower().replace("_", "-")  # it may be copied from a text
-    if (found := names.get(wanted, wanted)) in sections():
-        return found
-    if known := recognise(text):
-        output.line(output.stderr(), f"In the text: {known[1]}", style="dim")
-        return known[0]
-    if len(wanted.split()) > 1:
+    names = {cls.__name__.lower(): error_code for error_code, cls in catalogue().items()}
+    query = text.strip(" :.,`\n").lower().replace("_", "-")  # The name may be copied from a text.
+    if (code := names.get(query, query)) in sections():
+        return code
+    if match := recognise(text):
+        output.line(output.stderr(), f"In the text: {match[1]}", style="dim")
+        return match[0]
+    if len(query.split()) > 1:
         hint = "`ortgpu explain` lists all, and `ortgpu doctor` looks at this machine."
         raise click.UsageError(f"no check knows a line of this text; {hint}")
-    close = difflib.get_close_matches(wanted, [*sections(), *names], n=1, cutoff=0.5)
+    close = difflib.get_close_matches(query, [*sections(), *names], n=1, cutoff=0.5)
     hint = f"did you mean {names.get(close[0], close[0])}?" if close else "`ortgpu explain` lists all."
     raise click.UsageError(f"there is no error {text!r}; {hint}")
 

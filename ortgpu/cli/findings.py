@@ -26,9 +26,9 @@ from ortgpu.errors import GPUError
 from ortgpu.provider.requests import CUDA
 
 _CAN_TRAIN = "OK: onnxruntime.training works here, on the CPU; training on a GPU with it is not verified"
-_FACTS_SHOWN = 6  # lines of evidence for each problem; all with --verbose
-_LONG = 70  # characters of a variable's value
-# variables and packages that are shown with --verbose only
+_FACTS_SHOWN = 6  # Lines of evidence for each problem; --verbose shows all.
+_LONG = 70  # The most characters that are shown of a variable's value.
+# Only --verbose shows these variables and packages.
 _HARDLY_TELLING = frozenset({"PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "flatbuffers", "protobuf", "nvidia-ml-py"})
 
 
@@ -40,12 +40,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True if there is no fatal problem, and the session opened if one was tried."""
+        """True if there is no fatal problem, and the probe, if any, opened a session."""
         return self.diagnosis.ok and self.failure is None
 
     @property
     def failure(self) -> str | None:
-        """The step in which the probe failed, and the first line of its message or of the child's output. Or None."""
+        """The failed step of the probe, with the first line of its message or of the child's output; else None."""
         probe = self.diagnosis.probe
         if probe is None:
             return None
@@ -57,7 +57,7 @@ class Report:
     @property
     def causes(self) -> list[GPUError]:
         problems = self.diagnosis.problems
-        return [each for each in problems if each.severity == "fatal" and each.consequence_of is None]
+        return [problem for problem in problems if problem.severity == "fatal" and problem.consequence_of is None]
 
     def as_dict(self) -> dict[str, Any]:
         diagnosis = self.diagnosis.as_dict()
@@ -100,8 +100,8 @@ class Report:
     def _show_problems(self, console: Console, verbose: bool) -> None:
         problems = self.diagnosis.problems
         causes = self.causes
-        consequences = [each for each in problems if each.consequence_of is not None]
-        warnings = [each for each in problems if each.severity != "fatal" and each.consequence_of is None]
+        consequences = [problem for problem in problems if problem.consequence_of is not None]
+        warnings = [problem for problem in problems if problem.severity != "fatal" and problem.consequence_of is None]
         for number, cause in enumerate(causes):
             if number:
                 output.line(console)
@@ -109,15 +109,15 @@ class Report:
         if consequences:
             output.line(console)
             output.heading(console, "Follows from it:" if len(causes) == 1 else "Follows from these:")
-        for each in consequences:
-            because = f" (because of {each.consequence_of})" if len(causes) > 1 else ""
-            output.line(console, f"  - {each.code}: {each.summary}{because}")
+        for problem in consequences:
+            because = f" (because of {problem.consequence_of})" if len(causes) > 1 else ""
+            output.line(console, f"  - {problem.code}: {problem.summary}{because}")
         if causes and warnings:
             output.line(console)
         show_more = output.show_reasons if verbose else output.show_fixes
-        for each in warnings:
-            output.line(console, f"warning: {each.summary} ({each.code})", style="yellow")
-            show_more(console, each)
+        for problem in warnings:
+            output.line(console, f"warning: {problem.summary} ({problem.code})", style="yellow")
+            show_more(console, problem)
 
     def _show_verdict(self, console: Console) -> None:
         if self.causes:
@@ -158,7 +158,7 @@ def _onnxruntime(environment: Environment, probe: ProbeResult | None) -> Iterato
         name = " ".join(filter(None, (installed.build_name, installed.build_version))) or "of unknown build"
         cuda = f"for CUDA {environment.cuda_major}" if environment.cuda_major else "without a known CUDA provider"
         providers = _providers(probe)
-        # A provider file may be left of another package.
+        # A provider file may be a remnant of another package.
         without = CUDA not in providers if providers else installed.build_name == "onnxruntime"
         cuda = "built without CUDA" if without and not installed.cuda_is_plugin else cuda
         yield f"{name}, {cuda}, in {installed.folder}"
@@ -167,8 +167,8 @@ def _onnxruntime(environment: Environment, probe: ProbeResult | None) -> Iterato
     if len(installed.owners) > 1 or installed.folder is None:
         for owner in installed.owners:
             yield f"on record: {_name_and_version(owner)}"
-    for held in environment.packages.held:
-        yield f"held: libraries that require onnxruntime find {held.version}, and install no other (ortgpu hold)"
+    for stand_in in environment.packages.held:
+        yield f"held: libraries that require onnxruntime find {stand_in.version}, and install no other (ortgpu hold)"
     for other in installed.elsewhere:
         yield f"another one, not used: {_name_and_version(other)} in {other.location}"
 
@@ -186,7 +186,9 @@ def _name_and_version(package: Distribution) -> str:
 def _packages(environment: Environment, verbose: bool) -> Iterator[str]:
     packages = environment.packages
     torch = [f"torch {packages.torch.version or 'of unknown version'}"] if packages.torch else []
-    others = [_name_and_version(one) for one in packages.others if verbose or one.name not in _HARDLY_TELLING]
+    others = [
+        _name_and_version(package) for package in packages.others if verbose or package.name not in _HARDLY_TELLING
+    ]
     if verbose:
         yield from (*others, *torch, *map(_name_and_version, packages.nvidia))
     else:
@@ -214,7 +216,7 @@ def _gpus(environment: Environment, probe: ProbeResult | None, verbose: bool) ->
         environment.driver.nvml.gpus if environment.driver.nvml.available else None
     )
     if gpus is None and probe is not None and probe.cuda is not None:
-        gpus = probe.cuda.devices  # CUDA may work where NVML does not, in some containers
+        gpus = probe.cuda.devices  # In some containers CUDA works and NVML does not.
     if gpus is None:
         yield "not known without NVML"
     elif not gpus:
@@ -242,8 +244,8 @@ def _full_name(gpu: GPU | CudaDevice) -> str:
         return f"{gpu.ordinal}: {_kind(gpu)}, {gpu.uuid or 'UUID not known'}"
     free = f"{gpu.memory_free / (1 << 30):.1f} GiB free" if gpu.memory_free is not None else "free memory not known"
     mode = f"compute mode {gpu.compute_mode or 'not known'}"
-    own = [f"{gpu.index}: {_kind(gpu)}", free, mode, gpu.uuid or "UUID not known"]
-    return ", ".join([*own, *([gpu.pci_bus_id] if gpu.pci_bus_id else []), *gpu.mig_uuids])
+    facts = [f"{gpu.index}: {_kind(gpu)}", free, mode, gpu.uuid or "UUID not known"]
+    return ", ".join([*facts, *([gpu.pci_bus_id] if gpu.pci_bus_id else []), *gpu.mig_uuids])
 
 
 def _libraries(environment: Environment) -> Iterator[str]:
@@ -274,10 +276,10 @@ def _libraries_in_full(environment: Environment) -> Iterator[str]:
 
 
 def _is_missed(library: Resolution, environment: Environment) -> bool:
-    """Return True if an absent library is worth a line: of cuDNN's parts, those that every release has."""
+    """Return True if an absent library is worth a line. A part of cuDNN is, if every release has the part."""
     if library.spec.part_of is None:
         return True
-    whole = next((one for one in environment.libraries if one.spec.stem == library.spec.part_of), None)
+    whole = next((other for other in environment.libraries if other.spec.stem == library.spec.part_of), None)
     always = CUDNN_CORE_PARTS.get(major_of(library.soname) or 0, ())
     return whole is not None and whole.chosen is not None and library.spec.stem in always
 
@@ -299,7 +301,8 @@ def _variables(environment: Environment, verbose: bool) -> Iterator[str]:
 
 def _requirements(requirements: Sequence[Requirement]) -> Iterator[str]:
     passed, failed, unknown = (
-        [one.name for one in requirements if one.status_minimum == status] for status in ("pass", "fail", "unknown")
+        [requirement.name for requirement in requirements if requirement.status_minimum == status]
+        for status in ("pass", "fail", "unknown")
     )
     parts = [f"{len(passed)} met"]
     parts += [f"not met: {', '.join(failed)}"] if failed else []
@@ -308,13 +311,13 @@ def _requirements(requirements: Sequence[Requirement]) -> Iterator[str]:
 
 
 def _requirements_in_full(requirements: Iterable[Requirement]) -> Iterator[str]:
-    for one in requirements:
-        yield f"{one.name}: {one.found or 'not known'}"
-        yield f"    minimum {one.minimum}: {one.status_minimum}"
-        status = {"fail": "not met, and works all the same"}.get(one.status_recommended, one.status_recommended)
-        yield f"    recommended {one.recommended}: {one.status_minimum if one.status_minimum == 'fail' else status}"
-        if one.note:
-            yield f"    {one.note}"
+    for row in requirements:
+        yield f"{row.name}: {row.found or 'not known'}"
+        yield f"    minimum {row.minimum}: {row.status_minimum}"
+        status = {"fail": "not met, and works all the same"}.get(row.status_recommended, row.status_recommended)
+        yield f"    recommended {row.recommended}: {row.status_minimum if row.status_minimum == 'fail' else status}"
+        if row.note:
+            yield f"    {row.note}"
 
 
 def _probe(probe: ProbeResult | None, verbose: bool) -> Iterator[str]:
@@ -345,7 +348,10 @@ def _probe(probe: ProbeResult | None, verbose: bool) -> Iterator[str]:
 
 def _training(training: TrainingFacts) -> dict[str, list[str]]:
     environment = training.environment
-    ssh = [f"{one.host}: {'reached' if one.returncode == 0 else 'not reached'}" for one in training.ssh]
+    ssh = [
+        f"{connection.host}: {'reached' if connection.returncode == 0 else 'not reached'}"
+        for connection in training.ssh
+    ]
     return {
         "NCCL": list(map(str, environment.nccl.libraries)) or ["no libnccl.so.2 was found"],
         "MPI": _mpi(environment.mpi),

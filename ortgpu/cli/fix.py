@@ -50,21 +50,21 @@ def fix(
 ) -> int:
     """Run the commands that `ortgpu doctor` prints, and look again after each.
 
-    Asks before each command. After each, the environment is judged in a fresh process, as the doctor does it; the next
-    command is that of the first error that is left. A command runs once at most.
+    Asks before each command. After each command, the doctor judges the environment in a fresh process. The next command
+    fixes the first remaining error. A command runs once at most.
 
-    What needs root, a restart, another machine or a change of your program is printed and never run. A command that
-    changes a variable (export, unset) changes it for the next look; repeat it in your own shell: it is shown at the
-    end.
+    Fixes that need root, a restart, another machine or a change of your program are printed and never run. A command
+    that changes a variable (export, unset) changes it for the next look. Repeat the command in your own shell: it is
+    shown at the end.
 
-    Exit code 0: fixed, or nothing was wrong. 1: an error is left, which is shown at the end. 2: wrong usage.
+    Exit code 0: fixed, or nothing was wrong. 1: an error remains and is shown at the end. 2: wrong usage.
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model",
       "commands"   in the order of running: command, code (of the error),
                    status ("ran", "declined", "not run"), exit_status, seconds
       "your_shell" the commands to repeat in your own shell
-      "problems"   what is left, as in the document of `ortgpu doctor`
+      "problems"   the remaining ones, as in the document of `ortgpu doctor`
     or "error".
     """
     python = python or interpreter()
@@ -102,7 +102,7 @@ class Step:
     """A command of a fix. ``exit_status`` and ``seconds`` are None unless it ran."""
 
     command: Fix
-    code: str  # of the error that it is a fix of
+    code: str  # The code of the error.
     exit_status: int | None = None
     seconds: float | None = None
     declined: bool = False
@@ -120,25 +120,25 @@ class Step:
 
 @dataclass(slots=True)
 class Repair:
-    """The commands of a diagnosis and what they led to. ``judge`` looks at the environment in a fresh process."""
+    """The commands of a diagnosis and their effects. ``judge`` looks at the environment in a fresh process."""
 
     console: Console
     judge: Callable[[Variables], ortgpu.Diagnosis]
     with_warnings: bool = False
     steps: list[Step] = field(default_factory=list)
     diagnosis: ortgpu.Diagnosis | None = None
-    variables: dict[str, str | None] = field(default_factory=dict)  # that commands have changed; None: removed
+    variables: dict[str, str | None] = field(default_factory=dict)  # Changes by commands; None: removed.
 
     @property
     def problems(self) -> tuple[GPUError, ...]:
-        """The problems of the last look that are to be fixed. A consequence goes with its cause."""
-        found = self.diagnosis.problems if self.diagnosis is not None else ()
-        causes = [problem for problem in found if problem.consequence_of is None]
+        """The problems of the last look, without their consequences: a consequence goes with its cause."""
+        all_problems = self.diagnosis.problems if self.diagnosis is not None else ()
+        causes = [problem for problem in all_problems if problem.consequence_of is None]
         return tuple(problem for problem in causes if problem.severity == "fatal" or self.with_warnings)
 
     @property
     def failure(self) -> str | None:
-        """What failed in the probe though no check finds a fault; None if nothing did."""
+        """The failure of the probe if no check finds a fault, or None."""
         if self.diagnosis is None or not self.diagnosis.ok:
             return None
         return Report(None, self.diagnosis, ()).failure
@@ -153,15 +153,15 @@ class Repair:
         self.steps = list(_commands(self.problems))
 
     def run(self, confirm: Callable[[], bool]) -> None:
-        """Run command after command, until no problem has another one.
+        """Run command after command, until no problem has a further command.
 
         Raises:
             click.Abort: ``confirm`` got no answer.
         """
         while True:
             self.diagnosis = self.judge(self.environ)
-            known = {step.command for step in self.steps}
-            step = next((step for step in _commands(self.problems) if step.command not in known), None)
+            commands = {step.command for step in self.steps}
+            step = next((step for step in _commands(self.problems) if step.command not in commands), None)
             if step is None:
                 return
             problem = next(problem for problem in self.problems if step.command in problem.fixes)
@@ -177,7 +177,7 @@ class Repair:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The variables of this process with the changes that commands have made."""
+        """The variables of this process with the changes by commands."""
         changed = {**os.environ, **self.variables}
         return {name: value for name, value in changed.items() if value is not None}
 
@@ -192,7 +192,7 @@ class Repair:
 
     @property
     def your_shell(self) -> list[str]:
-        """The commands that bring the changes of variables about in the user's own shell."""
+        """Commands that change the variables in the user's own shell as well."""
         return [
             f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
             for name, value in sorted(self.variables.items())
@@ -207,7 +207,7 @@ class Repair:
         }
 
     def show_verdict(self) -> None:
-        """Show the first error that is left, and what to do in one's own shell; the verdict is the last line."""
+        """Show the first remaining error, and the commands for the user's own shell. The verdict is the last line."""
         console, ran = self.console, [step for step in self.steps if step.exit_status is not None]
         planned = [step.command for step in self.steps if step.exit_status is None and not step.declined]
         for number, problem in enumerate(self.problems):
@@ -226,16 +226,16 @@ class Repair:
             )
             output.line(console, text, style="bold green")
             return
-        left = self.problems[0].code if self.problems else ""
-        text = f"not fixed: {left}"
-        if not left:
+        code = self.problems[0].code if self.problems else ""
+        text = f"not fixed: {code}"
+        if not code:
             text = f"not fixed: no check finds a fault, and the probe failed: {self.failure}"
         elif planned:
             text = f"{_counted(len(planned), 'command')} would run (--dry-run)"
         elif ran:
-            text = f"not fixed: {left} is left; {_counted(len(ran), 'command')} ran"
+            text = f"not fixed: {code} is left; {_counted(len(ran), 'command')} ran"
         elif not self.steps:
-            text = f"not fixed: {left} has no command that can run here; its fix is above"
+            text = f"not fixed: {code} has no command that can run here; its fix is above"
         output.line(console, text, style="bold red")
 
 
@@ -256,12 +256,12 @@ _OF_THE_SHELL = ("_", "PWD", "OLDPWD", "SHLVL")
 
 
 def run_in_shell(text: str, environ: Variables) -> tuple[int, dict[str, str]]:
-    """Run a command of a fix, and return its exit status and the variables that a program would see after it.
+    """Run a command of a fix, and return its exit status and the variables of a program that runs next.
 
-    What the command writes goes where this process writes errors. It reads nothing. It stays in this process's group,
-    so that an interrupt from the keyboard reaches pip, which then cleans up; this function waits for that.
+    The output of the command goes to stderr. It has no input. It stays in this process's group, so an interrupt from
+    the keyboard reaches pip. Then pip cleans up, and this function waits for it.
     """
-    if os.name == "nt":  # a fix for Windows has a command on each line, and changes no variable
+    if os.name == "nt":  # A fix for Windows has a command on each line, and changes no variable.
         for line in text.splitlines():
             if status := _wait_for(subprocess.Popen(line, shell=True, env=environ, stdin=subprocess.DEVNULL)):  # noqa: S602 - a printed command is for a shell
                 return status, dict(environ)
@@ -274,8 +274,8 @@ def run_in_shell(text: str, environ: Variables) -> tuple[int, dict[str, str]]:
         content = file.read()
     pairs = (os.fsdecode(pair).partition("=") for pair in content.split(b"\0") if pair)
     after = {name: value for name, _, value in pairs if name not in _OF_THE_SHELL}
-    kept = {name: environ[name] for name in _OF_THE_SHELL if name in environ}
-    return status, {**after, **kept} if content else dict(environ)
+    unchanged = {name: environ[name] for name in _OF_THE_SHELL if name in environ}
+    return status, {**after, **unchanged} if content else dict(environ)
 
 
 def _wait_for(child: subprocess.Popen[bytes]) -> int:

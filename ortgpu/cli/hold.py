@@ -45,15 +45,15 @@ def hold(release: bool, python: str | None) -> int:
     """Keep later installations from replacing ONNX Runtime's GPU build by the CPU build.
 
     Many libraries require `onnxruntime`, the package without CUDA. pip and uv do not know that onnxruntime-gpu is the
-    same module, and install the one over the other. This command writes the metadata, and nothing else, of a
-    distribution `onnxruntime` of the version of the installed onnxruntime-gpu. It satisfies these libraries, so
-    installers leave the GPU build alone. No network and no installer is needed.
+    same module, and install the CPU package over the GPU package. This command writes the metadata, and nothing else,
+    of a distribution `onnxruntime` with the version of the installed onnxruntime-gpu. The metadata satisfies these
+    libraries, so installers leave the GPU build alone. No network and no installer is needed.
 
-    Run it again after an upgrade of onnxruntime-gpu: `ortgpu doctor` says when. It stays when ortgpu is uninstalled;
-    --release removes it, and so does `pip uninstall onnxruntime`.
+    Run it again after an upgrade of onnxruntime-gpu: `ortgpu doctor` says when. The metadata stays when ortgpu is
+    uninstalled; --release removes it, and so does `pip uninstall onnxruntime`.
 
-    Exit code 0: it is held, or with --release, it is not. 1: it cannot be held, and the reason is printed. 2: wrong
-    usage.
+    Exit code 0: the GPU build is held, or with --release, it is not. 1: it cannot be held, and the reason is printed.
+    2: wrong usage.
     """
     console = output.stdout()
     with output.progress("Looking at this environment"), signals.raise_on_signals():
@@ -80,10 +80,14 @@ def hold(release: bool, python: str | None) -> int:
 
 
 def _hold(environment: Environment) -> str:
-    """Write the metadata for the installed GPU build, remove other such metadata, and return what was done."""
+    """Write the metadata for the installed GPU build, remove other metadata, and return a sentence about it."""
     packages = environment.packages
     gpu = next(owner for owner in packages.onnxruntime.owners if owner.name == "onnxruntime-gpu")
-    others = [one for one in packages.held if (one.version, one.location) != (gpu.version, gpu.location)]
+    others = [
+        distribution
+        for distribution in packages.held
+        if (distribution.version, distribution.location) != (gpu.version, gpu.location)
+    ]
     done = "was held before"
     if len(others) == len(packages.held):
         write_metadata(gpu)
@@ -93,11 +97,11 @@ def _hold(environment: Environment) -> str:
 
 
 def _release(environment: Environment) -> str:
-    held = environment.packages.held
-    _remove(held)
-    if not held:
+    records = environment.packages.held
+    _remove(records)
+    if not records:
         return "nothing is held in this environment"
-    return f"released: the next library that requires onnxruntime brings the build without CUDA ({held[0].location})"
+    return f"released: the next library that requires onnxruntime brings the build without CUDA ({records[0].location})"
 
 
 def write_metadata(gpu: Distribution) -> None:
@@ -125,6 +129,6 @@ def _digest(text: str) -> str:
 
 
 def _remove(held: Iterable[Distribution]) -> None:
-    for one in held:
-        assert one.folder is not None
-        shutil.rmtree(os.path.join(one.location, one.folder))
+    for distribution in held:
+        assert distribution.folder is not None
+        shutil.rmtree(os.path.join(distribution.location, distribution.folder))

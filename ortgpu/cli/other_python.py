@@ -1,4 +1,4 @@
-"""A diagnosis of the environment of another interpreter, in which neither ortgpu nor what it needs is installed."""
+"""A diagnosis of the environment of another interpreter. Neither ortgpu nor its dependencies are installed there."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from ortgpu.environment.packages.interpreter import this_interpreter
 from ortgpu.errors import GPUError
 from ortgpu.process.temporary import private_folder
 
-_BESIDE = 90.0  # seconds for all that the child does without a limit of its own: it reads files, and asks the driver
-_LIMITED = 3  # what else it does with the limit, one after another: the probe, MPI, the shared folder, and each host
+_BESIDE = 90.0  # Seconds for the child's work without a limit of its own: it reads files, and asks the driver.
+_LIMITED = 3  # The probe, MPI and the shared folder have the limit, one after another. So has each host.
 
-# The folder with this library takes the place of the working directory, which a portable Python for Windows has not.
+# The folder with this library replaces the working directory in sys.path. A portable Python for Windows has no such
+# entry.
 _PROGRAM = """\
 import sys
 if sys.version_info < (3, 10):
@@ -44,14 +45,14 @@ with open(folder + "/result", "wb") as file:
 
 
 def find_python(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
-    """Return the path of an interpreter, for its path, its name on PATH, or the folder of its virtual environment."""
+    """Return the path of an interpreter, from its path, its name on PATH, or the folder of its virtual environment."""
     if given is None:
         return None
-    inside = [os.path.join(given, *each) for each in (("bin", "python"), ("Scripts", "python.exe"))]
-    found = next((path for path in inside if os.path.isfile(path)), None) or shutil.which(given)
-    if found is None:
+    inside = [os.path.join(given, *parts) for parts in (("bin", "python"), ("Scripts", "python.exe"))]
+    interpreter_path = next((path for path in inside if os.path.isfile(path)), None) or shutil.which(given)
+    if interpreter_path is None:
         raise click.BadParameter(f"{given!r} is neither an interpreter nor the folder of a virtual environment")
-    return os.path.abspath(found)  # not the target of a link, which is outside of the environment
+    return os.path.abspath(interpreter_path)  # The target of a link would be outside of the environment.
 
 
 def diagnose_in(
@@ -63,41 +64,41 @@ def diagnose_in(
     environ: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> ortgpu.Diagnosis:
-    """Return what :func:`ortgpu.diagnose` finds in a process of the interpreter ``python``.
+    """Return the diagnosis of :func:`ortgpu.diagnose` in a process of the interpreter ``python``.
 
-    ``environ``: the variables of that process; None means those of this one.
+    ``environ``: the variables of that process; None means the variables of this process.
 
     Raises:
-        GPUError: as it does.
+        GPUError: as :func:`ortgpu.diagnose` raises.
         click.ClickException: the interpreter does not run this library.
     """
     with private_folder("ortgpu-doctor-") as folder:
-        for name in ("ortgpu", "pynvml"):  # nothing else, which would hide that it is missing there
+        for name in ("ortgpu", "pynvml"):  # A copy of another package would hide that it is missing there.
             spec = find_spec(name)
             if spec is not None and spec.origin is not None:
                 _lend(Path(spec.origin), Path(folder))
-        asked = json.dumps({"model": model, "timeout": timeout, "ssh": ssh, **settings}, default=os.fspath)
+        settings_json = json.dumps({"model": model, "timeout": timeout, "ssh": ssh, **settings}, default=os.fspath)
         variables = os.environ if environ is None else environ
         environ = {name: value for name, value in variables.items() if name != "ORTGPU_ENFORCE"}
         lender = "" if python == this_interpreter() else this_interpreter()
         environ["ORT_DISABLE_TELEMETRY"] = "1"
         longest = timeout * (_LIMITED + len(ssh)) + _BESIDE
-        ended = run([python, "-c", _PROGRAM, folder, asked, lender], timeout=longest, environ=environ)
+        ended = run([python, "-c", _PROGRAM, folder, settings_json, lender], timeout=longest, environ=environ)
         result = Path(folder, "result")
         if not result.exists():
             last = (ended.errors.strip().splitlines() or [f"exit status {ended.returncode}"])[-1]
             raise click.ClickException(f"{python}: {'it did not answer in time' if ended.timed_out else last}")
-        found = pickle.loads(result.read_bytes())  # noqa: S301 - of a child that ran this very library
-    if isinstance(found, GPUError):
-        raise found
-    assert isinstance(found, ortgpu.Diagnosis)
-    return found
+        answer = pickle.loads(result.read_bytes())  # noqa: S301 - of a child that ran this very library
+    if isinstance(answer, GPUError):
+        raise answer
+    assert isinstance(answer, ortgpu.Diagnosis)
+    return answer
 
 
 def _lend(origin: Path, folder: Path) -> None:
-    """Copy a module or a package into a folder. A link to it would be allowed to few users of Windows."""
+    """Copy a module or a package into a folder. Few users of Windows may make a link."""
     if origin.name == "__init__.py":
-        without = shutil.ignore_patterns("__pycache__")  # where other processes write and rename files meanwhile
+        without = shutil.ignore_patterns("__pycache__")  # Other processes write and rename files there meanwhile.
         shutil.copytree(origin.parent, folder / origin.parent.name, ignore=without)
     else:
         shutil.copy(origin, folder)

@@ -30,27 +30,27 @@ else:
     model_check = late("ortgpu.diagnosis.checks.model")
     contents = late("ortgpu.model.contents")
 
-_UNLIMITED = 1 << 20  # columns without a terminal, so that lines are not folded
-_USUAL = 80  # columns of a terminal that does not say how wide it is
-SCHEMA = 1  # of JSON documents; increased if a key is removed or changes its meaning
+_UNLIMITED = 1 << 20  # With so many columns, lines are not folded where there is no terminal.
+_USUAL = 80  # A terminal of unknown width has so many columns.
+SCHEMA = 1  # The version of the JSON documents. It increases if a key is removed or changes its meaning.
 _INDENT = "  "
-_LEAD = re.compile(r" *(?:[-|] )?")  # what a line begins with, and what goes on below it does not
-_NARROWEST = 20  # columns that a text gets behind its lead, also on a terminal that has not so many
+_LEAD = re.compile(r" *(?:[-|] )?")  # The start of a line. Its continuation lines are indented by as much.
+_NARROWEST = 20  # The fewest columns of a text behind its lead, even if the terminal is narrower.
 
 
 class FileToWrite(click.Path):
-    """A path for output, which is refused before the work begins if it cannot be written."""
+    """A path for output. A path that cannot be written is refused before the work begins."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        existed = os.path.exists(path)  # Path.exists raises if the folder cannot be searched
+        existed = os.path.exists(path)  # Path.exists raises if the folder cannot be searched.
         try:
             path.open("ab").close()
             if not existed:
-                os.unlink(os.path.realpath(path))  # not the link that may lead there
+                os.unlink(os.path.realpath(path))  # A link to the file stays.
         except OSError as error:
             self.fail(f"{str(path)!r} cannot be written: {error.strerror}", param, ctx)
         return path
@@ -65,7 +65,7 @@ inputs_option = click.option(
 
 
 def prepare_streams() -> None:
-    """Escape characters that the encoding lacks. Discard what a stream that the parent has closed is given."""
+    """Escape characters that the encoding lacks. Discard output for a stream that the parent has closed."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the life of the process
@@ -83,16 +83,16 @@ def stderr() -> Console:
 
 
 def _console(stream: TextIO) -> Console:
-    # Set all explicitly, because rich would read COLUMNS, or guess a width of 80.
+    # All sizes are explicit, because rich would read COLUMNS, or guess a width of 80.
     terminal, coloured = stream.isatty(), bool(os.environ.get("FORCE_COLOR"))
-    # mpirun gives its ranks terminals without a size, which Python before 3.11 reports as 0.
+    # mpirun gives its ranks terminals without a size. Python before 3.11 reports such a width as 0.
     width = (shutil.get_terminal_size().columns or _USUAL) if terminal else _UNLIMITED
     return Console(
         file=stream,
         force_terminal=terminal or coloured,
-        color_system="standard" if coloured else "auto",  # else TERM=dumb, usual in CI, would take the colours away
+        color_system="standard" if coloured else "auto",  # With "auto" TERM=dumb, usual in CI, removes all colours.
         width=width,
-        height=25,  # without one, rich takes its own width for TERM=dumb
+        height=25,  # Without a height, rich takes its own width for TERM=dumb.
         markup=False,
         emoji=False,
         highlight=False,
@@ -105,24 +105,24 @@ def progress(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    with stderr().status(text, spinner="line"):  # in ASCII, which every terminal shows
+    with stderr().status(text, spinner="line"):  # Every terminal can show this spinner, because it is ASCII.
         yield
 
 
 def line(console: Console, text: str = "", style: str | None = None, *, column: int = 0) -> None:
     """Write a text. A terminal gets it folded between words, aligned behind ``column`` and the indent of the text.
 
-    A word that is too long for that, such as a path, is in a line of its own, and further left.
+    A word that is too long for its line, such as a path, gets a line of its own, further left.
     """
-    for each in _harmless(text).split("\n"):
-        lead = _LEAD.match(each, column)
+    for row in _harmless(text).split("\n"):
+        lead = _LEAD.match(row, column)
         hang = max(lead.end() if lead else 0, column)
         room = max(console.width - hang, _NARROWEST)
-        parts = textwrap.wrap(each[hang:], room, break_long_words=False, break_on_hyphens=False) or [""]
+        parts = textwrap.wrap(row[hang:], room, break_long_words=False, break_on_hyphens=False) or [""]
         if len(parts[0]) > room:
             parts.insert(0, "")
         for number, part in enumerate(parts):
-            indent = each[:hang] if number == 0 else " " * hang if len(part) <= room else _INDENT
+            indent = row[:hang] if number == 0 else " " * hang if len(part) <= room else _INDENT
             command(console, f"{indent}{part}".rstrip(), style)
 
 
@@ -132,7 +132,7 @@ def command(console: Console, text: str, style: str | None = None) -> None:
 
 
 def _harmless(text: str) -> str:
-    """Escape control characters in the lines of a text. Facts that are no error's quote names and paths, too."""
+    """Escape control characters in the lines of a text. Texts outside of errors quote names and paths, too."""
     return "\n".join(map(escape_controls, text.split("\n")))
 
 
@@ -141,7 +141,7 @@ def heading(console: Console, text: str) -> None:
 
 
 def facts(console: Console, values: Mapping[str, object]) -> None:
-    """Write names and values, one pair on a line, with values aligned, also those of several lines."""
+    """Write names and values, one pair on a line. All lines of all values are aligned."""
     column = max((len(name) for name in values), default=0) + 2 * len(_INDENT)
     for name, value in values.items():
         for number, text in enumerate(str(value).split("\n")):
@@ -149,9 +149,9 @@ def facts(console: Console, values: Mapping[str, object]) -> None:
 
 
 def table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Write a table without a frame, which looks the same in a terminal, a log and a bug report.
+    """Write a table without a frame, so that it looks the same in a terminal, a log and a bug report.
 
-    Cells are folded between words. Where that is not enough, each row is written as a list of names and values.
+    Cells are folded between words. If the table is still too wide, each row is written as a list of names and values.
     """
     cells = [[_harmless(str(cell)) for cell in row] for row in rows]
     if not cells:
@@ -176,26 +176,26 @@ def table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[obje
 
 
 def _widths_of(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """Return the width of each column, so that no word is broken; None if there is no room for that.
+    """Return the width of each column, so that no word is broken, or None if the table is too wide for that.
 
-    Left to rich, columns become narrower than their longest word while others keep some room.
+    rich itself makes columns narrower than their longest word while other columns have spare room.
     """
     columns = list(zip(*rows, strict=True))
     widths = [max((cell_len(word) for cell in column for word in cell.split()), default=1) for column in columns]
-    wanted = [max(cell_len(text) for cell in column for text in cell.split("\n")) for column in columns]
+    full_widths = [max(cell_len(text) for cell in column for text in cell.split("\n")) for column in columns]
     spare = room - sum(widths)
     if spare < 0:
         return None
-    by_need = sorted(range(len(columns)), key=lambda number: wanted[number] - widths[number])
+    by_need = sorted(range(len(columns)), key=lambda number: full_widths[number] - widths[number])
     for rank, number in enumerate(by_need):
-        more = max(0, min(wanted[number] - widths[number], spare // (len(by_need) - rank)))
+        more = max(0, min(full_widths[number] - widths[number], spare // (len(by_need) - rank)))
         widths[number] += more
         spare -= more
     return widths
 
 
 def show_that_on_cpu(console: Console, what: str, *, by_option: bool) -> None:
-    """Show that something was done on the CPU, and what allowed it."""
+    """Show that something was done on the CPU, and the option or variable that allowed it."""
     cause = "--allow-cpu" if by_option else "ORTGPU_ALLOW_CPU"
     line(console, f"NOT on the GPU: {what} on the CPU because of {cause}", style="bold yellow")
 
@@ -208,9 +208,9 @@ def show_error(
     most_facts: int | None = None,
     with_others: bool = True,
 ) -> None:
-    """Show a GPUError: what failed, the facts, the fixes, what else was found, and where to read more.
+    """Show a GPUError: the summary, the facts, the fixes, other problems, and where to read more.
 
-    Other exceptions are ONNX Runtime's own, about the model. They are shown with what is ``also`` known of the model.
+    Other exceptions are ONNX Runtime's own, about the model. ``also`` holds further problems of the model.
     """
     summary = error.summary if isinstance(error, GPUError) else escape_controls(str(error).strip())
     line(console, f"{type(error).__name__}: {summary}", style="bold red")
@@ -228,9 +228,9 @@ def show_error(
 
 
 def show_problem(error: Exception, as_json: bool, *, model: Path | None = None, also: Sequence[GPUError] = ()) -> int:
-    """Show why a command came to nothing, or write it as its document. Return its exit code.
+    """Show why a command failed, or write the reason as its document. Return its exit code.
 
-    With an error of ONNX Runtime goes what our own reader finds wrong with the model, and what is ``also`` known.
+    For an error of ONNX Runtime, ``also`` holds further problems, and our own reader looks for problems of the model.
     """
     if model is not None and not isinstance(error, GPUError):
         also = (*model_check.judge_file(contents.read_model(model)), *also)
@@ -263,7 +263,7 @@ def show_fixes(console: Console, error: GPUError) -> None:
 
 
 def error_document(error: Exception, also: Sequence[GPUError] = ()) -> dict[str, object]:
-    """Return the error as plain data. One of ONNX Runtime's has no code, and what is ``also`` known of its model."""
+    """Return the error as plain data. An error of ONNX Runtime has no code, and ``also`` are its others."""
     if isinstance(error, GPUError):
         return {**error.as_dict(), "others": [other.as_dict() for other in error.others]}
     others = [other.as_dict() for other in also]
@@ -272,10 +272,10 @@ def error_document(error: Exception, also: Sequence[GPUError] = ()) -> dict[str,
 
 
 def document(*, ok: bool, **content: object) -> dict[str, object]:
-    """Return the document of a command with --json, which begins with the same keys for every command."""
+    """Return the document of a command with --json. It begins with the same keys for every command."""
     return {"schema": SCHEMA, "ortgpu": __version__, "ok": ok, **content}
 
 
 def write_json(document: Mapping[str, object]) -> None:
-    finite = json.loads(json.dumps(document), parse_constant=lambda _: None)  # JSON has neither Infinity nor NaN
+    finite = json.loads(json.dumps(document), parse_constant=lambda _: None)  # JSON has neither Infinity nor NaN.
     sys.stdout.write(json.dumps(finite, indent=2, ensure_ascii=True) + "\n")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(  # whole seconds, because "nan" is a float
+@click.option(  # Whole seconds, because "nan" is a float.
     "--timeout", type=click.IntRange(2, 3600), default=60, show_default=True, help="Seconds that all of it may take."
 )
 @click.option(
@@ -30,7 +30,7 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
 
     Run it as the program would be run. The ranks meet and compare GPUs, drivers and versions; then they run NCCL's
     AllReduce, AllGather and ReduceScatter between all GPUs and check the values. A rank that does not come, hangs, dies
-    or has another rank's GPU ends it before the deadline, on all ranks, and is named.
+    or has another rank's GPU ends the preflight before the deadline on all ranks. The error names this rank.
 
     \b
     For instance:
@@ -41,9 +41,9 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
     Between hosts, and with --address, give all ranks one secret in ORTGPU_PREFLIGHT_SECRET, or in the file that
     ORTGPU_PREFLIGHT_SECRET_FILE names. Without it, whoever reaches rank 0's port can take a rank's place.
 
-    Rank 0 writes the result. On a problem the other ranks write one line each to stderr; all of it where rank 0 is the
-    problem. Where the launcher's variables do not say which rank is 0, each writes that. Without a launcher it checks
-    what one rank can.
+    Rank 0 writes the result. On a problem the other ranks write one line each to stderr, or the whole error if rank 0
+    is the problem. If the launcher's variables do not identify rank 0, every rank writes an error about that. Without a
+    launcher only one rank is checked.
 
     Exit code 0: all is well. 1: a problem was found. 2: wrong usage.
 
@@ -51,7 +51,7 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
     The JSON document has "schema" (1), "ortgpu", "ok", and "error" or:
       "rank" (of rank 0), "ranks", "differences", "collectives", "notes",
       "seconds"
-    null is unknown.
+    null means unknown.
     """
     rank: Rank | None = None
     try:
@@ -97,7 +97,7 @@ def _show_report(report: PreflightReport, as_json: bool) -> None:
         output.line(console, f"different: {difference}", style="yellow")
     output.heading(console, "Ranks")
     facts = (
-        (each.rank, each.host, each.gpu, each.uuid, each.driver, each.nccl, each.onnxruntime) for each in report.ranks
+        (rank.rank, rank.host, rank.gpu, rank.uuid, rank.driver, rank.nccl, rank.onnxruntime) for rank in report.ranks
     )
     output.table(
         console,

@@ -26,24 +26,24 @@ _NO_NAMES = frozenset(
         *("docker", "linux", "windows", "driver", "host", "localhost", "lib", "bin", "usr", "tmp", "opt", "site"),
     )
 )
-# The user in home folders of anybody: /home/x, /users/x, /nfs/home/x, /mnt/disk/home2/x, and C:\Users\First Last, whose
-# name ends at the next folder, a quotation mark or the end.
+# The user in home folders of anybody: /home/x, /users/x, /nfs/home/x, /mnt/disk/home2/x, and C:\Users\First Last. On
+# Windows a name ends at the next folder, a quotation mark or the end.
 _ANY_HOME = re.compile(
     r"((?<![\w.~-])/(?:(?:export|mnt|net|nfs|var)/)?(?:[\w.-]+/)?(?:home\d*|homes|users)/)[^/\\\s:;,'\"]+"
     r"|(\b[A-Z]:[/\\]+Users[/\\]+)(?:[^/\\\s:;,'\"]+ ){0,3}(?:[^/\\\s:;,'\"]+(?=[/\\:;,'\"]|$)|[^/\\\s:;,'\"]+)",
     re.IGNORECASE,
 )
-# User, password and token before the name of a server; a path variable is split at the colon between them.
+# User, password and token precede the name of a server. A path variable is split at the colon between them.
 _CREDENTIALS = re.compile(r"(?:(?<=://)[^\s/]+|(?<![\w.%+-])[\w.%+~!$&*=-]+)@(?=[\w\[])")
-# Variables of launchers: addresses, commands and tokens of the site
+# Variables of launchers hold addresses, commands and tokens of the site.
 _OF_LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_")
 
 
 class Redactor:
     """A function that redacts a text.
 
-    It replaces the given home folders by "~", the given names by "<user>" and "<host>", and the user in other home
-    folders, and what precedes the name of a server in an address.
+    It replaces the given home folders by "~", and the given names by "<user>" and "<host>". It also replaces the user
+    in other home folders, and the text before the name of a server in an address.
 
     Not replaced: names inside other words, names of one or two letters outside paths, serial numbers and UUIDs.
     """
@@ -52,7 +52,7 @@ class Redactor:
         self._rules: list[tuple[re.Pattern[str], str]] = []
         flags = re.IGNORECASE if os.name == "nt" else 0
         for home in sorted({home.rstrip("/\\") for home in homes}, key=len, reverse=True):
-            if os.path.isabs(home) and os.path.dirname(home) != home:  # a home "/" is no home
+            if os.path.isabs(home) and os.path.dirname(home) != home:  # The home "/" is no real home.
                 self._rules.append((re.compile(re.escape(home) + r"(?![\w.-])", flags), HOME))
         for names, replacement in ((users, USER), (hosts, HOST)):
             for name in sorted(set(names), key=len, reverse=True):
@@ -67,7 +67,7 @@ class Redactor:
 
 
 def _pattern_of_name(name: str) -> str:
-    if len(name) < 3:  # "a" or "me" would match in every sentence
+    if len(name) < 3:  # Names like "a" or "me" would match in every sentence.
         return rf"(?<=[/\\]){re.escape(name)}(?=[/\\]|$)"
     return rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"
 
@@ -77,7 +77,7 @@ def redactor_for_this_process() -> Redactor:
     homes = {os.path.expanduser("~"), os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")}
     users = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER")}
     if sys.platform != "win32":
-        with contextlib.suppress(KeyError):  # a user id without a name, in containers
+        with contextlib.suppress(KeyError):  # In containers a user id may have no name.
             account = pwd.getpwuid(os.getuid())
             homes.add(account.pw_dir)
             users.add(account.pw_name)
@@ -90,7 +90,7 @@ def redactor_for_this_process() -> Redactor:
 def redact(value: Any, replace: Callable[[str], str]) -> Any:
     """Redact each text in ``value``, dataclasses, errors and containers too, but no names of fields and keys.
 
-    The variables by which launchers are configured keep their names alone.
+    Variables that configure launchers lose their values.
     """
     if isinstance(value, Fix):
         return Fix(replace(value), kind=value.kind, needs=value.needs)

@@ -38,12 +38,12 @@ class SessionReport:
     device: Device
     placement: Placement
     providers: tuple[str, ...]
-    options: Mapping[str, str]  # of the CUDA provider, as it has them
-    gpu_memory: int | None  # bytes of this process, with its context; None if the driver knows other process ids
-    latency: Mapping[str, float] | None  # see ``latency_of``
+    options: Mapping[str, str]  # The options that the CUDA provider reports.
+    gpu_memory: int | None  # Bytes of this process, with its context; None if the driver knows other process ids.
+    latency: Mapping[str, float] | None  # The times of ``latency_of``.
     latency_error: str | None
-    tuned: str | None = None  # what a record of tune does for the session, or why it does nothing; None on the CPU
-    held: str | None = None  # the version of onnxruntime that `ortgpu hold` stands for; None: nothing is held
+    tuned: str | None = None  # The effect of a record of tune, or why it has none; None on the CPU.
+    held: str | None = None  # The version of the onnxruntime of `ortgpu hold`; None without a hold.
 
     @property
     def is_idle(self) -> bool:
@@ -83,26 +83,26 @@ class SessionReport:
 
     def _facts(self) -> dict[str, object]:
         device = self.device
-        found: dict[str, object] = {"device": f"cuda:{device.ordinal}" if device.is_gpu else "the CPU"}
+        rows: dict[str, object] = {"device": f"cuda:{device.ordinal}" if device.is_gpu else "the CPU"}
         if device.is_gpu:
             capability = device.compute_capability
-            found["name"] = device.name or "unknown"
-            found["uuid"] = device.uuid or "unknown"
-            found["compute capability"] = ".".join(map(str, capability)) if capability else "unknown"
-            found["memory"] = _mebibytes(device.total_memory)
-            found["driver"] = device.driver_version or "unknown"
-            found["used by this process"] = _mebibytes(self.gpu_memory)
-        found["providers"] = ", ".join(self.providers)
+            rows["name"] = device.name or "unknown"
+            rows["uuid"] = device.uuid or "unknown"
+            rows["compute capability"] = ".".join(map(str, capability)) if capability else "unknown"
+            rows["memory"] = _mebibytes(device.total_memory)
+            rows["driver"] = device.driver_version or "unknown"
+            rows["used by this process"] = _mebibytes(self.gpu_memory)
+        rows["providers"] = ", ".join(self.providers)
         if self.latency:
             text = "first run {first:.2f} ms; of {runs} more, median {median:.3f} ms, fastest {min:.3f} ms"
-            found["time"] = text.format_map(self.latency)
+            rows["time"] = text.format_map(self.latency)
         if self.tuned:
-            found["settings"] = self.tuned
+            rows["settings"] = self.tuned
         if self.held:
-            found["held"] = f"libraries that require onnxruntime find {self.held} (ortgpu hold)"
+            rows["held"] = f"libraries that require onnxruntime find {self.held} (ortgpu hold)"
         if self.latency_error:
-            found["time"] = f"not measured: {self.latency_error}"
-        return found
+            rows["time"] = f"not measured: {self.latency_error}"
+        return rows
 
 
 def device_document(device: Device) -> dict[str, object]:
@@ -114,9 +114,9 @@ def device_document(device: Device) -> dict[str, object]:
 def latency_of(seconds: Sequence[float]) -> dict[str, float]:
     """Return the times of runs in milliseconds, rounded to the precision of the clock.
 
-    The first of two or more is separate, since it loads kernels and plans convolutions.
+    The first run of two or more is separate, since it loads kernels and plans convolutions.
     """
-    first, *others = [round(each * 1e3, 4) for each in seconds]
+    first, *others = [round(duration * 1e3, 4) for duration in seconds]
     return {"first": first, "median": round(statistics.median(others), 4), "min": min(others), "runs": len(others)}
 
 
@@ -125,8 +125,8 @@ def read(
 ) -> SessionReport:
     """Run the model once and then ``runs`` times, and return the report of the session.
 
-    Without ``feeds`` nothing runs, and ``reason`` says why. If ONNX Runtime refuses the inputs, which may be made up,
-    the report says so in the words of ``refused``. A GPUError is raised.
+    Without ``feeds`` nothing runs, and ``reason`` says why. If ONNX Runtime refuses the inputs, the report begins its
+    message with ``refused``. A GPUError is raised.
     """
     times = []
     if feeds is not None:
@@ -155,27 +155,27 @@ def read(
             if session.device.is_gpu
             else None
         ),
-        held=next((one.version for one in read_held()), None),
+        held=next((distribution.version for distribution in read_held()), None),
     )
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Keep stdout for the report and collect warnings, which are then not logged as well.
+    """Keep stdout for the report and collect warnings. Collected warnings are not logged.
 
     ONNX Runtime's Python code and other libraries may print to stdout. Inside this block that goes to stderr. ONNX
-    Runtime's log is silent from here on: for each session it would repeat what the report says once.
+    Runtime's log is silent from here on, because it would repeat the content of the report for each session.
     """
     with (
         _libraries_print_to_stderr(),
         contextlib.redirect_stdout(sys.stderr),
         warnings.catch_warnings(record=True) as caught,
     ):
-        warnings.simplefilter("always", UserWarning)  # also under `python -W error`, since the report shows them
+        warnings.simplefilter("always", UserWarning)  # The report shows them, even under `python -W error`.
         logger.addFilter(_is_no_warning)
         try:
             if (onnxruntime := load_runtime().module) is not None:
-                onnxruntime.set_default_logger_severity(4)  # fatal errors; others are raised
+                onnxruntime.set_default_logger_severity(4)  # Only fatal errors are logged. Other errors are raised.
             yield caught
         finally:
             logger.removeFilter(_is_no_warning)
@@ -186,11 +186,11 @@ def _is_no_warning(record: logging.LogRecord) -> bool:
 
 
 def split_warnings(caught: Iterable[warnings.WarningMessage]) -> tuple[GPUError | None, list[str]]:
-    """Return the error for which a session is on the CPU, or None, and the first lines of other warnings.
+    """Return the error that put a session on the CPU, or None, and the first lines of other warnings.
 
     The first line is enough, since the report shows a table of the placement.
     """
-    messages = [each.message for each in caught]
+    messages = [warning.message for warning in caught]
     because = next((message.error for message in messages if isinstance(message, CPUExecutionWarning)), None)
     others = [message for message in messages if not isinstance(message, CPUExecutionWarning)]
     return because, [str(message).partition("\n")[0] for message in others]
@@ -203,21 +203,21 @@ def show_warnings(console: Console, texts: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _libraries_print_to_stderr() -> Iterator[None]:
-    """Redirect file descriptor 1, to which libraries write, to stderr, and flush the buffers of C at the end."""
+    """Redirect file descriptor 1 to stderr, because libraries write to it. Flush the buffers of C at the end."""
     try:
-        kept = os.dup(1)
-    except OSError:  # closed
+        real_stdout = os.dup(1)
+    except OSError:  # The descriptor is closed.
         yield
         return
-    with contextlib.suppress(OSError):  # stderr is closed
+    with contextlib.suppress(OSError):  # stderr may be closed.
         os.dup2(2, 1)
     try:
         yield
     finally:
         if os.name == "posix":
             ctypes.CDLL(None).fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(real_stdout, 1)
+        os.close(real_stdout)
 
 
 def _mebibytes(size: int | None) -> str:

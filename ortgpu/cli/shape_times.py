@@ -1,4 +1,4 @@
-"""What a change of shape costs, and what plans for several shapes gain: for ``ortgpu check --shapes`` and ``bench``."""
+"""The cost of a change of shape, and the gain by plans for several shapes: ``ortgpu check --shapes`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ShapeTimes:
     Attributes:
         repeated: after a run of the same shape.
         changed: after a run of another shape, without plans for several shapes.
-        planned: the same with such plans; None if the session has none.
+        planned: after a run of another shape, with such plans; None if the session has no plans.
     """
 
     batch: int
@@ -42,21 +42,21 @@ class ShapeTimes:
 
 
 def measure(session: GPUSession, sizes: Sequence[int]) -> list[ShapeTimes]:
-    """Run made-up inputs of each size, repeated and in turn, without plans and with them.
+    """Run made-up inputs of each size: repeated, alternately without plans, and alternately with plans.
 
     Raises:
-        made_inputs.UnknownInputError: no inputs can be made up, or none of several batches.
+        made_inputs.UnknownInputError: no inputs can be made up, or the model has a fixed batch size.
         GPUError, Exception: as ``run`` raises.
     """
     declared = session.get_inputs()
     if made_inputs.batch_dimension(declared) is None:
         raise made_inputs.UnknownInputError("the model has no free batch dimension")
     feeds = {size: made_inputs.make_inputs(declared, size) for size in sizes}
-    own = session._gpu_runner.own
+    plain_session = session._gpu_runner.own
 
     def seconds(feed: Mapping[str, Any]) -> float:
         start = time.perf_counter()
-        own.run(session, None, dict(feed), None)
+        plain_session.run(session, None, dict(feed), None)
         return time.perf_counter() - start
 
     repeated: dict[int, float] = {}
@@ -87,22 +87,22 @@ def show(console: Console, times: Sequence[ShapeTimes]) -> None:
     output.heading(console, "Milliseconds a run, by batch")
     rows = [
         (
-            str(each.batch),
-            f"{each.repeated:.3f}",
-            f"{each.changed:.3f}",
-            "-" if each.planned is None else f"{each.planned:.3f}",
+            str(shape.batch),
+            f"{shape.repeated:.3f}",
+            f"{shape.changed:.3f}",
+            "-" if shape.planned is None else f"{shape.planned:.3f}",
         )
-        for each in times
+        for shape in times
     ]
     output.table(console, ("batch", "repeated", "after another", "the same, with plans"), rows)
 
 
 def _measure_in_turn(feeds: Mapping[int, Any], seconds: Any) -> dict[int, float]:
-    found: dict[int, list[float]] = {size: [] for size in feeds}
+    seconds_by_size: dict[int, list[float]] = {size: [] for size in feeds}
     for _ in range(_REPEATS):
         for size, feed in feeds.items():
-            found[size].append(seconds(feed))
-    return {size: statistics.median(times) for size, times in found.items()}
+            seconds_by_size[size].append(seconds(feed))
+    return {size: statistics.median(times) for size, times in seconds_by_size.items()}
 
 
 def _milliseconds(seconds: float) -> float:

@@ -11,15 +11,15 @@ from types import FrameType
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # as a shell reports it
+    sys.exit(128 + number)  # A shell reports a signal with this code.
 
 
 @contextlib.contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit while this process waits for a child, so that the child is ended too.
+    """Turn SIGTERM and SIGHUP into SystemExit while this process waits for a child, so that the child ends too.
 
-    Use it only while waiting. Python cannot raise in a process that hangs in a library, and only the default effect of
-    a signal ends such a process.
+    Use it only while this process waits. Python cannot raise in a process that hangs in a library, and only the default
+    effect of a signal ends such a process.
     """
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():

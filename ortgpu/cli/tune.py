@@ -1,4 +1,4 @@
-"""``ortgpu tune``: measure which settings suit a model on this GPU, and keep them for the sessions to come."""
+"""``ortgpu tune``: find the fastest settings of a model on this GPU, and keep them for later sessions."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def tune(
 ) -> int:
     """Measure which settings suit MODEL on this GPU, and keep them for the sessions to come.
 
-    Tries layouts of images, searches for convolutions, CUDA graphs, fixed shapes and more in a child process, in
-    turns with plain ONNX Runtime. Every result is compared with the CPU's in float32. A session of the same MODEL on
-    the same kind of GPU then applies by itself what changes neither inputs, outputs and errors nor the precision; with
-    GPUSession(model, tuned=RECORD) it applies the rest as well.
+    Tries layouts of images, searches for convolutions, CUDA graphs, fixed shapes and more in a child process. Each
+    candidate and plain ONNX Runtime run alternately. Every result is compared with the CPU's in float32. A later
+    session of the same MODEL on the same kind of GPU applies only settings that leave inputs, outputs, errors and
+    precision unchanged. With GPUSession(model, tuned=RECORD) it applies the other settings as well.
 
     Exit code 0: measured. 1: the model cannot be opened or run on the GPU. 2: wrong usage.
 
@@ -79,13 +79,13 @@ def tune(
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
       "device", "automatic", "named", "record", "no_record", "compared_with",
       "trials", "left_out", "shapes", "seconds"
-    A "ratio" is the time relative to that of plain ONNX Runtime.
+    A "ratio" is the time divided by the time of plain ONNX Runtime.
     """
 
     if inputs is not None and batches is not None:
         raise click.UsageError("--inputs is one batch: leave --batch out")
     feeds = [read_inputs(inputs)] if inputs is not None else None
-    chosen: Precision = "float16" if precision == "fp16" else "float32"
+    float_type: Precision = "float16" if precision == "fp16" else "float32"
     bar = Progress(console=output.stderr(), transient=True, disable=not sys.stderr.isatty())
     task, started = bar.add_task("Opening the model", total=budget), time.monotonic()
 
@@ -95,27 +95,27 @@ def tune(
 
     try:
         with report.quiet(), signals.raise_on_signals(), bar:
-            found = search(
+            tuning = search(
                 model,
                 device=device,
                 feeds=feeds,
                 batches=batches,
                 objective=objective,
-                precision=chosen,
+                precision=float_type,
                 budget=budget,
                 record=record,
                 on_trial=show,
             )
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
-        may_be_unfit = inputs is None and not isinstance(error, OSError)  # such as a timeout
+        may_be_unfit = inputs is None and not isinstance(error, OSError)  # An OSError may be a timeout.
         also = (GPUError("where made-up inputs do not suit the model, --inputs FILE gives it others"),)
         return output.show_problem(error, as_json, model=model, also=also if may_be_unfit else ())
     if as_json:
-        output.write_json(output.document(ok=True, model=str(model), **found.as_dict()))
+        output.write_json(output.document(ok=True, model=str(model), **tuning.as_dict()))
     else:
-        _show(output.stdout(), str(model), found)
+        _show(output.stdout(), str(model), tuning)
     if plot is not None:
-        pictures.draw_trials(found.trials, f"{model.name} on {found.device}", plot)
+        pictures.draw_trials(tuning.trials, f"{model.name} on {tuning.device}", plot)
         if not as_json:
             output.line(output.stdout(), f"Written: {plot}")
     return 0
@@ -130,13 +130,13 @@ def _show(console: Console, model: str, found: Tuning) -> None:
     best, all_of = found.automatic, found.named
     output.heading(console, f"By itself a session is {1 / best.ratio:.2f} times plain: {described(best.settings)}")
     if all_of.settings != best.settings:
-        said = f"With tuned=RECORD it is {1 / all_of.ratio:.2f} times plain: {described(all_of.settings)}"
-        output.heading(console, said)
+        sentence = f"With tuned=RECORD it is {1 / all_of.ratio:.2f} times plain: {described(all_of.settings)}"
+        output.heading(console, sentence)
     output.line(console, f"Record: {found.record or f'none was written: {found.no_record}'}")
 
 
 def _row(trial: Trial) -> tuple[str, ...]:
-    times = ", ".join(f"{each * 1e3:.3f}" for each in trial.seconds)
+    times = ", ".join(f"{seconds * 1e3:.3f}" for seconds in trial.seconds)
     error = "" if trial.error is None else f"{trial.error:.1e}"
     return described(trial.settings), times, _times_plain(trial), error, trial.verdict
 

@@ -75,12 +75,11 @@ def bench(
 ) -> int:
     """Measure MODEL on this machine: plain ONNX Runtime and the ways of ortgpu, in turns, in one process.
 
-    Each way is run in blocks of calls, one block of each way a round, on inputs made up from what the model declares
-    (free dimensions but the batch are 1), or on those of --inputs, which are one batch. Times plain is items a second
-    by those of plain ONNX Runtime, both medians: more is better, in the plot too. Settings are recommended where the
-    difference is larger than the spread. With several batches it also shows what a change from one to another costs,
-    and what the plans of a session gain, as `ortgpu check --shapes` does. `ortgpu tune` tries what is left: layouts of
-    images, searches and more.
+    Each way is run in blocks of calls, with one block of each way a round. The inputs are made up (free dimensions but
+    the batch are 1), or come from --inputs as one batch. Times plain is the median of items a second, divided by the
+    median of plain ONNX Runtime: more is better, in the plot too. Settings are recommended if the difference is larger
+    than the spread. With several batches it also shows the cost of a change of batch and the gain by plans, as `ortgpu
+    check --shapes` does. `ortgpu tune` tries further settings: layouts of images, searches and more.
 
     \b
     plain   onnxruntime.InferenceSession.run
@@ -89,14 +88,14 @@ def bench(
     graph   GPUSession(cuda_graph=True).run
     pool    GPUSessionPool.map: all GPUs
 
-    Exit code 0: measured, with one batch size at least. 1: the model cannot be opened on the GPU, or runs with none. 2:
-    wrong usage, for instance a batch size for a model whose batch dimension is fixed.
+    Exit code 0: measured, with one batch size at least. 1: the model cannot be opened on the GPU, or runs with no batch
+    size. 2: wrong usage, for instance a batch size for a model with a fixed batch dimension.
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
       "device", "on_cpu_because", "rounds", "warnings", "figures", "left_out",
       "recommended", "shapes"
-    A "batch" of null is a fixed one. In "left_out" it means all of them.
+    A "batch" of null means a fixed batch. In "left_out" it means all batches.
     """
 
     try:
@@ -119,9 +118,9 @@ def bench(
             rounds=rounds,
             warnings=warned,
             figures=[figure.as_dict() for figure in figures],
-            left_out=[dataclasses.asdict(each) for each in opened.left_out],
+            left_out=[dataclasses.asdict(way) for way in opened.left_out],
             recommended=recommended,
-            shapes=[each.as_dict() for each in times],
+            shapes=[shape.as_dict() for shape in times],
         )
         output.write_json(document)
     else:
@@ -135,7 +134,7 @@ def bench(
             shape_times.show(console, times)
         if on_cpu_because:
             output.show_that_on_cpu(console, f"{model} was measured", by_option=allow_cpu)
-    if plot is not None:  # after the figures, since a full disk must not lose them
+    if plot is not None:  # The plot comes after the figures, since a full disk must not lose them.
         pictures.draw(figures, f"{model.name} on {_place(device)}", plot)
         if not as_json:
             output.line(output.stdout(), f"Written: {plot}")
@@ -150,7 +149,7 @@ def _show(console: Console, figures: list[Figure], left_out: list[LeftOut], reco
     columns = ("batch", "way", "items/s", "times plain", "quartiles", "p50 ms", "p90 ms", "p99 ms")
     output.table(console, columns, map(_row, figures))
     for (batch, why), alike in itertools.groupby(left_out, lambda each: (each.batch, each.why)):
-        ways = ", ".join(each.way for each in alike)
+        ways = ", ".join(entry.way for entry in alike)
         where = f", batch {batch}" if batch is not None else ""
         output.line(console, f"not measured: {ways}{where}: {why}", style="yellow")
     if recommended:
@@ -168,12 +167,12 @@ def _measure(
             opened = Bench(str(model), stack, allow_cpu=allow_cpu or None)
         feeds = _feeds(opened, batches, inputs)
         with output.progress("Measuring"):
-            figures = [each for batch, feed in feeds.items() for each in opened.measure(batch, feed, rounds)]
+            figures = [figure for batch, feed in feeds.items() for figure in opened.measure(batch, feed, rounds)]
             return opened, figures, _times_of_shapes(opened, figures)
 
 
 def _times_of_shapes(opened: Bench, figures: list[Figure]) -> list[shape_times.ShapeTimes]:
-    """Return what a change between the measured batches costs; nothing where there was one batch alone."""
+    """Return the cost of a change between the measured batches. With one batch the list is empty."""
     sizes = [figure.batch for figure in figures if figure.way == RUN and figure.batch is not None]
     try:
         return shape_times.measure(opened.session, sizes) if len(sizes) > 1 else []
@@ -190,7 +189,7 @@ def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) 
         return {None: read_inputs(inputs, declared)}
     is_fixed = made_inputs.batch_dimension(declared) is None
     if is_fixed and batches is not None:
-        shapes = ", ".join(f"{each.name} {each.shape}" for each in declared) or "it has no inputs"
+        shapes = ", ".join(f"{entry.name} {entry.shape}" for entry in declared) or "it has no inputs"
         raise click.UsageError(f"MODEL has no free batch dimension ({shapes}): leave --batch out")
     feeds: dict[int | None, Feed] = {}
     for size in (None,) if is_fixed else batches or _DEFAULT_BATCHES:
@@ -209,9 +208,12 @@ def _row(figure: Figure) -> tuple[str, ...]:
         _rate(figure.rate.median),
         f"{ratio.median:.2f}" if ratio else "",
         f"{ratio.low:.2f} - {ratio.high:.2f}" if ratio else "",
-        *("" if each is None else f"{each:.3f}" for each in map(latency.get, ("p50", "p90", "p99"))),
+        *(
+            "" if milliseconds is None else f"{milliseconds:.3f}"
+            for milliseconds in map(latency.get, ("p50", "p90", "p99"))
+        ),
     )
 
 
 def _rate(items: float) -> str:
-    return f"{items:,.0f}" if items >= 99.5 else f"{items:.3g}"  # a large model may do less than one a second
+    return f"{items:,.0f}" if items >= 99.5 else f"{items:.3g}"  # A large model may do less than one item a second.

@@ -1,4 +1,4 @@
-"""Measurements of a model: plain ONNX Runtime and the ways of this library, in turns, in one process.
+"""Measurements of a model: plain ONNX Runtime and the ways of this library, alternately, in one process.
 
 ``onnxruntime`` must be importable. Nothing is printed; :mod:`ortgpu.cli.bench` shows the results.
 """
@@ -36,7 +36,7 @@ Feed = Mapping[str, Any]
 
 PLAIN, RUN = "plain", "run"
 
-# Each way, and the code for it in a program
+# Each way has a name and its code in a program.
 WAYS = {
     PLAIN: "onnxruntime.InferenceSession(model).run",
     RUN: "GPUSession(model).run",
@@ -45,9 +45,9 @@ WAYS = {
     "pool": "GPUSessionPool(model).map",
 }
 
-_BLOCK = 0.1  # minimum seconds of a block, so that scheduling and clocks matter little
-_MOST_CALLS = 2000  # of a block
-_REFILLS = 4  # times the feeds in flight of a map, since a block includes filling and draining
+_BLOCK = 0.1  # The minimum seconds of a block, so that scheduling and clocks matter little.
+_MOST_CALLS = 2000  # The maximum calls of a block.
+_REFILLS = 4  # A block of a map has so many times its feeds in flight, since it includes filling and draining.
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Figure:
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
     """Return the percentiles of calls in milliseconds. ``p99`` is None with fewer than a hundred calls."""
-    cuts = [round(each * 1e3, 4) for each in statistics.quantiles(seconds, n=100, method="inclusive")]
+    cuts = [round(duration * 1e3, 4) for duration in statistics.quantiles(seconds, n=100, method="inclusive")]
     return {
         "p50": cuts[49],
         "p90": cuts[89],
@@ -115,24 +115,24 @@ class LeftOut:
 @dataclass(frozen=True, slots=True)
 class _Way:
     name: str
-    run: Callable[[None, Feed], Any] | None = None  # one request at a time, or
-    map: Callable[[Iterable[Feed]], Iterator[Any]] | None = None  # many, so many of them
+    run: Callable[[None, Feed], Any] | None = None  # Runs one request at a time.
+    map: Callable[[Iterable[Feed]], Iterator[Any]] | None = None  # Runs many requests, at least ``at_least``.
     at_least: int = 1
 
     def block(self, feed: Feed, calls: int) -> tuple[float, list[float]]:
-        """Return the total seconds of ``calls`` calls, and those of each call if they run one by one."""
+        """Return the total seconds of ``calls`` calls, and the seconds of each call if they run one by one."""
         if self.run is not None:
-            each = [_seconds(self.run, None, feed) for _ in range(calls)]
-            return sum(each), each
+            durations = [_seconds(self.run, None, feed) for _ in range(calls)]
+            return sum(durations), durations
         assert self.map is not None
         return _seconds(deque, self.map(itertools.repeat(feed, calls)), 0), []
 
     def calls(self, feed: Feed) -> int:
-        """Return the number of calls in a block. Finding it also warms the way up."""
+        """Return the number of calls in a block. The search for it also warms the way up."""
         self.block(feed, self.at_least)
         seconds, _ = self.block(feed, self.at_least)
-        wanted = math.ceil(_BLOCK * self.at_least / max(seconds, 1e-9))
-        return max(self.at_least, min(wanted, _MOST_CALLS))
+        count = math.ceil(_BLOCK * self.at_least / max(seconds, 1e-9))
+        return max(self.at_least, min(count, _MOST_CALLS))
 
 
 def _seconds(action: Callable[..., object], *arguments: object) -> float:
@@ -142,10 +142,10 @@ def _seconds(action: Callable[..., object], *arguments: object) -> float:
 
 
 class Bench:
-    """The sessions to compare, which live as long as ``opened``.
+    """The sessions to compare. They live as long as ``opened``.
 
     ``session`` is on the first GPU. With ``allow_cpu`` all sessions are on the CPU if no GPU can be used. ``left_out``
-    lists what was not measured, and ``error`` is the first GPUError for which a feed was left out, or the last other.
+    lists the ways without figures. ``error`` is the first GPUError that left a feed out, or else the last exception.
     """
 
     def __init__(self, model: str, opened: ExitStack, *, allow_cpu: bool | None = None) -> None:
@@ -177,9 +177,9 @@ class Bench:
                 self.left_out.append(LeftOut(name, None, first_line(error)))
 
     def measure(self, batch: int | None, feed: Feed, rounds: int) -> list[Figure]:
-        """Measure all ways for one feed, in turns. Return their figures, without those that fail.
+        """Measure all ways for one feed, alternately. Return the figures of the ways that run.
 
-        A way that ran before and then fails takes all with it: a GPU out of memory may give any of them the rest.
+        If a way fails after its first blocks, there are no figures: a GPU out of memory may fail any way.
         """
         calls: dict[_Way, int] = {}
         latencies: dict[str, list[float]] = {}
@@ -190,8 +190,8 @@ class Bench:
                 self.leave_out(batch, error, [way])
 
         def block(way: _Way, number: int) -> float:
-            seconds, each = way.block(feed, number)
-            latencies.setdefault(way.name, []).extend(each)
+            seconds, durations = way.block(feed, number)
+            latencies.setdefault(way.name, []).extend(durations)
             return seconds / number
 
         try:
@@ -202,7 +202,7 @@ class Bench:
             self.leave_out(batch, error, calls)
             return []
         items = batch or 1
-        rates = {name: Spread(*quartiles([items / each for each in taken])) for name, taken in seconds.items()}
+        rates = {name: Spread(*quartiles([items / duration for duration in taken])) for name, taken in seconds.items()}
         return [
             Figure(
                 name,
@@ -215,14 +215,14 @@ class Bench:
         ]
 
     def leave_out(self, batch: int | None, error: Exception, ways: Iterable[_Way] | None = None) -> None:
-        """Add ways, or all of them, to ``left_out`` for a feed on which they do not run."""
+        """Add ways, or all ways, to ``left_out`` for a feed that they do not run."""
         self.left_out += [LeftOut(way.name, batch, first_line(error)) for way in (self._ways if ways is None else ways)]
         if not isinstance(self.error, GPUError):
             self.error = error
 
 
 def _open_plain(model: str, device: Device) -> Any:
-    uninstall()  # else ORTGPU_ENFORCE=1 would make it a GPUSession
+    uninstall()  # Otherwise ORTGPU_ENFORCE=1 would make it a GPUSession.
     return trial.open_session(model, {}, Place(device.ordinal if device.is_gpu else None), {})
 
 
@@ -231,7 +231,7 @@ def recommend(figures: Sequence[Figure]) -> list[str]:
 
     A difference within the spread counts for nothing. Of ways that are equally fast, the first in WAYS is recommended.
     """
-    found: list[str] = []
+    sentences: list[str] = []
     for batch in dict.fromkeys(figure.batch for figure in figures):
         of_batch = {figure.way: figure for figure in figures if figure.batch == batch}
         faster = [figure for figure in of_batch.values() if _is_faster(figure, of_batch.get(PLAIN))]
@@ -241,11 +241,11 @@ def recommend(figures: Sequence[Figure]) -> list[str]:
             ("most items a second", faster),
         ):
             fastest = max((figure.rate for figure in candidates), key=lambda rate: rate.median, default=None)
-            # As fast is what reaches the lower quartile of the fastest. Figures are in the order of WAYS.
-            best = next((each for each in candidates if fastest and each.rate.median >= fastest.low), None)
+            # A way counts as fastest if it reaches the lower quartile of the fastest. Figures are in the order of WAYS.
+            best = next((figure for figure in candidates if fastest and figure.rate.median >= fastest.low), None)
             if best is not None and best.ratio is not None:
-                found.append(f"{where}, {what}: {WAYS[best.way]}, {best.ratio.median:.2f} times plain run.")
-    return found
+                sentences.append(f"{where}, {what}: {WAYS[best.way]}, {best.ratio.median:.2f} times plain run.")
+    return sentences
 
 
 def _is_faster(figure: Figure, base: Figure | None) -> bool:

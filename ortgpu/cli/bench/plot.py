@@ -16,7 +16,7 @@ from ortgpu.provider.settings import described
 from ortgpu.session.fitting import Fit, FitRow
 from ortgpu.session.tuning.children import Trial
 
-# They can be read on a white and on a dark page; the background is transparent.
+# These colours can be read on a white and on a dark page. The background is transparent.
 INK, FASTER, SLOWER = "#808080", "#4c8fd0", "#d9662b"
 _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 
@@ -24,20 +24,24 @@ _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "yti
 def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
     """Write the figures of a bench, a panel for each batch."""
     panels: dict[str, dict[str, Spread]] = {}
-    for each in figures:
-        if each.ratio is not None:
-            panels.setdefault("fixed batch" if each.batch is None else f"batch {each.batch}", {})[each.way] = each.ratio
+    for figure in figures:
+        if figure.ratio is not None:
+            panels.setdefault("fixed batch" if figure.batch is None else f"batch {figure.batch}", {})[figure.way] = (
+                figure.ratio
+            )
     draw_panels(panels, title, path)
 
 
 def draw_trials(trials: Sequence[Trial], title: str, path: Path) -> None:
-    """Write the candidates of ``tune`` that were measured."""
-    times = {described(each.settings): 1 / each.ratio for each in trials if each.ratio}
-    draw_panels({"all batches": {name: Spread(each, each, each) for name, each in times.items()}}, title, path)
+    """Write the measured candidates of ``tune``."""
+    times = {described(trial.settings): 1 / trial.ratio for trial in trials if trial.ratio}
+    draw_panels(
+        {"all batches": {name: Spread(speed_up, speed_up, speed_up) for name, speed_up in times.items()}}, title, path
+    )
 
 
 def draw_panels(panels: Mapping[str, Mapping[str, Spread]], title: str, path: Path) -> None:
-    """Write times plain by panel and name, the worst on top: as .png or as .svg."""
+    """Write speed-ups by panel and name, the worst on top, as .png or as .svg."""
     with _axes_of(panels, title, path) as all_axes:
         for axes, rows in zip(all_axes, panels.values(), strict=True):
             for place, (label, times) in enumerate(sorted(rows.items(), key=lambda row: row[1].median)):
@@ -51,7 +55,7 @@ def draw_panels(panels: Mapping[str, Mapping[str, Spread]], title: str, path: Pa
 
 
 def draw_fit(fit: Fit, path: Path) -> None:
-    """Write the memory that ``ortgpu.fit`` measured, a panel for each model: the first run, and later ones in it."""
+    """Write the memory that ``ortgpu.fit`` measured, a panel for each model, with the first run and later runs."""
     panels: dict[str, dict[str, FitRow]] = {}
     for number, model in enumerate(fit.models, 1):
         rows = {
@@ -75,13 +79,14 @@ def draw_fit(fit: Fit, path: Path) -> None:
 @contextlib.contextmanager
 def _axes_of(panels: Mapping[str, Mapping[str, object]], title: str, path: Path) -> Iterator[Sequence[Any]]:
     """Give axes for each panel, and write the picture at the end: as .png or as .svg."""
-    # Not pyplot, which would look for a window system. Text stays text, so it can be found and copied. Formulas are
-    # disabled, since a name may contain two dollar signs. With the salt, the same figures make the same file.
+    # pyplot would look for a window system, so it is not used. Text stays text, so it can be searched and copied.
+    # Formulas are disabled, since a name may contain two dollar signs. With the salt, the same figures make the same
+    # file.
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ortgpu", "text.parse_math": False}
     settings.update(dict.fromkeys(_INKED, INK))
     with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # shown as boxes in a .png only
-        title = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in title)
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # Only a .png shows boxes for them.
+        title = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in title)
         sizes = [len(rows) + 1 for rows in panels.values()]
         canvas = Canvas(figsize=(8, 1 + 0.32 * sum(sizes)), layout="constrained")
         canvas.suptitle(title)
