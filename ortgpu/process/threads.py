@@ -78,7 +78,7 @@ class Outcome(Generic[Result]):
             try:
                 raise self._error
             finally:
-                del self  # this frame is in its traceback
+                del self  # The traceback of the error refers to this frame.
         return self._results[0]
 
 

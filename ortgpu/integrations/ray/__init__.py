@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .workers import preflight as preflight
     from .workers import probe as probe
 
-# name: the module of this package that defines it, and the module of Ray that it needs
+# Each name has the module of this package that defines it, and the module of Ray that it needs.
 _HOMES = {
     "GPUDeployment": ("serving", "ray.serve"),
     "RayGPUSession": ("workers", "ray.data"),

@@ -73,7 +73,7 @@ GPUDeployment = serve.deployment(
     name="GPUDeployment",
     ray_actor_options={"num_gpus": 1},
     max_ongoing_requests=100,  # Serve's default of 5 would keep any batch at 5
-    health_check_period_s=2,  # a replica is replaced after three failures, so after 6 s instead of 30
+    health_check_period_s=2,  # Three failures replace a replica, so this takes 6 s instead of 30.
 )
 """Deploy it with ``serve.run(GPUDeployment.options(num_replicas=2).bind("model.onnx", max_batch_size=32))``.
 
