@@ -1,4 +1,4 @@
-"""What ``GPUSession.shapes`` tells."""
+"""The answer of ``GPUSession.shapes``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Shapes that are kept. Each doubling adds a level of If nodes, which a run takes some ten microseconds for.
+# The number of kept shapes. Each doubling adds a level of If nodes, and some ten microseconds to a run.
 MOST = 8
 
 

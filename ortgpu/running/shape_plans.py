@@ -1,8 +1,8 @@
-"""Sessions with several copies of a model's nodes, each of which keeps the plans of one shape.
+"""Sessions with several copies of a model's nodes: each copy keeps the plans of one shape.
 
-The copies are branches of one graph that share their weights, see :mod:`ortgpu.model.branches`. Which branch runs is
-chosen by Boolean inputs. A shape that has no branch gets the one that was used least recently: its run plans as any run
-of another shape does. There is one such session until threads wait for each other, and then up to four: the lanes.
+The copies are branches of one graph that share their weights, see :mod:`ortgpu.model.branches`. Boolean inputs choose
+the branch that runs. A shape that has no branch gets the one that was used least recently: its run plans as any run of
+another shape does. There is one such session until threads wait for each other, and then up to eight: the lanes.
 
 Measured on an H200 with eight batches of ResNet-50 in turn: 2.3 ms a run where one session takes 98.
 """
@@ -36,10 +36,11 @@ Shape = tuple[Any, ...]
 
 
 class OneAtATime:
-    """The C++ session of a FurtherSession, whose runs follow each other: they share one CUDA stream.
+    """The C++ session of a FurtherSession. Its runs follow each other, because they share one CUDA stream.
 
-    ONNX Runtime gives each graph a stream with handles of cuBLAS and cuDNN, some 70 MiB on an H100: also each branch,
-    and each again for every thread. One stream for all must not be used by two runs at a time, nor must its handles.
+    ONNX Runtime gives each graph a stream with handles of cuBLAS and cuDNN, some 70 MiB on an H100. Each branch gets
+    one, too, and each thread gets its own. This session has one stream for all. Two runs must not use it or its handles
+    at the same time.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -83,8 +84,8 @@ class FurtherSession(LastOfOurs):
 
     Args:
         device: the verified device of the session that it serves.
-        pinned_memory_limit: that of the same session, whose pinned memory it uses.
-        arguments: those of InferenceSession.
+        pinned_memory_limit: the limit of the same session. It uses that session's pinned memory.
+        arguments: the arguments of InferenceSession.
     """
 
     _sess: Any
@@ -118,23 +119,23 @@ class Branch:
 
     selectors: Mapping[str, NDArray[np.bool_]]
     shape: Shape | None = None
-    claimed: int = 0  # grows with the time at which a run was last sent there to make plans
+    claimed: int = 0  # the larger, the later a run was last sent there to make plans
 
 
 class Lane:
-    """A session with branches, whose runs follow each other. Further lanes make as many runs at a time.
+    """A session with branches. Its runs follow each other. Further lanes make further runs at the same time.
 
     Args:
-        session: of a model with branches.
+        session: a session of a model with branches.
         runner: makes the runs of that session.
         selectors: the names of the Boolean inputs.
-        branches: their number.
+        branches: the number of branches.
     """
 
     def __init__(self, session: FurtherSession, runner: PlainRunner, selectors: Sequence[str], branches: int) -> None:
         self.session: Any = session  # None once it is closed
-        self.is_planning = False  # a run makes plans, which takes a hundred runs
-        self.is_verified = False  # its results were those of another lane; the first one is compared with the session
+        self.is_planning = False  # A run makes plans. It takes as long as a hundred runs.
+        self.is_verified = False  # Its results agree with another lane's. ShapedRunner verifies the first lane.
         self.runner = runner
         self.branches = [
             Branch({name: np.array(bit) for name, bit in zip(selectors, bits_of(number, len(selectors)), strict=True)})
@@ -149,7 +150,7 @@ class Lane:
 
     @property
     def load(self) -> int:
-        """The number by which lanes are chosen: that of the runs, or more than that if one makes plans."""
+        """The number of runs, or much more if one makes plans. Runs go to the lane with the smallest load."""
         return self.queue + 100 * self.is_planning
 
     def take_after(self, other: Lane) -> None:
@@ -189,7 +190,7 @@ class ShapePlans:
 
     Args:
         first: the first lane. Each has as many branches as shapes are kept.
-        open_lanes: opens so many further lanes, or fewer, and raises what keeps it from opening one.
+        open_lanes: opens so many further lanes, or fewer, and raises the error that keeps it from opening one.
     """
 
     def __init__(self, first: Lane, open_lanes: Callable[[int], Iterable[Lane]]) -> None:
@@ -203,29 +204,29 @@ class ShapePlans:
         self._lock = threading.RLock()  # a signal handler may close the session
 
     def find(self, shape: Shape) -> KeptShape | None:
-        """Return what is kept of a shape."""
+        """Return the KeptShape of a shape. None if the shape has no plans."""
         return self._kept.get(shape)
 
     def tick(self) -> int:
-        """Return the number of uses so far, which this one adds to."""
+        """Return the number of uses so far, including this one."""
         return next(self._clock)
 
     def choose(self, shape: Shape, lanes: Sequence[Lane]) -> tuple[Lane, Branch]:
         """Return the lane for a run, and the branch that keeps the plans of its shape or may make them.
 
-        Of ``lanes``, it is the one with the fewest runs in which none makes plans.
+        Of the possible lanes in ``lanes``, it is the one with the smallest load.
         """
-        kept = self._kept.get(shape)
-        if kept is not None:
-            kept.used = self.tick()
-            places = [place for place in kept.places if place[0] in lanes]
+        kept_shape = self._kept.get(shape)
+        if kept_shape is not None:
+            kept_shape.used = self.tick()
+            places = [place for place in kept_shape.places if place[0] in lanes]
             if places:
                 return min(places, key=lambda place: place[0].load)
-        lane = min((each for each in lanes if each.is_verified), key=lambda each: each.load)
+        lane = min((candidate for candidate in lanes if candidate.is_verified), key=lambda each: each.load)
         return lane, self.spare_branch(lane)
 
     def spare_branch(self, lane: Lane) -> Branch:
-        """Return a branch of a lane that keeps no plans, or else that of the shape that was used least recently."""
+        """Return a branch of a lane without plans, or else the branch of the least recently used shape."""
         with this_thread.holds, self._lock:
             spare = [branch for branch in lane.branches if branch.shape is None] or lane.branches
             branch = min(spare, key=self._last_use)
@@ -233,8 +234,8 @@ class ShapePlans:
         return branch
 
     def _last_use(self, branch: Branch) -> int:
-        kept = self._kept.get(branch.shape) if branch.shape is not None else None
-        return max(branch.claimed, kept.used) if kept is not None else branch.claimed
+        kept_shape = self._kept.get(branch.shape) if branch.shape is not None else None
+        return max(branch.claimed, kept_shape.used) if kept_shape is not None else branch.claimed
 
     def keep(self, shape: Shape, lane: Lane, branch: Branch, inputs: Mapping[str, tuple[int, ...]]) -> None:
         """Note that a branch has made the plans of a shape. A run that failed leaves the shapes as they were."""
@@ -243,13 +244,13 @@ class ShapePlans:
                 return
             if branch.shape is not None:
                 self._forget(branch.shape)
-            kept = self._kept.get(shape)
-            if kept is None:
+            kept_shape = self._kept.get(shape)
+            if kept_shape is None:
                 if len(self._kept) == self._most:
                     self._forget(min(self._kept, key=lambda each: self._kept[each].used))
-                kept = self._kept[shape] = KeptShape(inputs, used=self.tick())
-            if all(lane is not other for other, _ in kept.places):  # else another thread made them meanwhile
-                kept.places = (*kept.places, (lane, branch))
+                kept_shape = self._kept[shape] = KeptShape(inputs, used=self.tick())
+            if all(lane is not other for other, _ in kept_shape.places):  # Another thread may have made them.
+                kept_shape.places = (*kept_shape.places, (lane, branch))
                 branch.shape = shape
 
     def _forget(self, shape: Shape) -> None:
@@ -257,11 +258,11 @@ class ShapePlans:
             branch.shape = None
 
     def lane_for(self, kept: KeptShape, taken: Collection[Lane | None]) -> Lane | None:
-        """Return the lane in which runs of a shape would wait less than in its own lanes; none of those ``taken``."""
-        own = [lane for lane, _ in kept.places]
-        others = [lane for lane in self.lanes if lane not in own and lane not in taken]
+        """Return a lane, not in ``taken``, where runs of a shape would wait less than in the lanes with its plans."""
+        own_lanes = [lane for lane, _ in kept.places]
+        others = [lane for lane in self.lanes if lane not in own_lanes and lane not in taken]
         lane = min(others, key=lambda each: each.load, default=None)
-        if lane is None or min((each.load for each in own), default=0) <= lane.load + (lane.load > 0):
+        if lane is None or min((candidate.load for candidate in own_lanes), default=0) <= lane.load + (lane.load > 0):
             return None
         return lane
 
@@ -281,13 +282,13 @@ class ShapePlans:
         """Make the plans of a kept shape in a further lane, too, by a run with ``feed``.
 
         Raises:
-            ValueError: the results differ from those of the lane that keeps the shape.
+            ValueError: the results differ from the results of the lane that keeps the shape.
             Exception: as the run of a session raises.
         """
-        kept = self._kept.get(shape)
-        if kept is None or not kept.places:
+        kept_shape = self._kept.get(shape)
+        if kept_shape is None or not kept_shape.places:
             return
-        home, source = kept.places[0]
+        home, source = kept_shape.places[0]
         branch = self.spare_branch(lane)
         expected = home.session.run(None, {**feed, **source.selectors})
         lane.is_planning = True
@@ -298,15 +299,15 @@ class ShapePlans:
         if not agree(results, expected):
             raise ValueError("the results of two lanes differ")
         lane.is_verified = True
-        self.keep(shape, lane, branch, kept.inputs)
+        self.keep(shape, lane, branch, kept_shape.inputs)
 
     def drop(self, lanes: Sequence[Lane]) -> None:
         """Close lanes. The first one must not be among them."""
         with this_thread.holds, self._lock:
             self.lanes = tuple(lane for lane in self.lanes if lane not in lanes)
-            for shape, kept in list(self._kept.items()):
-                kept.places = tuple(place for place in kept.places if place[0] not in lanes)
-                if not kept.places:
+            for shape, kept_shape in list(self._kept.items()):
+                kept_shape.places = tuple(place for place in kept_shape.places if place[0] not in lanes)
+                if not kept_shape.places:
                     del self._kept[shape]
         for lane in lanes:
             lane.close()
@@ -323,7 +324,7 @@ class ShapePlans:
     def inputs(self) -> tuple[Mapping[str, tuple[int, ...]], ...]:
         """Return the shapes of the inputs by name, in the order of :meth:`kept`."""
         with this_thread.holds, self._lock:
-            return tuple(each.inputs for each in sorted(self._kept.values(), key=lambda kept: kept.used))
+            return tuple(kept_shape.inputs for kept_shape in sorted(self._kept.values(), key=lambda kept: kept.used))
 
     def close(self) -> None:
         """Free the memory of the lanes once no run uses it."""

@@ -1,9 +1,9 @@
-"""The runner of a session whose shapes may vary: each shape that comes back gets a plan of its own.
+"""The runner of a session with varying shapes: each shape that comes back gets a plan of its own.
 
-ONNX Runtime's Conv keeps one cuDNN plan, and makes a new one in each run whose input has another shape than the run
-before (conv.cc, 1.20 to 1.31). That takes 40 to 140 ms. The runner measures whether shapes come back and whether their
-runs are as slow as the first ones. Then a second session is made in a thread: :mod:`ortgpu.running.shape_plans`. It
-serves all further runs if it proves faster, and if its results are those of the session.
+ONNX Runtime's Conv keeps one cuDNN plan (conv.cc, 1.20 to 1.31). It makes a new plan if its input has another shape
+than in the run before. That takes 40 to 140 ms. The runner measures whether shapes come back and whether their runs are
+as slow as the first ones. Then a second session is made in a thread: :mod:`ortgpu.running.shape_plans`. It serves all
+further runs if it proves faster, and if its results agree with the session's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .plain_runs import RunningSession
     from .shape_plans import KeptShape, Lane, ShapePlans
 
-_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
 
 logger = logging.getLogger("ortgpu")
 
@@ -45,7 +45,7 @@ Run = Callable[["RunningSession", PlainRunner, Mapping[str, Any]], Any]
 
 
 class ShapedRunner(PlainRunner):
-    """The runs of a session with cuDNN's plans whose inputs may have several shapes.
+    """The runs of a session with cuDNN's plans and with inputs of several shapes.
 
     Args:
         first: the runner that makes the runs of the session itself.
@@ -65,10 +65,10 @@ class ShapedRunner(PlainRunner):
         self._first = first
         self._make = make
         self._policy = policy or Policy()
-        self._current: Shape | None = None  # of the session's last run, while it has no plans
+        self._current: Shape | None = None  # the shape of the session's last run, while it has no plans
         self._returns = Returns(self._policy)
         self._replanning = Replanning(self._policy.window)
-        self._bound: Shape | None = None  # of the last run with an IOBinding
+        self._bound: Shape | None = None  # the shape of the last run with an IOBinding
         self._bound_returns = Returns(self._policy)
         self._bound_replanning = Replanning(self._policy.window)
         self._lock = threading.RLock()
@@ -81,7 +81,7 @@ class ShapedRunner(PlainRunner):
         self._may_spread = True  # until it fails
         self._spreads: dict[Shape, Lane | None] = {}  # shapes that threads plan in a further lane; None: one to open
         self._spreader: Executor | None = None
-        self._gains: list[float] | None = []  # time of planned runs over that of slow ones, until they are judged
+        self._gains: list[float] | None = []  # times of planned runs over times of slow ones, until they are judged
         self.why_none: str | None = None  # why the session has no plans, once that is decided
 
     def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
@@ -102,15 +102,15 @@ class ShapedRunner(PlainRunner):
         return self._run_indirectly(session, output_names, feed, run_options)
 
     def _run_kept(self, session: RunningSession, shape: Shape, output_names: Any, feed: Any) -> Results:
-        """Run a shape that has plans: what :meth:`through` does, with less to ask. Other shapes go there."""
+        """Run a shape that has plans, as :meth:`through` does but with fewer checks. Pass other shapes on to it."""
         plans = self._plans
-        kept = plans.find(shape) if plans is not None else None
-        if plans is not None and kept is not None:
+        kept_shape = plans.find(shape) if plans is not None else None
+        if plans is not None and kept_shape is not None:
             try:
-                for lane, branch in kept.places:
+                for lane, branch in kept_shape.places:
                     inner = lane.session._sess
                     if not inner.queue:
-                        kept.used = plans.tick()
+                        kept_shape.used = plans.tick()
                         self._replanning.quick += 1
                         feed_with_choice = {**feed, **branch.selectors}
                         results: Results = inner.run(output_names or self._output_names, feed_with_choice, None)
@@ -132,7 +132,7 @@ class ShapedRunner(PlainRunner):
         return results
 
     def through(self, session: RunningSession, feed: Any, run: Run) -> Any:
-        """Return what ``run`` returns for the session, its runner and a feed: its own, or those of the plans."""
+        """Return the result of ``run``, called for the session and its runner, or for a session of the plans."""
         shape = self.shape_of(feed)
         plans = self._plans
         if shape is None:
@@ -145,7 +145,7 @@ class ShapedRunner(PlainRunner):
         results = run(session, self._first, feed)
         seconds = time.perf_counter() - began
         with this_thread.holds, self._lock:
-            if self._plans is None:  # which another thread may have made meanwhile
+            if self._plans is None:  # Another thread may have made plans meanwhile.
                 self._current = shape
         is_slow = self._returns.note(shape, seconds)
         if self.why_none is not None:
@@ -170,12 +170,12 @@ class ShapedRunner(PlainRunner):
         self._first.check_binding()
 
     def close(self, error: GPUError) -> None:
-        """Free the plans. A thread that makes them is waited for."""
+        """Free the plans. This waits for a thread that makes them."""
         self._is_closed = True
         self._first.close(error)
-        for each in (self._builder, self._spreader):
-            if each is not None:
-                each.close()
+        for executor in (self._builder, self._spreader):
+            if executor is not None:
+                executor.close()
         self._give_up("the session is closed")
 
     def kept(self) -> tuple[Shape, ...]:
@@ -188,8 +188,8 @@ class ShapedRunner(PlainRunner):
         if plans is None:
             return 0
         sizes = [arena.reserved_bytes(lane.session) for lane in plans.lanes if lane.session is not None]
-        known = [size for size in sizes if size is not None]
-        return sum(known) if len(known) == len(sizes) else None
+        known_sizes = [size for size in sizes if size is not None]
+        return sum(known_sizes) if len(known_sizes) == len(sizes) else None
 
     def give_back(self) -> None:
         """Free the plans. They are made again once many more shapes have come back."""
@@ -288,7 +288,7 @@ class ShapedRunner(PlainRunner):
         """Run a shape in the lane that is free, of the first ``most``."""
         if not may_wait():  # a handler or finalizer amid another run, and a lane makes one run at a time
             return run(session, self._first, feed)
-        first, kept = plans.lanes[0], plans.find(shape)
+        first, kept_shape = plans.lanes[0], plans.find(shape)
         lane, branch = plans.choose(shape, plans.lanes[:most])
         target, runner, is_new = lane.session, lane.runner, branch.shape != shape
         if target is None:  # another thread gave them up
@@ -297,8 +297,8 @@ class ShapedRunner(PlainRunner):
             target._pinned = memory_of(session)
             if hasattr(runner, "place"):  # where a worker process wants its results
                 runner.place = getattr(self._first, "place", None)
-        if kept is not None and lane.queue and self._gains is None:
-            self._note_wait(session, plans, shape, kept, feed)
+        if kept_shape is not None and lane.queue and self._gains is None:
+            self._note_wait(session, plans, shape, kept_shape, feed)
         began = time.perf_counter()
         try:
             lane.is_planning = lane.is_planning or is_new
@@ -323,7 +323,7 @@ class ShapedRunner(PlainRunner):
         return results
 
     def _run_in_first_lane(self, session: RunningSession, plans: ShapePlans, shape: Shape, feed: Any, run: Run) -> Any:
-        """Run a shape whose run in a further lane failed. The first lane has more memory."""
+        """Run a shape again, after its run in a further lane failed. The first lane has more memory."""
         results = self._run_planned(session, plans, shape, feed, run, 1)
         logger.debug("a session goes on without further lanes: a run there failed, and not in the first one")
         self._may_spread = False
@@ -340,24 +340,24 @@ class ShapedRunner(PlainRunner):
         kept.waits += 1
         if kept.waits < self._policy.waits:
             return
-        # As many lanes as there are runs, with this one
-        wanted = min(self._policy.lanes, 1 + sum(each.queue for each in plans.lanes))
+        # As many lanes as there are runs, this one included
+        count = min(self._policy.lanes, 1 + sum(other.queue for other in plans.lanes))
         with this_thread.holds, self._lock:
             at_work = self._spreads.values()
             if self._is_closed or not self._may_spread or shape in self._spreads:
                 return
-            lane, further = plans.lane_for(kept, at_work), wanted - len(plans.lanes)
+            lane, further = plans.lane_for(kept, at_work), count - len(plans.lanes)
             if lane is None and (further <= 0 or None in at_work):
                 return
             self._spreads[shape] = lane
             spreader = self._spreader = self._spreader or Executor(2, "ortgpu-shapes")
         try:
             # A copy, since the caller may write to its arrays once the run has ended
-            given = {
+            copies = {
                 name: value.copy() if isinstance(value, ndarray) else _shape(value) for name, value in feed.items()
             }
-            arrays = arrays_of(given, types_of(session))
-        except (ValueError, TypeError, MemoryError):  # of a type without arrays
+            arrays = arrays_of(copies, types_of(session))
+        except (ValueError, TypeError, MemoryError):  # The type has no arrays.
             self._end_spread(shape, has_failed=True)
             return
         into = further if lane is None else lane
@@ -384,14 +384,14 @@ class ShapedRunner(PlainRunner):
         return results
 
     def _verified(self, session: RunningSession, feed: Any, run: Run, results: Any) -> Any:
-        """Compare the first results of the plans with those of the session, and return the latter.
+        """Compare the first results of the plans with the session's results, and return the latter.
 
         The file of the model may have changed since it was opened, for instance.
         """
         expected = run(session, self._first, feed)
         if agree(results, expected):
             self._is_verified = True
-            arena.shrink(session)  # which has no further runs to make
+            arena.shrink(session)  # The session itself has no further runs to make.
         else:
             self._give_up("their results differ from those of the session")
             logger.warning("a session has no plans for its shapes: %s", self.why_none)
@@ -447,9 +447,9 @@ def _spread(
     into: Lane | int,
     _executor: Executor,  # kept meanwhile, so that the end of the program waits for this thread
 ) -> None:
-    """Plan a shape in a further lane, by a run with ``feed``: in that lane, or in one of so many that are opened.
+    """Plan a shape in a further lane, by a run with ``feed``. ``into`` is the lane, or the number of lanes to open.
 
-    The others of these lanes are for other shapes, which are planned there meanwhile.
+    Only the first of several new lanes is for this shape. Other shapes are planned in the others meanwhile.
     """
     has_failed = False
     try:
@@ -469,6 +469,6 @@ def _shape(value: Any) -> Shape:
     """Return the shape of an array or an OrtValue. Raises TypeError or RuntimeError for other values."""
     if isinstance(value, ndarray):
         return tuple(value.shape)
-    if isinstance(value, OrtValue) and getattr(value, "_session", None) is None:  # else it is of one session alone
+    if isinstance(value, OrtValue) and getattr(value, "_session", None) is None:  # No session owns the value.
         return tuple(value.shape())
     raise TypeError("no tensor of ONNX Runtime's")
