@@ -109,7 +109,7 @@ def reused(model: str, batch: int, batches: int, rounds: int, device: str) -> No
 
 def concurrency(model: str, batch: int, batches: int, rounds: int, threads: list[int], device: str) -> None:
     """Report the mean seconds of a batch by the number of threads that run and stage."""
-    from ortgpu.running.pipeline import in_order, staged_run
+    from ortgpu.running.pipeline import iterate_in_order, staged_run
 
     session, plain = ours(model, device), plain_session(model, device)
     feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
@@ -120,7 +120,7 @@ def concurrency(model: str, batch: int, batches: int, rounds: int, threads: list
         return itertools.islice(itertools.cycle(values), batches)
 
     def in_threads(which: list[dict[str, Any]], count: int) -> None:
-        deque(in_order(functools.partial(staged_run, session, None), iter(some(which)), 2 * count, count), 0)
+        deque(iterate_in_order(functools.partial(staged_run, session, None), iter(some(which)), 2 * count, count), 0)
 
     actions: dict[str, Callable[[], object]] = {
         "plain": lambda: deque((plain.run(None, feed) for feed in some(feeds)), 0),

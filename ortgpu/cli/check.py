@@ -124,14 +124,14 @@ def check(
     wrong = compared.wrong if compared is not None else None
     failed = refused or wrong is not None
     if as_json:
-        document = output.document(ok=not failed, model=name, **session_report.as_dict(), warnings=warned)
+        document = output.document(ok=not failed, model=name, **session_report.document(), warnings=warned)
         if placement:
             document["placement_details"] = details.as_dict() if details else None
         if compare is not None:
             document["compared"] = {"error": compared.error, "wrong": wrong} if compared is not None else None
             document["compared_with"] = compared_with
         if shapes is not None:
-            document["shapes"] = [shape.as_dict() for shape in times]
+            document["shapes"] = [shape.document() for shape in times]
         document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
         output.write_json(document)
         return int(failed)

@@ -130,7 +130,7 @@ def doctor(
     if redact:
         report = redaction.redact(report, redaction.redactor_for_this_process())
     if as_json:
-        output.write_json(report.as_dict())
+        output.write_json(report.document())
     else:
         report.show(output.stdout(), verbose=verbose)
     return 0 if report.ok else 1

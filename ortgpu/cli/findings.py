@@ -59,7 +59,7 @@ class Report:
         problems = self.diagnosis.problems
         return [problem for problem in problems if problem.severity == "fatal" and problem.consequence_of is None]
 
-    def as_dict(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         diagnosis = self.diagnosis.as_dict()
         return {
             **output.document(ok=self.ok, model=self.model),

@@ -91,7 +91,7 @@ def fix(
             raise
         return output.show_problem(error, as_json)
     if as_json:
-        output.write_json(output.document(ok=repair.ok, model=str(model) if model else None, **repair.as_dict()))
+        output.write_json(output.document(ok=repair.ok, model=str(model) if model else None, **repair.document()))
     else:
         repair.show_verdict()
     return 0 if repair.ok else 1
@@ -107,7 +107,7 @@ class Step:
     seconds: float | None = None
     declined: bool = False
 
-    def as_dict(self) -> dict[str, object]:
+    def document(self) -> dict[str, object]:
         status = "declined" if self.declined else "ran" if self.exit_status is not None else "not run"
         return {
             "command": str(self.command),
@@ -198,10 +198,10 @@ class Repair:
             for name, value in sorted(self.variables.items())
         ]
 
-    def as_dict(self) -> dict[str, object]:
+    def document(self) -> dict[str, object]:
         problems = self.diagnosis.problems if self.diagnosis is not None else ()
         return {
-            "commands": [step.as_dict() for step in self.steps],
+            "commands": [step.document() for step in self.steps],
             "your_shell": self.your_shell,
             "problems": [problem.as_dict() for problem in problems],
         }

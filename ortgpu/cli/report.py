@@ -50,7 +50,7 @@ class SessionReport:
         """True if a GPU is bound and no node is placed on it, as with a model of strings alone."""
         return self.device.is_gpu and self.placement.known and set(self.placement.by_provider) == {CPU}
 
-    def as_dict(self) -> dict[str, object]:
+    def document(self) -> dict[str, object]:
         return {
             "device": device_document(self.device),
             "providers": list(self.providers),

@@ -37,7 +37,7 @@ class ShapeTimes:
     changed: float
     planned: float | None
 
-    def as_dict(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         return asdict(self)
 
 

@@ -97,7 +97,7 @@ CHECKS: tuple[Check, ...] = (
     lambda facts: model_checks.data_missing(facts.request.model),
     lambda facts: model_checks.custom_domains(facts.request.model),
     opening.model_failed,
-    model_checks.on_cpu,
+    model_checks.report_cpu_nodes,
 )
 
 

@@ -143,10 +143,10 @@ def _driver(environment: Environment) -> Requirement:
         # The CUDA that libcuda supports decides, not the number: a forward-compatibility libcuda is newer than both.
         met = supported[0] >= major
     elif lowest is not None and version is not None:
-        met = at_least(version, lowest)
+        met = is_at_least(version, lowest)
     better = met
     if met and major == 12:
-        better = None if version is None else at_least(version, "535")
+        better = None if version is None else is_at_least(version, "535")
     found = f"{version or 'version not known'}" + (f", CUDA up to {dotted(supported)}" if supported else "")
     return row(
         "driver",
@@ -268,5 +268,5 @@ def dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def at_least(version: str, lowest: str) -> bool:
+def is_at_least(version: str, lowest: str) -> bool:
     return numbers_of(version) >= numbers_of(lowest)

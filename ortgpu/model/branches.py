@@ -56,7 +56,7 @@ def bits_of(branch: int, count: int) -> list[bool]:
     return [bool(branch >> number & 1) for number in range(count)]
 
 
-def with_branches(
+def build_branches(
     model: ModelProto, branches: int, overridable: Collection[str] = ()
 ) -> tuple[ModelProto, list[str], int]:
     """Return a model with ``branches`` copies of the nodes of ``model``; a run takes one copy.
@@ -104,7 +104,7 @@ def with_branches(
     tree = _tree(copies, chosen_by, outputs, prefix)
 
     new = ModelProto()
-    new.CopyFrom(_without_graph(model))
+    new.CopyFrom(_copy_properties(model))
     # Before version 4 each initialiser is an input, too.
     new.ir_version = max(model.ir_version, 4)
     new.graph.name = graph.name or "graph"
@@ -118,7 +118,7 @@ def with_branches(
     return new, chosen_by, sum(map(_bytes_of, inside))
 
 
-def _without_graph(model: ModelProto) -> ModelProto:
+def _copy_properties(model: ModelProto) -> ModelProto:
     """Return the opsets, functions and other properties of a model. Its graph may be too large for a copy."""
     properties = ModelProto()
     for field, value in model.ListFields():

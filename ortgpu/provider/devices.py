@@ -53,7 +53,7 @@ class Device:
 CPU = Device("cpu", None, None, "CPU", None, None, None)
 
 
-def as_request(device: Any) -> Any:
+def plain_request(device: Any) -> Any:
     """Return the request for a :class:`Device`, ``torch.device`` or NumPy integer; other values stay unchanged."""
     if isinstance(device, Device):
         return (device.uuid or f"cuda:{device.ordinal or 0}") if device.is_gpu else device.kind

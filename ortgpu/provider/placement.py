@@ -129,7 +129,7 @@ class Placement:
     is_whole: bool = True
 
     @classmethod
-    def of_record(cls, recorded: _Recorded, *, is_whole: bool) -> Placement:
+    def parse_record(cls, recorded: _Recorded, *, is_whole: bool) -> Placement:
         """Return the placement of a session. The first use of ``nodes`` makes them: 2,000 nodes take 5 ms."""
         placement = cls((), is_whole=is_whole)
         vars(placement)["_recorded"] = recorded
@@ -216,7 +216,7 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
     rows = tuple(row for part in assigned for row in _rows_of(part))
     is_whole = load_runtime().release >= _RECORDS_ALL or not _has_short_floats(session, outline)
     if not any(provider == CPU for *_, provider in rows):
-        return Placement.of_record(_Recorded(rows, frozenset(), None), is_whole=is_whole)
+        return Placement.parse_record(_Recorded(rows, frozenset(), None), is_whole=is_whole)
     options = None if without_options else getattr(session, "_sess_options", None)
     divided_by = next((key for key in _DIVIDING_KEYS if options is not None and config_entry(options, key)), None)
     computing = {
@@ -225,7 +225,7 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
         if provider == CPU and kind_of(op_type, domain, provider) == "compute"
     }
     computing |= _computing_nodes(session, outline, rows)
-    return Placement.of_record(_Recorded(rows, frozenset(computing), divided_by), is_whole=is_whole)
+    return Placement.parse_record(_Recorded(rows, frozenset(computing), divided_by), is_whole=is_whole)
 
 
 def _rows_of(part: AssignedNodes) -> list[tuple[str, str, str, str]]:

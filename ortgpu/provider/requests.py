@@ -66,10 +66,10 @@ class ProviderList:
     def options_of(self, name: str) -> dict[str, str]:
         return self.options.get(name, {})
 
-    def with_cuda_options(self, options: Mapping[str, str]) -> ProviderList:
+    def replace_cuda_options(self, options: Mapping[str, str]) -> ProviderList:
         return ProviderList(self.names, {**self.options, CUDA: {**self.options_of(CUDA), **options}})
 
-    def as_arguments(self) -> list[tuple[str, dict[str, str]]]:
+    def provider_arguments(self) -> list[tuple[str, dict[str, str]]]:
         return [(name, dict(self.options_of(name))) for name in self.names]
 
 
@@ -113,7 +113,7 @@ def _pair(providers: Any, entry: Any) -> tuple[str, dict[Any, Any] | None]:
     raise _malformed(providers, f"{entry!r} is neither a name nor a (name, options) tuple")
 
 
-def without_unmeant(requested: ProviderList, known: Collection[str], available: Sequence[str]) -> ProviderList:
+def drop_unintended(requested: ProviderList, known: Collection[str], available: Sequence[str]) -> ProviderList:
     """Return the request without providers that a list for many machines names beside CUDA.
 
     These are the providers of other builds. TensorRT is left out, too, if the list is all of

@@ -62,7 +62,7 @@ class _DLTensor(ctypes.Structure):
         return True
 
 
-def with_values(session: OrderedSession, feed: Any) -> dict[str, Any] | None:
+def wrap_arrays(session: OrderedSession, feed: Any) -> dict[str, Any] | None:
     """Return ``feed`` with arrays of other libraries as OrtValues that share their memory. None if it has none.
 
     If a value is on the GPU, the session's next work waits for the work that the caller has queued there (see
@@ -114,7 +114,7 @@ def run_on_device(session: OrderedSession, output_names: Any, feed: Mapping[str,
     # Check names first: a binding reports a missing input only through some node, and takes None for NaN.
     values: Mapping[str, Any] = {name: value for name, value in feed.items() if value is not None}
     session._validate_input(list(values))
-    values = with_values(session, values) or values
+    values = wrap_arrays(session, values) or values
     device = lifetime.device_of(session)
 
     def run(target: OrderedSession, _runner: object, feed: Mapping[str, Any]) -> list[Any]:
@@ -188,7 +188,7 @@ def _value(session: VerifiedSession, name: str, array: Any, stream: int | None) 
     capsule = array.__dlpack__(stream=ready) if on_gpu else array.__dlpack__()
     tensor = _tensor_in(capsule)
     if not tensor.is_contiguous():
-        return _in_order(name, array, on_gpu)
+        return _order_array(name, array, on_gpu)
     original = bytes(tensor)
     tensor.data = (tensor.data or 0) + tensor.byte_offset or None  # ONNX Runtime ignores byte_offset
     tensor.byte_offset = 0
@@ -207,7 +207,7 @@ def _value(session: VerifiedSession, name: str, array: Any, stream: int | None) 
             ctypes.memmove(ctypes.byref(tensor), original, len(original))
 
 
-def _in_order(name: str, array: Any, on_gpu: bool) -> Any:
+def _order_array(name: str, array: Any, on_gpu: bool) -> Any:
     kind = type(array).__name__
     if not on_gpu:
         try:

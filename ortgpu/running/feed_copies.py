@@ -61,7 +61,7 @@ class FeedCopies:
         ordinal: int | None,
         on_device: CopiesOnDevice | None = None,
     ) -> None:
-        self._on_device = on_device
+        self._memory_kinds = on_device
         self._memories = memories
         self._ordinary = OrdinaryMemory(limit)
         self._ordinal = ordinal
@@ -94,8 +94,8 @@ class FeedCopies:
             array = _array_in(value)
             if array is not None:
                 return self._copy_of_array(array, waits)
-            if self._on_device is not None:
-                return self._on_device.copy(value)
+            if self._memory_kinds is not None:
+                return self._memory_kinds.copy(value)
             raise _NotCopiedError
         if isinstance(value, _IMMUTABLE):
             return value

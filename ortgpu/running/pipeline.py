@@ -21,7 +21,7 @@ from ..process.background import is_of_a_handler, may_wait
 from ..process.threads import Executor, Outcome
 from ..provider import lifetime
 from ..provider.settings import DEPTH, MAP_DEPTH, STAGING
-from .device_arrays import with_values
+from .device_arrays import wrap_arrays
 from .feed_copies import copies_for
 from .pinned import may_be_staged, memory_of
 
@@ -47,25 +47,25 @@ def map_session(
     options = session._verified.options_chosen
     threads = int(options[DEPTH][0]) if DEPTH in options else MAP_DEPTH
     source, ahead = check_arguments(feeds, in_flight, 2 * threads)
-    output_names = for_many_runs(output_names)
+    output_names = copy_names(output_names)
 
     def convert(feed: Any) -> Any:
-        return with_values(session, feed) or copy_feed(feed)
+        return wrap_arrays(session, feed) or copy_feed(feed)
 
-    def in_line(feed: Any) -> Any:
+    def run_inline(feed: Any) -> Any:
         return session.run(output_names, mapping(feed))
 
     copy = copies_for(session).of if may_be_written_to(feeds, ahead) else None
-    run = in_line if STAGING in options else functools.partial(staged_run, session, output_names)
+    run = run_inline if STAGING in options else functools.partial(staged_run, session, output_names)
 
-    def in_threads(feeds: Iterator[Any]) -> Iterator[Any]:
+    def run_in_threads(feeds: Iterator[Any]) -> Iterator[Any]:
         # Convert arrays of other libraries in this thread, since only the thread that made them knows their stream. Use
         # map, because a generator would keep a feed until the next is requested.
-        return in_order(run, map(convert, feeds), ahead, threads, copy, session._gpu_runner.submit)
+        return iterate_in_order(run, map(convert, feeds), ahead, threads, copy, session._gpu_runner.submit)
 
     if ahead == 1:
-        return in_threads(source)
-    return _in_the_faster_way(session, source, ahead, in_threads, in_line)
+        return run_in_threads(source)
+    return _choose_while_running(session, source, ahead, run_in_threads, run_inline)
 
 
 def may_be_written_to(feeds: Any, in_flight: int) -> bool:
@@ -104,7 +104,7 @@ def mapping(feed: Any) -> Any:
     return feed
 
 
-def _in_the_faster_way(
+def _choose_while_running(
     session: RunningSession,
     feeds: Iterator[Feed],
     in_flight: int,
@@ -209,12 +209,12 @@ def check_arguments(feeds: Iterable[Feed], in_flight: int | None, default: int) 
     return iter(feeds), most
 
 
-def for_many_runs(output_names: Any) -> Any:
+def copy_names(output_names: Any) -> Any:
     """Return the names as they are now: the caller may change a list, and the first run would use an iterator up."""
     return list(output_names) if isinstance(output_names, (list, tuple, Iterator)) else output_names
 
 
-def in_order(
+def iterate_in_order(
     function: Callable[[Feed], Result],
     feeds: Iterator[Feed],
     in_flight: int,

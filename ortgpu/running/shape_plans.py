@@ -49,12 +49,12 @@ class OneAtATime:
         self.queue: list[None] = []  # an item for each run at work or waiting, as far as another thread can tell
 
     def run(self, *arguments: Any) -> Any:
-        return self.in_turn(self._inner.run, *arguments)
+        return self.take_turn(self._inner.run, *arguments)
 
     def run_with_ortvaluevector(self, *arguments: Any) -> Any:
-        return self.in_turn(self._inner.run_with_ortvaluevector, *arguments)
+        return self.take_turn(self._inner.run_with_ortvaluevector, *arguments)
 
-    def in_turn(self, run: Callable[..., Any], *arguments: Any) -> Any:
+    def take_turn(self, run: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that runs the session, once the runs before it have ended."""
         try:
             self.queue.append(None)
@@ -107,7 +107,7 @@ class FurtherSession(LastOfOurs):
     def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
         """Run with an IOBinding, as InferenceSession does."""
         lifetime.refuse_if_closed(self)
-        self._sess.in_turn(InferenceSession.run_with_iobinding, _WithNativeSession(self), iobinding, run_options)
+        self._sess.take_turn(InferenceSession.run_with_iobinding, _WithNativeSession(self), iobinding, run_options)
 
     def _gpu_explained(self, error: Exception) -> Exception:
         return error

@@ -50,8 +50,8 @@ class StagedRuns:
         inner, device = session._sess, device_of(session)
         self.place: Place | None = None
         self._staged_from = min(staged_from, IN_THREADS_FROM)
-        self._inputs = _on_device(inner.inputs_meta, inner.input_meminfos, device.kind)
-        self._outputs = _on_device(inner.outputs_meta, inner.output_meminfos, device.kind)
+        self._inputs = _memory_kinds(inner.inputs_meta, inner.input_meminfos, device.kind)
+        self._outputs = _memory_kinds(inner.outputs_meta, inner.output_meminfos, device.kind)
         self._places = {
             True: onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device(),
             False: onnxruntime.OrtDevice.make("cpu", 0)._get_c_device(),
@@ -135,6 +135,6 @@ class StagedRuns:
         return result, Transfer(result, memory.beside(result), value.data_ptr())
 
 
-def _on_device(values: Iterable[Any], memories: Iterable[Any], kind: str) -> dict[str, bool]:
+def _memory_kinds(values: Iterable[Any], memories: Iterable[Any], kind: str) -> dict[str, bool]:
     pairs = zip(values, memories, strict=True)
     return {value.name: memory.name.lower() == kind for value, memory in pairs}

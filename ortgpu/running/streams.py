@@ -72,7 +72,7 @@ class CallerStreams:
             if _raw_stream_of_torch is not None and "cupy" not in modules:
                 stream = _raw_stream_of_torch(ordinal)
                 return stream <= PER_THREAD_STREAM or not is_busy(self._handle(stream))
-            return not any(is_busy(self._handle(stream)) for stream in self._of_libraries())
+            return not any(is_busy(self._handle(stream)) for stream in self._library_streams())
 
         return is_idle
 
@@ -86,11 +86,11 @@ class CallerStreams:
         """
         if self.own is not None:
             if not self._runtime.is_capturing(self.own):
-                for stream in (LEGACY_STREAM, *self._of_libraries()):
+                for stream in (LEGACY_STREAM, *self._library_streams()):
                     self._runtime.order(stream, self.own)
             return
         self._runtime.clear_error()  # is_idle may have left an error.
-        for stream in self._runtime.pending([LEGACY_STREAM, *self._of_libraries()]):
+        for stream in self._runtime.pending([LEGACY_STREAM, *self._library_streams()]):
             self._runtime.order(stream, None)
 
     def order_results(self) -> None:
@@ -103,10 +103,10 @@ class CallerStreams:
             CudaCallError: the work of the session failed, for instance.
         """
         if self.own is not None and not self._runtime.is_capturing(self.own):
-            for stream in (LEGACY_STREAM, *self._of_libraries()):
+            for stream in (LEGACY_STREAM, *self._library_streams()):
                 self._runtime.order(self.own, stream)
 
-    def _of_libraries(self) -> list[int]:
+    def _library_streams(self) -> list[int]:
         """Return the current streams of PyTorch and CuPy that are no default streams, nor the session's."""
         streams = []
         if "torch" in sys.modules and (stream := _stream_of_torch(self._ordinal)) > PER_THREAD_STREAM:

@@ -44,7 +44,7 @@ def bytes_outside(budget: int) -> int:
     return (70 + 80 * runs + (80 if runs > 1 else 0)) * _MIB
 
 
-def with_room_outside(arena: int) -> int:
+def least_budget(arena: int) -> int:
     """Return the least budget in which an arena of so many bytes has room."""
     return next(
         budget

@@ -135,7 +135,7 @@ def operators_of_small(outline: GraphOutline) -> set[bytes] | None:
     return {node.operator for node in graph.nodes}
 
 
-def with_a_handle(error: LibraryNotFoundError) -> ProviderOptionError:
+def missing_handle_error(error: LibraryNotFoundError) -> ProviderOptionError:
     """Return the error for a session without a handle that needed one after all. Then WITHOUT_CUDNN is wrong."""
     return ProviderOptionError(
         "the model reached an operator that needs cuDNN, and this session was opened without a handle of it",

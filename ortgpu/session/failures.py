@@ -37,7 +37,7 @@ from ..provider.interfaces import Opened
 from ..running.memory import give_back
 from ..running.streams import streams_of, wait_for_caller
 from .budget import exceeded
-from .chosen import with_a_handle
+from .chosen import missing_handle_error
 
 if TYPE_CHECKING:
     from ..diagnosis.checks import classifier
@@ -59,7 +59,7 @@ def explained(session: Opened, error: Exception) -> Exception:
     It is a typed error with the exception as its cause, or the exception itself if it is not about the GPU.
     """
     if isinstance(error, GPUError):
-        return without_our_frames(error)
+        return hide_own_frames(error)
     known = lifetime.error_of(session)
     if known is not None:  # ONNX Runtime touched the stand-in without calling it
         return lifetime.fresh_copy(known)
@@ -77,7 +77,7 @@ def explained(session: Opened, error: Exception) -> Exception:
         return error
     lifetime.let_go_of_variables(error)
     found.__cause__ = error
-    return without_our_frames(lifetime.noted(found))
+    return hide_own_frames(lifetime.noted(found))
 
 
 def explained_run(session: Opened, error: Exception) -> Exception:
@@ -147,11 +147,11 @@ def _found(session: Opened, text: str, exception: str | None) -> GPUError | None
         without = "if it comes again, do without the layout that a record of `ortgpu tune` has chosen"
         error.fixes = (*error.fixes, manual(f"{without}: GPUSession(model, tuned=False)"))
     if isinstance(error, LibraryNotFoundError) and "enable_cudnn" in chosen:
-        return with_a_handle(error)
+        return missing_handle_error(error)
     return error
 
 
-def without_our_frames(error: GPUError) -> GPUError:
+def hide_own_frames(error: GPUError) -> GPUError:
     """Return an error without traceback, and its causes without the frames of this library before others.
 
     A traceback through somebody's library then shows theirs. At the level DEBUG the log has the frames.

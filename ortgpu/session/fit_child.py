@@ -114,7 +114,7 @@ def measure(
         return Measurement({}, error=_summary(error))
     opening = time.perf_counter() - start
     with session:
-        opened = _above_context()
+        opened = _growth_since_context()
         if feed is None:
             declared = session.get_inputs()
             if batch not in (None, 1) and batch_dimension(declared) is None:
@@ -124,10 +124,10 @@ def measure(
         tell(shapes)
         try:
             first = _seconds(session, feed)
-            peak = _above_context()
+            peak = _growth_since_context()
             session.trim()
             later = min(_seconds(session, feed) for _ in range(_STEADY_RUNS))
-            steady = _above_context()
+            steady = _growth_since_context()
         except MemoryError as error:
             return Measurement(shapes, opened, opening_seconds=opening, error=_summary(error))
     return Measurement(shapes, opened, peak, steady, opening, first, later)
@@ -139,7 +139,7 @@ def _seconds(session: GPUSession, feed: Mapping[str, Any]) -> float:
     return time.perf_counter() - start
 
 
-def _above_context() -> int | None:
+def _growth_since_context() -> int | None:
     taken = _memory.taken()
     return max(taken - _context, 0) if taken is not None and _context is not None else None
 

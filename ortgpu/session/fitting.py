@@ -12,7 +12,7 @@ from ..environment.child_process import ChildFailedError, ChildProcess
 from ..environment.gpu.cuda import initialise
 from ..errors import ExecutionError, GPUError, manual
 from ..model.files import ModelSource
-from ..provider.devices import DeviceRequest, as_request, check_form, choose_visible, is_cpu
+from ..provider.devices import DeviceRequest, check_form, choose_visible, is_cpu, plain_request
 from .request import NAMES, PoolArguments, Unpack, refuse_misspelt
 
 _MIB = 1 << 20
@@ -150,7 +150,7 @@ def fit(
         raise TypeError(f"fit() takes the path of a model, its bytes, or a list of these, not {model!r}")
     inputs = _inputs_of(batches, feeds)
     refuse_misspelt("fit()", arguments.keys() - set(NAMES), (*NAMES, "batches", "feeds", "timeout"))
-    device = as_request(device)
+    device = plain_request(device)
     if not is_cpu(device):
         check_form(device)
     arguments = {"cpu_nodes": "allow", **arguments}

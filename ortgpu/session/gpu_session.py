@@ -28,14 +28,14 @@ from ..model.outline import GraphOutline
 from ..process.background import cached_property
 from ..process.late import late
 from ..provider import lifetime
-from ..provider.devices import Device, DeviceRequest, as_request
+from ..provider.devices import Device, DeviceRequest, plain_request
 from ..provider.living import register
 from ..provider.placement import has_convolutions
 from ..provider.rank_devices import claimed_ordinal
 from ..provider.requests import CPUNodes, check_names, parse  # CPUNodes for typing.get_type_hints
 from ..provider.settings import CAPTURE
 from ..provider.sizes import GPUSize, Size, parse_size
-from ..running.device_arrays import run_on_device, with_values
+from ..running.device_arrays import run_on_device, wrap_arrays
 from ..running.memory import holdings_of, read_memory, trim
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.pinned import memory_of
@@ -253,7 +253,7 @@ class GPUSession(LastOfOurs):
                 path_or_bytes,
                 sess_options,
                 parse(providers, provider_options),
-                as_request(device),
+                plain_request(device),
                 cpu_nodes,
                 allow_cpu,
                 cuda_graph,
@@ -294,7 +294,7 @@ class GPUSession(LastOfOurs):
         except BaseException as error:
             self._let_go(error)  # a failure must leave nothing behind
             if isinstance(error, GPUError):
-                raise failures.without_our_frames(error) from error.__cause__
+                raise failures.hide_own_frames(error) from error.__cause__
             raise
         finally:
             outline.close()
@@ -365,7 +365,7 @@ class GPUSession(LastOfOurs):
             if self._gpu_context is context:
                 return results  # else a run beside this one may have left a wrong plan to it
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            values = with_values(self, input_feed)
+            values = wrap_arrays(self, input_feed)
             if values is None and isinstance(error, AttributeError) and self._gpu_context is not context:
                 values = dict(input_feed)  # the C++ session was not there, as another thread opened it again
             if values is None:
@@ -546,13 +546,13 @@ class GPUSession(LastOfOurs):
                 self._sess.run_with_iobinding(iobinding._iobinding, run_options)
             else:
                 failures.move_binding(iobinding, self)
-                _in_turns(self, super().run_with_iobinding)(iobinding, run_options)
+                _take_turns(self, super().run_with_iobinding)(iobinding, run_options)
             if began is not None:
                 runner.note_bound(self, iobinding, began)
             if streams is not None and not is_idle:
                 streams.order_results()
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            again = _in_turns(self, super().run_with_iobinding)
+            again = _take_turns(self, super().run_with_iobinding)
             failures.call_again(self, error, lambda: _run_in_order(self, again, iobinding, run_options), is_bound=True)
             return
         if self._gpu_context is not context:  # a run beside this one may have left a wrong plan to it
@@ -727,13 +727,13 @@ def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified)
         return graph_requests.captured(session)
     staged = may_stage(session)
     runner = StagedRunner(session) if staged else PlainRunner(session)
-    runner = _with_plans(session, request, verified, runner, staged=staged)
+    runner = _add_plans(session, request, verified, runner, staged=staged)
     if session._holdings is not None and session._holdings.turns is not None:
         take_turns(runner, session._holdings.turns)
     return runner
 
 
-def _with_plans(
+def _add_plans(
     session: GPUSession, request: SessionRequest, verified: Verified, runner: PlainRunner, *, staged: bool
 ) -> PlainRunner:
     """Return a runner that makes plans for further shapes, if the session may need them."""
@@ -747,7 +747,7 @@ def _with_plans(
     return shaped
 
 
-def _in_turns(session: GPUSession, method: Callable[..., Any]) -> Callable[..., Any]:
+def _take_turns(session: GPUSession, method: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method of InferenceSession as one that takes the session's turns, if its budget bounds the runs."""
     turns = session._holdings.turns if session._holdings is not None else None
     return method if turns is None else functools.partial(turns.run, method)
@@ -766,7 +766,7 @@ def _explaining(name: str) -> Callable[..., Any]:
 
     @functools.wraps(getattr(InferenceSession, name))
     def call(self: GPUSession, *args: Any, **kwargs: Any) -> Any:
-        method = _in_turns(self, getattr(super(GPUSession, self), name))
+        method = _take_turns(self, getattr(super(GPUSession, self), name))
         try:
             return method(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
@@ -781,7 +781,7 @@ def _ordered(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(InferenceSession, name))
     def call(self: GPUSession, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(
-            _run_in_order, self, _in_turns(self, getattr(super(GPUSession, self), name)), *args, **kwargs
+            _run_in_order, self, _take_turns(self, getattr(super(GPUSession, self), name)), *args, **kwargs
         )
         try:
             lifetime.refuse_after_reset(self, self._gpu_context)

@@ -272,12 +272,12 @@ class GPUSessionPool:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Results:
         """Run the model on the least busy session, as InferenceSession.run does; the class says what is raised."""
-        from ..running.pipeline import for_many_runs
+        from ..running.pipeline import copy_names
 
         self._refuse_after_fork()
         service = self._service
         results: Results = service.result_of(
-            Request(service, for_many_runs(output_names), service.feeds.as_it_is(input_feed), Outcome()), service.most
+            Request(service, copy_names(output_names), service.feeds.pass_through(input_feed), Outcome()), service.most
         )
         return results
 
@@ -300,14 +300,14 @@ class GPUSessionPool:
             ForkedSessionError: the pool was opened in a parent process.
             ProviderRequestError: an array of ``input_feed`` is on a GPU.
         """
-        from ..running.pipeline import for_many_runs
+        from ..running.pipeline import copy_names
 
         self._refuse_after_fork()
         service, outcome = self._service, FutureOutcome[Any]()
         # A thread of the pool, in which a callback runs, would wait for itself.
         ends = () if service.must_not_wait else self._ends()
         feed, is_copied = service.feeds.copied(input_feed, ends)
-        request = Request(service, for_many_runs(output_names), feed, outcome)
+        request = Request(service, copy_names(output_names), feed, outcome)
         service.ask(request, service.most)
         self._submitted.append(weakref.ref(outcome))
         if not is_copied:
@@ -336,14 +336,14 @@ class GPUSessionPool:
             TypeError, ValueError: ``feeds`` is not iterable or is a single feed; ``in_flight`` is not a positive int.
             GPUError: as :meth:`submit` raises.
         """
-        from ..running.pipeline import check_arguments, for_many_runs, may_be_written_to, results_of
+        from ..running.pipeline import check_arguments, copy_names, may_be_written_to, results_of
 
         self._refuse_after_fork()
         service = self._service
         if service.is_over:
             raise service.why_over()
         source, ahead = check_arguments(feeds, in_flight, 2 * service.most)
-        names = for_many_runs(output_names)
+        names = copy_names(output_names)
 
         def submit(feed: Any, outcome: Outcome[Any]) -> None:
             self._refuse_after_fork()
@@ -351,7 +351,7 @@ class GPUSessionPool:
 
         if may_be_written_to(feeds, ahead):
             return results_of(submit, source, ahead, service.feeds.copied)
-        return results_of(submit, map(service.feeds.as_it_is, source), ahead, None)
+        return results_of(submit, map(service.feeds.pass_through, source), ahead, None)
 
     def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Unpack[BatchedOptions]) -> Batched:
         """Return a service that joins concurrent requests of few items into runs, as GPUSession.batched does."""

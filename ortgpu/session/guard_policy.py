@@ -93,7 +93,7 @@ def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
         return providers, provider_options
     logger.info("left out of the providers of a session: %s", ", ".join(sorted(left_out)))
     names = tuple(name for name in requested.names if name not in left_out)
-    return ProviderList(names, requested.options).as_arguments(), None
+    return ProviderList(names, requested.options).provider_arguments(), None
 
 
 def _known() -> set[str]:

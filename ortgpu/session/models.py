@@ -25,11 +25,11 @@ from ..model.weights import bytes_of_weights
 from ..process.background import may_wait, this_thread
 from ..process.late import late
 from ..process.reminders import Reminder
-from ..provider.devices import as_request, choose_visible, is_cpu
+from ..provider.devices import choose_visible, is_cpu, plain_request
 from ..provider.requests import parse
 from ..provider.sizes import GPUSize, bytes_of_gpu, parse_gpu_size
 from ..running import arena
-from .budget import with_room_outside
+from .budget import least_budget
 from .request import NAMES, ModelsArguments, SessionRequest, Unpack, checked, refuse_misspelt, seconds
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class GPUModels(Mapping[str, GPUModel]):
         share = model._need or model._share
         if not share:
             weights = bytes_of_weights(model.path, stamp_of(model.path))
-            share = with_room_outside((_UNKNOWN_WEIGHTS if weights is None else weights) + _FIRST_ROOM)
+            share = least_budget((_UNKNOWN_WEIGHTS if weights is None else weights) + _FIRST_ROOM)
         if more_than is not None:
             share = max(2 * model._share, model._share + 2 * more_than, share)
         return min(share, budget)
@@ -328,7 +328,7 @@ class GPUModels(Mapping[str, GPUModel]):
                 self._budget = int(self._size)
             else:
                 try:
-                    gpu = choose_visible(as_request(device), initialise())
+                    gpu = choose_visible(plain_request(device), initialise())
                 except GPUError:  # which the session raises, or is on the CPU
                     return None
                 self._budget = bytes_of_gpu(self._size, gpu.total_memory)
@@ -411,7 +411,7 @@ class GPUModels(Mapping[str, GPUModel]):
             return False
         if model._share:
             held = arena.reserved_bytes(session)
-            model._need = max(model._need, with_room_outside(held + held // 8)) if held is not None else model._share
+            model._need = max(model._need, least_budget(held + held // 8)) if held is not None else model._share
         session.close()
         return True
 
@@ -436,5 +436,5 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
     others = {name: value for name, value in arguments.items() if name not in NAMES}
     own = {name: arguments[name] for name in NAMES if name in arguments}
     providers = parse(own.pop("providers", None), own.pop("provider_options", None))
-    device = as_request(own.pop("device", None))
+    device = plain_request(own.pop("device", None))
     checked(SessionRequest(b"", providers=providers, device=device, **own, others=others))

@@ -37,7 +37,7 @@ from . import other_plugins
 from .allowed_cpu import explain_refused_placement, is_cpu_allowed, warn_of_cpu
 from .budget import too_small
 from .chosen import unfit
-from .plan import STREAM, Opened, Plan, for_model, on_cpu, on_gpu, plan_of, undiagnosed_for, why_untuned
+from .plan import STREAM, Opened, Plan, bind_gpu, cpu_plan, fit_to_model, plan_of, undiagnosed_for, why_untuned
 from .plugin_limits import check_before_opening, check_before_running
 from .request import SessionRequest, Verified
 from .undiagnosed import UndiagnosedError, diagnose, explain
@@ -114,7 +114,7 @@ def open_on_cpu(
 ) -> Verified:
     """Construct ``session`` on the CPU, which its caller allowed, instead of raising ``error``."""
     error.__traceback__ = None  # it names the session, and whoever keeps the warning keeps the error
-    verified = Verified(CPU_DEVICE, construct_session(session, construct, on_cpu(request), outline), {})
+    verified = Verified(CPU_DEVICE, construct_session(session, construct, cpu_plan(request), outline), {})
     warn_of_cpu(session, error, request.model)  # after opening, since ONNX Runtime may refuse the model
     return verified
 
@@ -130,7 +130,7 @@ def find_gpu(plan: Plan, runtime: Runtime, driver: Task[CudaState] | None, outli
     """Return the plan for the requested GPU. Raises GPUError if this process cannot open sessions on it."""
     try:
         runtime, cuda = _working_driver(plan, runtime, driver)
-        plan = on_gpu(_with_device_of_torch(plan), cuda)
+        plan = bind_gpu(_use_torch_device(plan), cuda)
         report, capability = runtime.preload, plan.gpu.compute_capability
         provider = report.provider if report is not None else None
         if provider is None or capability is None or provider.coverage(capability, os.environ) != "none":
@@ -153,7 +153,7 @@ def _remember(error: GPUError, plan: Plan, runtime: Runtime) -> None:
     _known[_surroundings(plan, runtime)] = lifetime.fresh_copy(error)
 
 
-def _with_device_of_torch(plan: Plan) -> Plan:
+def _use_torch_device(plan: Plan) -> Plan:
     """Return the plan of a rank with PyTorch's current device, if none was requested."""
     if not _may_be_rank(plan) or plan.request.is_guarded:
         return plan
@@ -244,7 +244,7 @@ def _check_tensorrt(ready: Ready) -> Plan:
         if name in listed_providers():
             check_plugin(name, plan.gpu)
             if not takes_ordinal(name):
-                plan = plan.without_ordinal(name)
+                plan = plan.drop_ordinal(name)
         elif name == requests.TENSORRT[0] and bridge is not None:
             check_loadable(bridge)
     return plan
@@ -280,7 +280,7 @@ def open_with_choices(
     """Open the session with what suits its model. None if nothing does, or if the session does not open so."""
     plan = ready.plan
     record = _record_for(session, plan, outline)
-    chosen = for_model(plan, ready.runtime.release, outline, record)
+    chosen = fit_to_model(plan, ready.runtime.release, outline, record)
     while chosen != plan:
         try:
             placement = construct_session(session, construct, chosen, outline)
@@ -341,9 +341,9 @@ def construct_session(
         for name, size in json.loads(plan.chosen[DIMENSIONS][0]).items():
             options.add_free_dimension_override_by_name(name, size)
     if FLOAT16 in plan.chosen:
-        model = halving.in_float16(request.model)
+        model = halving.convert_to_float16(request.model)
         outline = GraphOutline(model)
-    arguments = _in_own_stream(session, plan).as_arguments()
+    arguments = _give_own_stream(session, plan).provider_arguments()
     construct(model, options, providers=arguments, enable_fallback=0, **request.others)
     if model is not request.model:
         in_bytes = isinstance(request.model, bytes)
@@ -354,7 +354,7 @@ def construct_session(
     return placements.read_placement(session, outline, without_options=request.sess_options is None)
 
 
-def _in_own_stream(session: RunningSession, plan: Plan) -> Plan:
+def _give_own_stream(session: RunningSession, plan: Plan) -> Plan:
     """Give a plan that captures CUDA graphs a stream of the session's own. That of an earlier attempt is freed."""
     vars(session).pop("_stream", None)
     if not plan.captures:
@@ -362,7 +362,7 @@ def _in_own_stream(session: RunningSession, plan: Plan) -> Plan:
     session._stream = graph_requests.own_stream(plan.gpu.ordinal)
     if session._stream is None or load_runtime().cuda_is_plugin:  # one of 1.31.1 begins each capture twice with it
         return plan
-    return plan.with_cuda_options({STREAM: str(session._stream.handle)})
+    return plan.replace_cuda_options({STREAM: str(session._stream.handle)})
 
 
 def _capture_refused(
@@ -376,7 +376,7 @@ def _capture_refused(
         return None
     try:
         placement = construct_session(
-            session, construct, plan.with_cuda_options({CAPTURE: "0"}), outline
+            session, construct, plan.replace_cuda_options({CAPTURE: "0"}), outline
         )  # to learn it
     except Exception:  # noqa: BLE001 - the refusal stands, with fewer details
         placement = placements.UNKNOWN

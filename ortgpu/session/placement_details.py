@@ -184,7 +184,7 @@ def details_from(
             return PREFERRED if node.kind == "shape" else FOLLOWS
         return node.reason
 
-    def of_graph(node: Node) -> GraphNode:
+    def graph_node(node: Node) -> GraphNode:
         name, op_type = os.fsdecode(node.name), os.fsdecode(node.operator)
         copy: Any = _COPIES.get(op_type)
         known = by_name.get((op_type, name))
@@ -202,4 +202,4 @@ def details_from(
             tuple(os.fsdecode(each) for each in node.outputs if each),
         )
 
-    return PlacementDetails(model, tuple(map(of_graph, graph)), tuple((node, reason_of(node)) for node in placed))
+    return PlacementDetails(model, tuple(map(graph_node, graph)), tuple((node, reason_of(node)) for node in placed))

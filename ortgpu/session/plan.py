@@ -1,8 +1,8 @@
 """The plan of a session: what ONNX Runtime is asked for, and why.
 
 A plan is made of facts alone, in the order in which they become known: of the request and the installed ONNX Runtime
-(:func:`plan_of`), of the GPUs (:func:`on_gpu`), and of the model (:func:`for_model`). Each step raises the GPUError of
-a request that cannot be met.
+(:func:`plan_of`), of the GPUs (:func:`bind_gpu`), and of the model (:func:`fit_to_model`). Each step raises the
+GPUError of a request that cannot be met.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..provider.requests import (
     check_names,
     check_options,
     cuda_first,
-    without_unmeant,
+    drop_unintended,
 )
 from ..provider.runtime import Runtime
 from ..provider.settings import CAPTURE, DIMENSIONS, LIMIT, OF_THE_SESSION, SETTINGS
@@ -75,20 +75,20 @@ class Plan:
         """True if this library captures CUDA graphs. An option of the caller's leaves that to ONNX Runtime."""
         return CUDA in self.providers.names and (self.request.cuda_graph or CAPTURE in self.chosen)
 
-    def as_arguments(self) -> list[tuple[str, dict[str, str]]] | None:
+    def provider_arguments(self) -> list[tuple[str, dict[str, str]]] | None:
         if self.is_carried:
             return None
         of_cuda = {name: value for name, (value, _) in self.chosen.items() if name not in OF_THE_SESSION}
-        providers = self.providers.with_cuda_options(of_cuda) if of_cuda else self.providers
-        return providers.as_arguments()
+        providers = self.providers.replace_cuda_options(of_cuda) if of_cuda else self.providers
+        return providers.provider_arguments()
 
     def without(self, names: Collection[str]) -> Plan:
         return replace(self, chosen={name: choice for name, choice in self.chosen.items() if name not in names})
 
-    def with_cuda_options(self, options: Mapping[str, str]) -> Plan:
-        return replace(self, providers=self.providers.with_cuda_options(options))
+    def replace_cuda_options(self, options: Mapping[str, str]) -> Plan:
+        return replace(self, providers=self.providers.replace_cuda_options(options))
 
-    def without_ordinal(self, name: str) -> Plan:
+    def drop_ordinal(self, name: str) -> Plan:
         """Return the plan without the option ``device_id`` of one provider."""
         kept = {option: value for option, value in self.providers.options_of(name).items() if option != "device_id"}
         return replace(self, providers=ProviderList(self.providers.names, {**self.providers.options, name: kept}))
@@ -121,7 +121,7 @@ def undiagnosed_for(
     )
 
 
-def on_cpu(request: SessionRequest) -> Plan:
+def cpu_plan(request: SessionRequest) -> Plan:
     return Plan(request, ProviderList((CPU,)))
 
 
@@ -150,7 +150,7 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
         all_names = getattr(runtime.module, "get_all_providers", None)
         known = tuple(all_names()) if all_names is not None else (*available, CUDA, CPU)
         if not request.is_guarded:
-            requested = without_unmeant(requested, known, available)
+            requested = drop_unintended(requested, known, available)
             if requested.names != request.providers.names:
                 unmeant = [name for name in request.providers.names if name not in requested.names]
                 logger.info("left out of the providers of a session: %s", ", ".join(unmeant))
@@ -159,7 +159,7 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
         check_options(requested, runtime.provider_library)
     return Plan(
         request,
-        cuda_first(_with_capture(request), keep_cpu=not keeps_cpu_out(request.sess_options)),
+        cuda_first(_enable_capture(request), keep_cpu=not keeps_cpu_out(request.sess_options)),
         _device_named_by(request),
         chosen={
             name: choice
@@ -169,7 +169,7 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
     )
 
 
-def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
+def bind_gpu(plan: Plan, cuda: CudaState) -> Plan:
     """Return the plan with the GPU that it names. Raises DeviceNotFoundError for one that this process does not see.
 
     Ordinal 0 is left out of the options unless the caller named it: 1.31 then logs a warning about plugins.
@@ -180,7 +180,7 @@ def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
     providers = plan.providers
     if plan.is_carried:
         return replace(plan, gpu=gpu)
-    plan = _with_budget(plan, gpu.total_memory)
+    plan = _limit_arena(plan, gpu.total_memory)
     if gpu.ordinal != 0 or any("device_id" in options for options in providers.options.values()):
         ordinal = {"device_id": str(gpu.ordinal)}
         options = {
@@ -191,7 +191,7 @@ def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
     return replace(plan, gpu=gpu, providers=providers)
 
 
-def _with_budget(plan: Plan, total: int | None) -> Plan:
+def _limit_arena(plan: Plan, total: int | None) -> Plan:
     """Return the plan with the limit that keeps the session within its budget, unless the caller set a limit.
 
     A budget of the variable is left out where no limit would keep it.
@@ -214,7 +214,7 @@ def _with_budget(plan: Plan, total: int | None) -> Plan:
     return replace(plan, budget=budget, chosen={**plan.chosen, **limits})
 
 
-def for_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline, record: Found | None = None) -> Plan:
+def fit_to_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline, record: Found | None = None) -> Plan:
     """Return the plan with the options that suit the model. ``release``: of ONNX Runtime."""
     request = plan.request
     if request.is_guarded or request.others:  # further arguments change how the graph is optimised
@@ -264,7 +264,7 @@ def why_untuned(request: SessionRequest) -> str | None:
     return None
 
 
-def _with_capture(request: SessionRequest) -> ProviderList:
+def _enable_capture(request: SessionRequest) -> ProviderList:
     """Return the providers, with capturing enabled if it is wanted. Raises ProviderRequestError for a contradiction."""
     requested = request.providers
     if not request.cuda_graph:
@@ -283,7 +283,7 @@ def _with_capture(request: SessionRequest) -> ProviderList:
             fixes=[manual(f"leave {STREAM} out")],
             requested=requested.names,
         )
-    return requested.with_cuda_options({CAPTURE: "1"})
+    return requested.replace_cuda_options({CAPTURE: "1"})
 
 
 def _device_named_by(request: SessionRequest) -> DeviceRequest:

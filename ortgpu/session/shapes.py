@@ -268,7 +268,7 @@ def room_for(device: Device, weights: int, most: int | None = None) -> int | Non
 
 def _rewritten(path: str, branches: int, overridable: tuple[str, ...]) -> tuple[list[str], int]:
     """Rewrite the file of a model as one with branches. Return its selectors, and the bytes that each branch copies."""
-    model, selectors, copied = graph_branches.with_branches(graph_branches.read_model(path), branches, overridable)
+    model, selectors, copied = graph_branches.build_branches(graph_branches.read_model(path), branches, overridable)
     with open(path, "wb") as file:
         file.write(model.SerializeToString())
     return selectors, copied

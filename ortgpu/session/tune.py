@@ -73,7 +73,7 @@ def tune(
     shapes = tuple(batches or _BATCHES[objective])
     if (feeds is not None and not feeds) or min(shapes) < 1:
         raise ValueError("there must be a feed, or a batch, and batches must be of one item or more")
-    given = tuple(parse(list(providers), None).as_arguments())
+    given = tuple(parse(list(providers), None).provider_arguments())
     from .gpu_session import GPUSession as GPUSession  # raises the reason if ONNX Runtime cannot be imported
 
     wanted = tuning.Wanted(model, device, feeds, shapes, objective, precision, budget, on_trial, given)

@@ -75,7 +75,7 @@ def verify_plan(session: OpenedSession, plan: Plan, runtime: Runtime, cuda: Cuda
     if plan.is_carried and not ours:
         other = other_plugins.bound_plugin(bound)
         if other is None:
-            raise without_cuda(bound)
+            raise missing_cuda_error(bound)
         return bound_to(plan, other_plugins.verified_ordinal(session, other, cuda), cuda)
     if requests.CUDA not in bound:
         raise undiagnosed_for(plan, runtime, cuda)
@@ -108,7 +108,7 @@ def verify_plan(session: OpenedSession, plan: Plan, runtime: Runtime, cuda: Cuda
     return plan
 
 
-def without_cuda(bound: tuple[str, ...]) -> ProviderRequestError:
+def missing_cuda_error(bound: tuple[str, ...]) -> ProviderRequestError:
     """Return the error for a session that the providers in its SessionOptions leave without CUDA."""
     return ProviderRequestError(
         "the providers that the SessionOptions carry leave this session "

@@ -135,12 +135,12 @@ def test_report_of_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "name                  unknown" in file.getvalue()
     assert "used by this process  unknown" in file.getvalue()
     assert "time                  not measured: it was not run" in file.getvalue()
-    document = unknown.as_dict()
+    document = unknown.document()
     assert json.loads(json.dumps(document)) == document
 
 
 def test_report_as_data() -> None:
-    document = example_report().as_dict()
+    document = example_report().document()
     assert json.loads(json.dumps(document)) == document
     assert document["latency_ms"] == {"first": 75.0, "median": 0.3, "min": 0.2, "runs": 3}
     assert document["placement"] == {

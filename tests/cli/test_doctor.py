@@ -75,7 +75,7 @@ def test_every_key_of_the_document_is_documented(capsys: pytest.CaptureFixture[s
     assert main(["doctor", "--help"]) == 0
     shown = capsys.readouterr().out
     diagnosis = Diagnosis((NoDeviceError("none"),), inspect_environment(), None)
-    made = Report(None, diagnosis, check_inference(diagnosis.environment)).as_dict()
+    made = Report(None, diagnosis, check_inference(diagnosis.environment)).document()
     assert {key for key in made if f'"{key}"' not in shown} == set()
     words = set(re.findall(r"\w+", shown))
     assert {field.name for field in dataclasses.fields(Environment)} <= words

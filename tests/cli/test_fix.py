@@ -76,7 +76,7 @@ def test_what_is_declined_does_not_run_and_the_next_is_asked(two: Broken) -> Non
     repair, text = repaired(two.judge, lambda: next(answers))
     assert not repair.ok
     assert [path.name for path in two.folder.iterdir()] == ["second"]
-    assert [step.as_dict()["status"] for step in repair.steps] == ["declined", "ran"]
+    assert [step.document()["status"] for step in repair.steps] == ["declined", "ran"]
     assert "LibraryNotFoundError: first is missing" in text
     assert text.splitlines()[-1] == "not fixed: library-not-found is left; 1 command ran"
 

@@ -251,7 +251,7 @@ def test_a_held_environment_is_healthy() -> None:
 
 def test_check_names_it() -> None:
     report: SessionReport = example_report()
-    assert report.as_dict()["held"] is None
+    assert report.document()["held"] is None
     shown = SessionReport(**{**{name: getattr(report, name) for name in report.__slots__}, "held": "1.31.1"})
     assert shown._facts()["held"] == "libraries that require onnxruntime find 1.31.1 (ortgpu hold)"
 

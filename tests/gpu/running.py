@@ -53,13 +53,13 @@ def out_of_memory() -> None:
     attempt("run", lambda: session.run(None, {"x": big})[0].shape)
     attempt("next run", lambda: negated(session))
 
-    def with_values() -> object:
+    def wrap_arrays() -> object:
         import onnxruntime
 
         value = onnxruntime.OrtValue.ortvalue_from_numpy(big)
         return session.run_with_ort_values(None, {"x": value})[0].shape()
 
-    attempt("run_with_ort_values", with_values)
+    attempt("run_with_ort_values", wrap_arrays)
     attempt("bind_cpu_input", lambda: session.io_binding().bind_cpu_input("x", big))
     attempt("next run with values", lambda: negated(session))
     attempt("new session", lambda: negated(GPUSession(elementwise("n"))))

@@ -377,11 +377,11 @@ def arrays() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
-    from ortgpu.running.device_arrays import with_values
+    from ortgpu.running.device_arrays import wrap_arrays
 
     session = GPUSession(elementwise("n"))
     tensor = torch.arange(1 << 20, device="cuda:0", dtype=torch.float32)
-    value = (with_values(session, {"x": tensor}) or {})["x"]
+    value = (wrap_arrays(session, {"x": tensor}) or {})["x"]
     report(
         "same memory in", [value.data_ptr() == tensor.data_ptr(), value.device_name(), memory_type(value.data_ptr())]
     )

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
-from ortgpu.model.branches import read_model, with_branches
+from ortgpu.model.branches import build_branches, read_model
 
 CHANNELS_LAST = "com.ms.internal.nhwc"
 WEIGHTS = np.random.default_rng(0).standard_normal((64, 16, 3, 3)).astype(np.float32)
@@ -56,7 +56,7 @@ def test_weights_of_channels_last_convolutions_are_in_each_branch(
     """ONNX Runtime did not find them further out, found the biases, and computed with weights of another order."""
     path = tmp_path / "model.onnx"
     onnx.save(model(*nodes), path, save_as_external_data=in_file, location="weights", size_threshold=0)
-    new, selectors, copied = with_branches(read_model(str(path)), 4)
+    new, selectors, copied = build_branches(read_model(str(path)), 4)
     ends = branches_of(new.graph)
     assert (len(ends), len(selectors)) == (4, 2)
     used = {name for each in nodes for name in each.input[1:] if each.domain == CHANNELS_LAST}
@@ -71,7 +71,7 @@ def test_weights_of_channels_last_convolutions_are_in_each_branch(
 
 
 def test_channels_first_weights_are_shared() -> None:
-    new, _, copied = with_branches(model(node(domain="")), 2)
+    new, _, copied = build_branches(model(node(domain="")), 2)
     assert [tensor.name for tensor in new.graph.initializer] == ["w", "b"]
     assert np.array_equal(numpy_helper.to_array(new.graph.initializer[0]), WEIGHTS)
     assert copied == 0
@@ -79,12 +79,12 @@ def test_channels_first_weights_are_shared() -> None:
 
 def test_what_a_run_may_replace_is_shared() -> None:
     """Constants it is not, so it is transposed nowhere."""
-    new, _, _ = with_branches(model(node(), inputs=("x", "w")), 2, ("w",))
+    new, _, _ = build_branches(model(node(), inputs=("x", "w")), 2, ("w",))
     assert [tensor.name for tensor in new.graph.initializer] == ["w"]
 
 
 def test_weights_of_the_convolutions_of_a_subgraph_are_in_each_branch() -> None:
     inner = helper.make_graph([node()], "inner", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
     outer = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
-    new, _, _ = with_branches(model(outer, inputs=("x", "c")), 2)
+    new, _, _ = build_branches(model(outer, inputs=("x", "c")), 2)
     assert not new.graph.initializer

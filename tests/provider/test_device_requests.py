@@ -16,13 +16,13 @@ from ortgpu.errors import DeviceNotFoundError, GPUError
 from ortgpu.provider.devices import (
     CPU,
     Device,
-    as_request,
     check_form,
     choose,
     choose_visible,
     describe,
     narrowed_by,
     ordinal_of,
+    plain_request,
 )
 from tests.support.made_requests import attempt
 
@@ -97,16 +97,16 @@ def test_what_is_no_request(requested: Any) -> None:
 
 def test_what_names_a_device_elsewhere() -> None:
     gpu = Device("cuda", 1, UUIDS[1], "NVIDIA H200", (9, 0), None, None)
-    assert choose(as_request(gpu), GPUS, never) is GPUS[1]
-    assert choose(as_request(replace(gpu, uuid=None)), GPUS, never) is GPUS[1]
-    assert choose(as_request(np.int64(1)), GPUS, never) is GPUS[1]
-    assert as_request(CPU) == "cpu"
-    assert [as_request(each) for each in (None, 2, "auto", True)] == [None, 2, "auto", True]
+    assert choose(plain_request(gpu), GPUS, never) is GPUS[1]
+    assert choose(plain_request(replace(gpu, uuid=None)), GPUS, never) is GPUS[1]
+    assert choose(plain_request(np.int64(1)), GPUS, never) is GPUS[1]
+    assert plain_request(CPU) == "cpu"
+    assert [plain_request(each) for each in (None, 2, "auto", True)] == [None, 2, "auto", True]
 
 
 def test_a_device_of_pytorch() -> None:
     torch = pytest.importorskip("torch", reason="needs PyTorch, which ortgpu does not bring")
-    assert [as_request(torch.device(each)) for each in ("cuda", "cuda:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
+    assert [plain_request(torch.device(each)) for each in ("cuda", "cuda:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ortgpu.errors import GPUError, ProviderRequestError
-from ortgpu.provider.requests import ProviderList, check_names, cuda_first, parse, without_unmeant
+from ortgpu.provider.requests import ProviderList, check_names, cuda_first, drop_unintended, parse
 from tests.support.made_requests import ALL_KNOWN, AVAILABLE, CPU_PROVIDER, CUDA, RTX, TENSORRT, attempt
 
 # Forms of a request
@@ -42,7 +42,7 @@ def test_forms(providers: Any, options: Any, names: tuple[str, ...], given: dict
     found = parse(providers, options)
     assert found.names == names
     assert {name: found.options_of(name) for name in names if found.options_of(name)} == given
-    assert found.as_arguments() == [(name, given.get(name, {})) for name in names]
+    assert found.provider_arguments() == [(name, given.get(name, {})) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_name_of_another_build() -> None:
 @pytest.mark.parametrize("names", list(itertools.permutations(AVAILABLE)))
 def test_the_whole_available_list_asks_for_no_tensorrt(names: tuple[str, ...], options: dict[str, str]) -> None:
     requested = ProviderList(names, dict.fromkeys(names, options))
-    left = without_unmeant(requested, ALL_KNOWN, AVAILABLE)
+    left = drop_unintended(requested, ALL_KNOWN, AVAILABLE)
     assert left.options_of(CUDA) == options
     assert left.names == tuple(name for name in names if name != TENSORRT)
 
@@ -196,15 +196,15 @@ def test_the_whole_available_list_asks_for_no_tensorrt(names: tuple[str, ...], o
     ],
 )
 def test_what_a_person_wrote_stays(requested: ProviderList) -> None:
-    assert without_unmeant(requested, ALL_KNOWN, AVAILABLE) is requested or (
-        without_unmeant(requested, ALL_KNOWN, AVAILABLE) == requested
+    assert drop_unintended(requested, ALL_KNOWN, AVAILABLE) is requested or (
+        drop_unintended(requested, ALL_KNOWN, AVAILABLE) == requested
     )
 
 
 @pytest.mark.parametrize("other", ["AzureExecutionProvider", "CoreMLExecutionProvider", "MIGraphXExecutionProvider"])
 def test_providers_of_other_builds_beside_cuda_are_left_out(other: str) -> None:
     for names in ((other, CUDA, CPU_PROVIDER), (CUDA, other), (CUDA, CPU_PROVIDER, other)):
-        left = without_unmeant(ProviderList(names), ALL_KNOWN, AVAILABLE)
+        left = drop_unintended(ProviderList(names), ALL_KNOWN, AVAILABLE)
         assert left.names == tuple(name for name in names if name != other)
 
 
@@ -250,7 +250,7 @@ def test_cuda_is_first(requested: tuple[str, ...], expected: tuple[str, ...]) ->
 
 def test_options_stay_with_their_provider() -> None:
     requested = parse([(CPU_PROVIDER, {"use_arena": 1}), (CUDA, {"use_tf32": 0})], None)
-    assert cuda_first(requested).as_arguments() == [(CUDA, {"use_tf32": "0"}), (CPU_PROVIDER, {"use_arena": "1"})]
+    assert cuda_first(requested).provider_arguments() == [(CUDA, {"use_tf32": "0"}), (CPU_PROVIDER, {"use_arena": "1"})]
 
 
 @settings(max_examples=100, deadline=None)

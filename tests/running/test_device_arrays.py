@@ -105,13 +105,13 @@ def test_map_converts_them_in_the_thread_that_iterates() -> None:
 
 def test_nothing_is_copied_on_the_way_in() -> None:
     found = with_arrays("""
-        from ortgpu.running.device_arrays import with_values
+        from ortgpu.running.device_arrays import wrap_arrays
         session = GPUSession(NEG)
         array = np.zeros(4, dtype=np.float32)
-        value = with_values(session, {"x": Foreign(array)})["x"]
+        value = wrap_arrays(session, {"x": Foreign(array)})["x"]
         same = value.data_ptr() == array.ctypes.data
         array[:] = 5
-        report([same, session.run(None, {"x": value})[0].tolist(), with_values(session, {"x": array})])
+        report([same, session.run(None, {"x": value})[0].tolist(), wrap_arrays(session, {"x": array})])
     """)
     assert found == [True, [-5] * 4, None]
 
@@ -131,7 +131,7 @@ def test_an_array_that_begins_later_in_its_memory() -> None:
     and read what lies before."""
     found = with_arrays("""
         import ctypes
-        from ortgpu.running.device_arrays import _tensor_in, with_values
+        from ortgpu.running.device_arrays import _tensor_in, wrap_arrays
         class Later(Foreign):
             def __dlpack__(self, **arguments):
                 capsule = super().__dlpack__(**arguments)
@@ -143,7 +143,7 @@ def test_an_array_that_begins_later_in_its_memory() -> None:
         session = GPUSession(NEG)
         array = Later(np.arange(4, dtype=np.float32))
         read = session.run(None, {"x": array})[0].tolist()
-        value = with_values(session, {"x": array})["x"]
+        value = wrap_arrays(session, {"x": array})["x"]
         report([read, value.numpy().tolist(), bytes(array.tensor) == array.handed_out])
     """)
     assert found == [[-2, -3], [2, 3], True]
@@ -180,7 +180,7 @@ def test_an_array_that_is_not_contiguous() -> None:
         mapped = [result[0].tolist() for result in session.map([{"x": Foreign(array.T)}])]
         kept = session.run_on_device(None, {"x": Foreign(array.T)})[0].numpy().tolist()
         report([ran, mapped == [(-array.T).tolist()], kept == (-array.T).tolist(),
-                outcome(lambda: device_arrays._in_order("x", Foreign(array.T), on_gpu=True))])
+                outcome(lambda: device_arrays._order_array("x", Foreign(array.T), on_gpu=True))])
     """)
     assert found[:3] == [[True] * 6, True, True]
     assert found[3]["type"] == "ProviderRequestError"
@@ -224,7 +224,7 @@ def test_waiting_for_an_array_leaves_the_threads_device_as_it_was(stubs: Stubs) 
         ON_A_GPU
         + textwrap.dedent("""
         stub.cudaSetDevice(1)
-        device_arrays.with_values(session, {"x": array})
+        device_arrays.wrap_arrays(session, {"x": array})
         current = ctypes.c_int()
         stub.cudaGetDevice(ctypes.byref(current))
         report([current.value, stub.stub_capture_mode()])

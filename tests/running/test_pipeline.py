@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ortgpu.process import threads
 from ortgpu.running import copying, cuda_graph, graph_buffers, pinned, staged_runs, staging
-from ortgpu.running.pipeline import Pace, in_order
+from ortgpu.running.pipeline import Pace, iterate_in_order
 from ortgpu.session import gpu_session_pool
 from ortgpu.session.pool import joined, serving
 from tests.support.cpu_session import child
@@ -466,7 +466,7 @@ def test_only_as_many_run_at_a_time_as_there_are_threads() -> None:
             running -= 1
         return -number
 
-    assert list(in_order(function, iter(range(9)), in_flight=7, threads=3)) == [-number for number in range(9)]
+    assert list(iterate_in_order(function, iter(range(9)), in_flight=7, threads=3)) == [-number for number in range(9)]
     assert most == 3
 
 
@@ -512,7 +512,7 @@ def test_feeds_are_taken_in_the_thread_that_iterates() -> None:
             seen.append(threading.current_thread())
             yield number
 
-    assert sum(in_order(abs, source(), 8, 4)) == sum(range(20))
+    assert sum(iterate_in_order(abs, source(), 8, 4)) == sum(range(20))
     assert set(seen) == {threading.current_thread()}
 
 
@@ -560,7 +560,7 @@ def test_any_lengths_and_failures(
             continue
         break
 
-    results = in_order(function, source(), in_flight, threads)
+    results = iterate_in_order(function, source(), in_flight, threads)
     got: list[int] = []
     raised: object = None
     ended = False

@@ -16,7 +16,7 @@ from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.sizes import parse_gpu_size
 from ortgpu.session.budget import bytes_outside, room_for_plans
-from ortgpu.session.plan import for_model, on_gpu, plan_of
+from ortgpu.session.plan import bind_gpu, fit_to_model, plan_of
 from ortgpu.session.request import SessionRequest
 from tests.lab.fixtures import Lab
 from tests.lab.installed import older_than
@@ -217,8 +217,8 @@ def arena_of(budget: str, text: str, **arguments: Any) -> tuple[int, str, int]:
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((64, 64, 3, 3), np.float32), "w"))
     request = SessionRequest("model.onnx", memory=budget, **arguments)
     gpus = CudaState(0, (CudaDevice(0, UUID, "NVIDIA H200", (9, 0), 1 << 40, 0),), 1)
-    plan = on_gpu(plan_of(request, RUNTIME), gpus)
-    plan = for_model(plan, (1, 31), GraphOutline(model.SerializeToString()))
+    plan = bind_gpu(plan_of(request, RUNTIME), gpus)
+    plan = fit_to_model(plan, (1, 31), GraphOutline(model.SerializeToString()))
     limit, why = plan.chosen["gpu_mem_limit"]
     assert plan.budget is not None
     return int(limit), why, room_for_plans(plan.budget, plan.chosen)

@@ -124,12 +124,12 @@ from ortgpu.provider.records import Choice, Record, key_of
 new, record = sys.argv[2:]
 best = Choice({{"layout": "channels-last, biases fused", "search": "exhaustive"}}, 0.6)
 Record(key_of(GraphOutline(path), None), best, best).write(Path(record))
-def replacing(plan, release, outline, record, plain=opening.for_model):
+def replacing(plan, release, outline, record, plain=opening.fit_to_model):
     chosen = plain(plan, release, outline, record)
     if {replaced}:
         os.replace(new, outline.model)
     return chosen
-opening.for_model = replacing
+opening.fit_to_model = replacing
 session, chosen = construct(tuned=record)
 report([chosen is not None and "prefer_nhwc" in chosen, hasattr(session, "_sess")])
 """, str(path), str(new), str(record))  # fmt: skip

@@ -74,7 +74,7 @@ def test_a_variable_with_a_mistake_keeps_onnxruntime_out() -> None:
 )
 def test_forms(given: Any, parsed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert exemptions.parse(given) == parsed
-    monkeypatch.setenv(exemptions.VARIABLE, exemptions.as_variable(parsed))
+    monkeypatch.setenv(exemptions.VARIABLE, exemptions.variable_text(parsed))
     assert exemptions.read_variable() == parsed, "a child process has the same"
 
 

@@ -15,7 +15,7 @@ from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.requests import CHOSEN_OPTIONS, parse
 from ortgpu.provider.runtime import Runtime
 from ortgpu.provider.settings import THREADS
-from ortgpu.session.plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of
+from ortgpu.session.plan import Plan, bind_gpu, bound_to, cpu_plan, fit_to_model, plan_of
 from ortgpu.session.request import SessionRequest
 from tests.support.made_facts import AVAILABLE, HEALTHY, UUID
 
@@ -36,16 +36,16 @@ def all_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(providers: Any = None, provider_options: Any = None, *, gpus: CudaState = GPUS, **arguments: Any) -> Plan:
     request = SessionRequest("model.onnx", providers=parse(providers, provider_options), **arguments)
-    return on_gpu(plan_of(request, RUNTIME), gpus)
+    return bind_gpu(plan_of(request, RUNTIME), gpus)
 
 
 def options_in(plan: Plan) -> dict[str, dict[str, str]]:
-    return dict(plan.as_arguments() or [])
+    return dict(plan.provider_arguments() or [])
 
 
 def test_without_a_wish_it_is_the_first_gpu_and_the_cpu_for_the_rest() -> None:
     plan = planned()
-    assert plan.as_arguments() == [(CUDA, {SEARCH: "HEURISTIC"}), (CPU, {})]
+    assert plan.provider_arguments() == [(CUDA, {SEARCH: "HEURISTIC"}), (CPU, {})]
     assert (plan.gpu, plan.chosen) == (cast(Any, GPUS.devices)[0], CHOSEN_OPTIONS)
 
 
@@ -148,7 +148,7 @@ def test_options_that_carry_providers_bear_no_others(arguments: dict[str, Any]) 
 
 def test_options_that_carry_providers_are_passed_alone() -> None:
     plan = planned(sess_options=CARRYING)
-    assert (plan.as_arguments(), plan.chosen) == (None, {})
+    assert (plan.provider_arguments(), plan.chosen) == (None, {})
     assert bound_to(plan, 1, GPUS).gpu.ordinal == 1
     with pytest.raises(ProviderRequestError, match="different GPUs"):
         bound_to(planned(device=0, sess_options=CARRYING), 1, GPUS)
@@ -156,11 +156,11 @@ def test_options_that_carry_providers_are_passed_alone() -> None:
 
 def test_a_capture_is_asked_for_in_a_stream() -> None:
     plan = planned(cuda_graph=True)
-    in_stream = plan.with_cuda_options({"user_compute_stream": "42"})
+    in_stream = plan.replace_cuda_options({"user_compute_stream": "42"})
     assert options_in(in_stream)[CUDA] == {SEARCH: "HEURISTIC", "enable_cuda_graph": "1", "user_compute_stream": "42"}
     assert plan.captures
     assert not planned().captures
-    assert not on_cpu(plan.request).captures
+    assert not cpu_plan(plan.request).captures
 
 
 @pytest.mark.parametrize("options", [{"enable_cuda_graph": False}, {"user_compute_stream": "1234"}])
@@ -173,8 +173,8 @@ def test_what_suits_the_model_can_be_left_out_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("os.cpu_count", lambda: 32)
     text = '<ir_version: 8, opset_import: ["": 17]> neg (float[n] x) => (float[n] y) { y = Neg(x) }'
     plan = planned()
-    suited = for_model(plan, (1, 31), GraphOutline(onnx.parser.parse_model(text).SerializeToString()))
-    assert for_model(plan, (1, 30), GraphOutline(b"no model")) == plan
+    suited = fit_to_model(plan, (1, 31), GraphOutline(onnx.parser.parse_model(text).SerializeToString()))
+    assert fit_to_model(plan, (1, 30), GraphOutline(b"no model")) == plan
     assert suited.chosen[THREADS][0] == "4"
     assert options_in(suited)[CUDA] == {SEARCH: "HEURISTIC", "enable_cudnn": "0"}
     assert not suited.cudnn_disabled  # which is about the caller's wish
@@ -182,5 +182,5 @@ def test_what_suits_the_model_can_be_left_out_again(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_plan_for_the_cpu() -> None:
-    plan = on_cpu(SessionRequest("model.onnx", providers=parse([CUDA], None), device=1))
-    assert (plan.as_arguments(), plan.chosen) == ([(CPU, {})], {})
+    plan = cpu_plan(SessionRequest("model.onnx", providers=parse([CUDA], None), device=1))
+    assert (plan.provider_arguments(), plan.chosen) == ([(CPU, {})], {})

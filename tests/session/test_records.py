@@ -35,7 +35,7 @@ from ortgpu.provider.records import (
 )
 from ortgpu.provider.requests import parse
 from ortgpu.provider.settings import AUTOMATIC, DIMENSIONS, SETTINGS, options_of
-from ortgpu.session.plan import for_model, on_gpu, plan_of, why_untuned
+from ortgpu.session.plan import bind_gpu, fit_to_model, plan_of, why_untuned
 from ortgpu.session.request import SessionRequest
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, Cuda
@@ -367,7 +367,7 @@ def test_a_session_that_does_not_open_with_its_record_is_not_called_tuned(
 
 def planned(found: Found, providers: Any = None, **arguments: Any) -> Any:
     request = SessionRequest(RELU, providers=parse(providers, None), **arguments)
-    return for_model(on_gpu(plan_of(request, RUNTIME), GPUS), (1, 31), GraphOutline(RELU), found)
+    return fit_to_model(bind_gpu(plan_of(request, RUNTIME), GPUS), (1, 31), GraphOutline(RELU), found)
 
 
 def test_a_plan_has_what_the_record_says(record: Path) -> None:
@@ -377,15 +377,15 @@ def test_a_plan_has_what_the_record_says(record: Path) -> None:
     assert value == "1"
     assert why == f"layout channels-last: took 0.80 of the time of plain ONNX Runtime: {record}"
     plan = planned(Found(record, made, made.named))
-    assert dict(plan.as_arguments())[CUDA]["enable_cuda_graph"] == "1"
-    assert "free_dimension_overrides" not in dict(plan.as_arguments())[CUDA]
+    assert dict(plan.provider_arguments())[CUDA]["enable_cuda_graph"] == "1"
+    assert "free_dimension_overrides" not in dict(plan.provider_arguments())[CUDA]
     assert json.loads(plan.chosen[DIMENSIONS][0]) == {"n": 2}
     plan = planned(Found(record, made, Choice({"depth": "two", "staging": "none"}, 0.8)))
     assert {name: plan.chosen[name][0] for name in ("map_depth", "map_staging")} == {
         "map_depth": "2",
         "map_staging": "0",
     }
-    assert not {"map_depth", "map_staging"} & dict(plan.as_arguments())[CUDA].keys()
+    assert not {"map_depth", "map_staging"} & dict(plan.provider_arguments())[CUDA].keys()
 
 
 def test_options_of_the_caller_win(record: Path) -> None:

@@ -58,14 +58,14 @@ def pretend_gpu() -> None:
     from ortgpu.provider import requests as providers
     from ortgpu.provider.devices import Device
     from ortgpu.session import opening, verifying
-    from ortgpu.session.plan import on_cpu
+    from ortgpu.session.plan import cpu_plan
     from ortgpu.session.request import SessionRequest, Verified
 
     def opened(made: Any, construct: Callable[..., None], request: SessionRequest, *_: Any) -> Verified:
         import onnxruntime
 
         providers.check_names(request.providers, onnxruntime.get_all_providers(), onnxruntime.get_available_providers())
-        placement = opening.construct_session(made, construct, on_cpu(request), GraphOutline(request.model))
+        placement = opening.construct_session(made, construct, cpu_plan(request), GraphOutline(request.model))
         made._providers, made._provider_options = [CUDA, CPU], {CUDA: {"device_id": "0"}, CPU: {}}
         return Verified(Device("cuda", 0, "GPU-1", "pretended", (9, 0), 1 << 30, None), placement, {})
 

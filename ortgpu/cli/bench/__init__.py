@@ -117,10 +117,10 @@ def bench(
             on_cpu_because=output.error_document(on_cpu_because) if on_cpu_because else None,
             rounds=rounds,
             warnings=warned,
-            figures=[figure.as_dict() for figure in figures],
+            figures=[figure.document() for figure in figures],
             left_out=[dataclasses.asdict(way) for way in opened.left_out],
             recommended=recommended,
-            shapes=[shape.as_dict() for shape in times],
+            shapes=[shape.document() for shape in times],
         )
         output.write_json(document)
     else:

@@ -59,7 +59,7 @@ class Spread:
     def relative_to(self, base: float) -> Spread:
         return Spread(self.low / base, self.median / base, self.high / base)
 
-    def as_dict(self) -> dict[str, object]:
+    def document(self) -> dict[str, object]:
         return {"median": self.median, "quartiles": [self.low, self.high]}
 
 
@@ -82,12 +82,12 @@ class Figure:
     ratio: Spread | None
     latency: Mapping[str, float | None] | None
 
-    def as_dict(self) -> dict[str, object]:
+    def document(self) -> dict[str, object]:
         return {
             "way": self.way,
             "batch": self.batch,
-            "items_per_second": self.rate.as_dict(),
-            "ratio_to_plain": self.ratio.as_dict() if self.ratio else None,
+            "items_per_second": self.rate.document(),
+            "ratio_to_plain": self.ratio.document() if self.ratio else None,
             "latency_ms": self.latency,
         }
 

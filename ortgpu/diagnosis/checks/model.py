@@ -110,7 +110,7 @@ def collective_ops_missing(facts: Facts) -> GPUError | None:
     )
 
 
-def on_cpu(facts: Facts) -> GPUError | None:
+def report_cpu_nodes(facts: Facts) -> GPUError | None:
     """Warn of the nodes that ONNX Runtime kept on the CPU when the probe opened the model."""
     probe = facts.observed.probe
     nodes = probe.measured("model", "nodes") if probe is not None else None

@@ -60,7 +60,7 @@ def install(
         if instead_of.name.startswith("nvidia-"):  # pip --target removes their common folder first, with other wheels
             return drop_from_search_path(environment, instead_of.location, install(environment, wanted, again=again))
         return shell(_install_into(environment, instead_of.location, wanted))
-    return _past_the_obstacle(environment, _install(environment, wanted, again=again, upgrade=upgrade))
+    return _skip_obstacle(environment, _install(environment, wanted, again=again, upgrade=upgrade))
 
 
 def install_again(environment: Environment, *installed: Distribution) -> Fix:
@@ -90,7 +90,7 @@ def comes_first(environment: Environment, folder: str) -> bool:
     return not installer.owns(folder) and not installer.hides(folder)
 
 
-def _past_the_obstacle(environment: Environment, *commands: str) -> Fix:
+def _skip_obstacle(environment: Environment, *commands: str) -> Fix:
     obstacle, fix = environment.installer.obstacle, chain_steps(environment, *commands)
     return fix if obstacle is None else manual(f"{obstacle}, run {_command_clause(fix)}", needs="root")
 
@@ -120,7 +120,7 @@ def reinstall_onnxruntime(
     if leftover is not None:
         steps.append(_delete(environment, [leftover]))
     steps.append(f"{installer.install} {words_of(environment, wanted)}")
-    return _past_the_obstacle(environment, *steps)
+    return _skip_obstacle(environment, *steps)
 
 
 def _removal(environment: Environment) -> list[str]:
@@ -306,11 +306,11 @@ def install_libraries(environment: Environment, wheels: Iterable[str], with_dead
     # -xtype l would fail on a link to itself.
     first = [f"find {folders} -type l ! -exec test -e {{}} ';' -delete"] if folders else []
     if not damaged:
-        return _past_the_obstacle(environment, *first, _install(environment, wanted))
+        return _skip_obstacle(environment, *first, _install(environment, wanted))
     pinned = [published(name, present[name]) for name in damaged]
     new = [wheel for wheel in wanted if wheel_name(wheel) not in present]
     steps = [*first, _install(environment, pinned, again=True)] + ([_install(environment, new)] if new else [])
-    return _past_the_obstacle(environment, *steps)
+    return _skip_obstacle(environment, *steps)
 
 
 def _is_rebuilt(environment: Environment) -> bool:

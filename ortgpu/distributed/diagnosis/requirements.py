@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ...diagnosis.checks.surroundings import visible_gpus
-from ...diagnosis.requirements import GB, Requirement, at_least, dotted, reaches, row
+from ...diagnosis.requirements import GB, Requirement, dotted, is_at_least, reaches, row
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of
 from ...environment.packages.installed import Distribution, Torch
@@ -60,7 +60,7 @@ def _gpus(environment: Environment) -> Requirement:
 
 def _nvidia(environment: Environment) -> Iterator[Requirement]:
     version = environment.driver.version
-    met = None if version is None else at_least(version, "470")
+    met = None if version is None else is_at_least(version, "470")
     note = "for CUDA 11.8, which the last training package links; the CUDA that is used here may need a newer one"
     yield row("driver", "470", "470", version, (met, met), note)
 
@@ -170,7 +170,7 @@ def _package(training: TrainingEnvironment, name: str) -> Requirement:
     condition, note = _LOWEST.get(name, "any"), ""
     met: bool | None = installed is not None
     if name in _LOWEST and installed is not None:
-        met = None if version is None else at_least(version, condition)
+        met = None if version is None else is_at_least(version, condition)
     if name == "onnx":
         condition, note = f"up to {NEWEST_ONNX}", "published without a limit; what newer ones write cannot be trained"
         met = met and (None if version is None else numbers_of(version)[:2] <= numbers_of(NEWEST_ONNX))
@@ -180,7 +180,7 @@ def _package(training: TrainingEnvironment, name: str) -> Requirement:
 def _torch(environment: Environment) -> Requirement:
     torch = environment.packages.torch
     version = torch.version if torch is not None else None
-    is_older = None if version is None else not at_least(version, "2.9")
+    is_older = None if version is None else not is_at_least(version, "2.9")
     note = "not published: onnxruntime.training imports it; ORTModule needs one older than 2.9"
     return row("torch", "any", "older than 2.9", _version_of(torch), (torch is not None, is_older), note)
 

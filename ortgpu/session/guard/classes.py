@@ -10,7 +10,7 @@ from ...provider.interfaces import Session
 from ...provider.lifetime import refuse_if_unusable
 from ...provider.living import register
 from ...running.onnxruntimes import InferenceSession
-from ..failures import without_our_frames
+from ..failures import hide_own_frames
 from ..gpu_session import GPUSession
 from ..guard_policy import attainable, judge
 from ..reopening import has_own_state, reduced, set_class, unchanged_on_error
@@ -137,7 +137,7 @@ def construct(session: Any, arguments: tuple[Any, ...], kwargs: dict[str, Any]) 
     try:
         open_verified(session, *arguments, **kwargs)
     except GPUError as error:
-        raise without_our_frames(error) from error.__cause__
+        raise hide_own_frames(error) from error.__cause__
 
 
 def set_providers(session: Any, original: Any, providers: Any, provider_options: Any) -> None:
@@ -150,4 +150,4 @@ def set_providers(session: Any, original: Any, providers: Any, provider_options:
         try:
             open_again(session, providers, provider_options)
         except GPUError as error:
-            raise without_our_frames(error) from error.__cause__
+            raise hide_own_frames(error) from error.__cause__

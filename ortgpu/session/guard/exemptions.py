@@ -93,7 +93,7 @@ def read_variable() -> frozenset[str]:
         raise ValueError(f"{VARIABLE}: {error}") from None
 
 
-def as_variable(exemptions: Iterable[str]) -> str:
+def variable_text(exemptions: Iterable[str]) -> str:
     return _SEPARATOR.join(sorted(exemptions))
 
 

@@ -7,7 +7,7 @@ import site
 from collections.abc import Collection, MutableMapping
 
 from .exemptions import VARIABLE as EXEMPTIONS
-from .exemptions import as_variable
+from .exemptions import variable_text
 from .startup._ortgpu_hook import is_wanted
 
 VARIABLE = "ORTGPU_ENFORCE"
@@ -21,7 +21,7 @@ _now: dict[str, str] = {}
 def prepare(environment: MutableMapping[str, str]) -> None:
     """Set the variables that put the guard in force in a new process of any Python."""
     environment[VARIABLE] = "1"
-    environment["PYTHONPATH"] = _with_startup(environment.get("PYTHONPATH", ""))
+    environment["PYTHONPATH"] = _add_startup(environment.get("PYTHONPATH", ""))
 
 
 def hand_on(exemptions: Collection[str]) -> None:
@@ -31,10 +31,10 @@ def hand_on(exemptions: Collection[str]) -> None:
     """
     values = {} if is_wanted() else {VARIABLE: "1"}
     if exemptions:
-        values[EXEMPTIONS] = as_variable(exemptions)
+        values[EXEMPTIONS] = variable_text(exemptions)
     path = os.environ.get("PYTHONPATH", "")
     if STARTUP not in path.split(os.pathsep) and not _is_loaded_at_start():
-        values["PYTHONPATH"] = _with_startup(path)
+        values["PYTHONPATH"] = _add_startup(path)
     for name, value in values.items():
         if os.environ.get(name) != value:
             _before.setdefault(name, os.environ.get(name))
@@ -60,7 +60,7 @@ def _is_loaded_at_start() -> bool:
     return any(all(os.path.isfile(os.path.join(folder, file)) for file in _START_FILES) for folder in folders)
 
 
-def _with_startup(path: str) -> str:
+def _add_startup(path: str) -> str:
     # Keep empty entries, which mean the working directory: PYTHONPATH=$PYTHONPATH:lib may contain one.
     others = [entry for entry in path.split(os.pathsep) if entry != STARTUP] if path else []
     return os.pathsep.join([STARTUP, *others])

@@ -76,5 +76,5 @@ def _check_carried(session: Session) -> None:
     if tuple(InferenceSession.get_providers(session)) != (CPU,):
         return
     if not cpu_is_allowed_by_variable():
-        raise verifying.without_cuda((CPU,))
-    allowed_cpu.warn_of_cpu(session, verifying.without_cuda((CPU,)), session._model_path or b"")
+        raise verifying.missing_cuda_error((CPU,))
+    allowed_cpu.warn_of_cpu(session, verifying.missing_cuda_error((CPU,)), session._model_path or b"")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...errors import GPUError, QueueFullError, manual
 from ...process.background import uninterrupted
 from ...process.threads import FutureOutcome, Outcome
-from ...running.pipeline import for_many_runs
+from ...running.pipeline import copy_names
 from . import joinable
 from .joined import Buffers, Declared, Joining
 from .requests import Awaited, Mailbox, Request
@@ -196,13 +196,13 @@ class Batched:
         service, joining = self._service, self._joining
         if os.getpid() != service.pid:
             raise service.forked()
-        names = None if names is None else for_many_runs(names)
+        names = None if names is None else copy_names(names)
         items, form = 1, None
         if (names is None or (type(names) is list and all(isinstance(each, str) for each in names))) and (
             joining.max_batch > 1  # other names cannot be compared
         ):
             items, form = self._declared.items_and_form(feed, joining.max_batch)
-        feed = dict(feed) if form is not None else service.feeds.as_it_is(feed)
+        feed = dict(feed) if form is not None else service.feeds.pass_through(feed)
         return Request(service, names, feed, outcome, joining, items, form)
 
     def _full(self) -> GPUError:

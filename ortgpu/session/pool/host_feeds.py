@@ -34,11 +34,11 @@ class ProcessFeeds(Feeds):
     def __init__(self, limit: int) -> None:
         self._memory = OrdinaryMemory(limit)
 
-    def as_it_is(self, feed: Any) -> dict[str, NDArray[Any]]:
+    def pass_through(self, feed: Any) -> dict[str, NDArray[Any]]:
         return {name: _host_array(name, value) for name, value in mapping(feed).items()}
 
     def copied(self, feed: Any, waits: Iterable[Callable[[], object]] = ()) -> tuple[Any, bool]:
-        return {name: self.copy_of(array) for name, array in self.as_it_is(feed).items()}, True
+        return {name: self.copy_of(array) for name, array in self.pass_through(feed).items()}, True
 
     def copy_of(self, array: NDArray[Any]) -> NDArray[Any]:
         if array.nbytes < _LARGE:

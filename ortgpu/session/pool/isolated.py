@@ -20,7 +20,7 @@ from ...process.parent import Answer
 from ...process.parent import Request as Call
 from ...process.threads import Notice, Outcome
 from ...provider import living
-from ...provider.devices import Device, DeviceRequest, as_request
+from ...provider.devices import Device, DeviceRequest, plain_request
 from ...provider.interfaces import Value
 from .launching import Launch, Sockets, not_prepared, portable
 from .messages import Opened, Opening, Warming
@@ -394,7 +394,7 @@ class ProcessWorker(Worker):
         is_first, self._device = self._device is None, opened.device
         if is_first:
             # Ordinals change when a GPU is gone, and its successor must not go to the CPU.
-            self._devices = [as_request(opened.device) if opened.device.is_gpu else opened.chosen[self._place]]
+            self._devices = [plain_request(opened.device) if opened.device.is_gpu else opened.chosen[self._place]]
             self._place = 0
             if opened.device.is_gpu:
                 self._options = options_of_others(self._options)

@@ -13,7 +13,7 @@ from ...errors import GPUError, ProviderRequestError, manual
 from ...model.contents import read_batch_wide_operators
 from ...process.background import is_of_a_handler
 from ...running.made_inputs import make_inputs
-from ...running.pipeline import in_order, mapping
+from ...running.pipeline import iterate_in_order, mapping
 from ..tuning.comparing import TOLERANCE, compare
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def sizes_of(
                 break
             found, size = (size, *found), size // 2
     for size in found or (largest,):
-        deque(in_order(run, iter([_items(feed, slice(size))] * at_once), at_once, at_once), 0)
+        deque(iterate_in_order(run, iter([_items(feed, slice(size))] * at_once), at_once, at_once), 0)
     return found
 
 

@@ -78,7 +78,7 @@ class Service:
         self._busy: deque[Notice] = deque()  # of threads that wait for a worker, or for more of a batch
         self._room = Notice()  # that there may be a place
         self._lock = threading.RLock()
-        weakref.finalize(self, _at_exit, weakref.ref(self))
+        weakref.finalize(self, _end_at_exit, weakref.ref(self))
 
     # For callers
 
@@ -575,7 +575,7 @@ def _left(until: float | None) -> float | None:
     return None if until is None else max(until - time.monotonic(), 0)
 
 
-def _at_exit(service: weakref.ref[Service]) -> None:
+def _end_at_exit(service: weakref.ref[Service]) -> None:
     """End a service that the program left open: ONNX Runtime must not run on."""
     ending = service()
     if ending is not None and os.getpid() == ending.pid:

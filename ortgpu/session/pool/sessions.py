@@ -94,7 +94,7 @@ class SessionFeeds(Feeds):
         sessions = [worker.session for worker in self._workers() if isinstance(worker, SessionWorker)]
         return [session for session in sessions if lifetime.error_of(session) is None]
 
-    def as_it_is(self, feed: Any) -> Any:
+    def pass_through(self, feed: Any) -> Any:
         from ...running.device_arrays import refuse_on_gpu
         from ...running.pipeline import copy_feed
 
@@ -102,12 +102,12 @@ class SessionFeeds(Feeds):
         return copy_feed(feed)
 
     def copied(self, feed: Any, waits: Iterable[Callable[[], object]] = ()) -> tuple[Any, bool]:
-        from ...running.device_arrays import refuse_on_gpu, with_values
+        from ...running.device_arrays import refuse_on_gpu, wrap_arrays
 
         refuse_on_gpu(feed)
         try:
             for session in self.sessions[:1]:
-                feed = with_values(session, feed) or feed
+                feed = wrap_arrays(session, feed) or feed
         except Exception as error:
             if is_of_a_handler(error):
                 raise

@@ -18,7 +18,7 @@ from ...errors import (
     manual,
 )
 from ...provider import lifetime
-from ...provider.devices import Device, DeviceRequest, as_request, check_form, choose_visible, ordinal_of
+from ...provider.devices import Device, DeviceRequest, check_form, choose_visible, ordinal_of, plain_request
 from ...provider.interfaces import Opened, Value
 from ...provider.records import VoidRecordError, read_record
 from ...provider.settings import CAPTURE, options_of
@@ -111,7 +111,7 @@ class Worker:
 class Feeds:
     """Makes the feeds of requests the service's own, and gives memory for joined ones."""
 
-    def as_it_is(self, feed: Any) -> Any:
+    def pass_through(self, feed: Any) -> Any:
         """Return the feed of a caller that waits for the result. Its arrays are the caller's.
 
         Raises ProviderRequestError, TypeError for what no worker can take.
@@ -181,7 +181,7 @@ def named(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest
         return None
     if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
         raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
-    found: list[DeviceRequest] = [as_request(device) for device in devices]
+    found: list[DeviceRequest] = [plain_request(device) for device in devices]
     if not found:
         raise _refused("devices names no GPU", found, "name at least one, or leave devices out for all")
     for device in found:

@@ -17,7 +17,7 @@ else:
 LARGE = 1 << 30  # bytes of a model that is converted or looked into
 
 
-def in_float16(model: ModelSource) -> bytes:
+def convert_to_float16(model: ModelSource) -> bytes:
     """Return a model with float16 inside. A child converts it, in some seconds.
 
     Raises:

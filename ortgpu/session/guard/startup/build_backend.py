@@ -37,14 +37,14 @@ os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, the earliest ti
 
 
 def build_wheel(folder: str, settings: Any = None, metadata_folder: str | None = None) -> str:
-    return _with_start_files(folder, build_meta.build_wheel(folder, settings, metadata_folder))
+    return _add_start_files(folder, build_meta.build_wheel(folder, settings, metadata_folder))
 
 
 def build_editable(folder: str, settings: Any = None, metadata_folder: str | None = None) -> str:
-    return _with_start_files(folder, build_meta.build_editable(folder, settings, metadata_folder))
+    return _add_start_files(folder, build_meta.build_editable(folder, settings, metadata_folder))
 
 
-def _with_start_files(folder: str, name: str) -> str:
+def _add_start_files(folder: str, name: str) -> str:
     """Add the start files to a wheel and to its RECORD, so that an uninstall removes them."""
     path = os.path.join(folder, name)
     added = {"ortgpu_enforce.pth": LINE.encode()}
