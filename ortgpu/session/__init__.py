@@ -1,12 +1,12 @@
-"""Sessions: from what a caller asked for to a verified GPUSession, and what becomes of it.
+"""Sessions: from a caller's request to a verified GPUSession, and the runs and the end of that session.
 
-``from ortgpu.session import GPUSession`` imports ONNX Runtime; importing this package does not, since the guard, which
-waits for ONNX Runtime, is part of it.
+``from ortgpu.session import GPUSession`` imports ONNX Runtime. Importing this package does not, because the guard is
+part of it, and the guard waits until the program imports ONNX Runtime.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing itself would be most of the time of this import
+TYPE_CHECKING = False  # Importing typing would take most of the time of this import.
 
 if TYPE_CHECKING:
     from .gpu_session import GPUSession as GPUSession

@@ -1,4 +1,4 @@
-"""The CPU instead of a GPU that cannot be used: where the caller allowed it, and what is said then."""
+"""The CPU instead of an unusable GPU: when the caller allows it, and the warning."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _is_hidden(category: type[Warning]) -> bool:
 
 
 def _is_of_the_request(error: GPUError, request: SessionRequest) -> bool:
-    if isinstance(error, PlacementError):  # without these, of a plugin that cannot compute the model
+    if isinstance(error, PlacementError):  # Without these arguments a plugin could not compute the model.
         return request.cpu_nodes == "forbid" or request.cuda_graph or keeps_cpu_out(request.sess_options)
     of_the_request = (ProviderError, CollectiveOpsUnavailableError)
     return isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)

@@ -1,9 +1,9 @@
-"""The ``run_async`` of a GPUSession, which keeps ONNX Runtime's threads from destroying the session.
+"""The ``run_async`` of a GPUSession. It keeps ONNX Runtime's threads from destroying the session.
 
 ONNX Runtime calls the callback in one of the session's threads and drops it there. If that were the last reference to
-the session, the thread would destroy the C++ session, which waits for that same thread. So ONNX Runtime is given an
-object that refers to nothing. This module keeps all that belongs to a run until ONNX Runtime has dropped that object.
-A thread of this library then drops the rest.
+the session, the thread would destroy the C++ session, and the C++ session would wait for that same thread. So ONNX
+Runtime gets an object that refers to nothing. This module keeps all objects of a run until ONNX Runtime has dropped
+that object. A thread of this library then drops the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Called:
 
     def __call__(self, results: Any, _: object, text: str) -> None:
         session, callback, data, turns = _under_way[weakref.ref(self)][:4]
-        if turns is not None:  # before the callback, which may start a run
+        if turns is not None:  # The callback may start a run, so the turn ends before it.
             turns.give()
         if text:
             failures.note_text(session, text)
@@ -43,7 +43,7 @@ _Reference = weakref.ref[_Called]
 _under_way: dict[_Reference, tuple[Any, ...]] = {}
 
 _lock = fork_safe_lock()
-_dropped: tuple[int, SimpleQueue[_Reference]] | None = None  # the process whose thread serves the queue, and the queue
+_dropped: tuple[int, SimpleQueue[_Reference]] | None = None  # A thread of this process serves this queue.
 
 
 def run_async(
@@ -61,14 +61,14 @@ def run_async(
     # SimpleQueue.put is written in C, so no Python code runs between the end of ``called`` and the moment when ONNX
     # Runtime's thread releases the interpreter lock.
     reference = weakref.ref(called, _queue().put)
-    # Keep the arrays, whose collection may run Python code, and the C++ session, which ``close`` drops.
+    # Keep the arrays, because their collection may run Python code. Keep the C++ session, because ``close`` drops it.
     arrays = tuple(feed.values()) if hasattr(feed, "values") else ()
     _under_way[reference] = session, callback, data, turns, vars(session).get("_sess"), arrays
     if turns is not None:
         turns.take()
     try:
         run(names, feed, called, None, options)
-    except BaseException:  # then it calls nothing
+    except BaseException:  # ONNX Runtime does not call the callback then.
         if turns is not None:
             turns.give()
         raise

@@ -1,7 +1,7 @@
 """Choose further options for a session by its model: cuDNN handles, CPU threads.
 
-The graph says what is chosen, and the placement of the open session verifies it. What only a measurement can tell, such
-as the layout of images, is left to ``ortgpu tune``.
+The graph decides the options, and the placement of the open session verifies them. Options that need a measurement,
+such as the layout of images, are left to ``ortgpu tune``.
 
 **cuDNN handles**: a provider that finds cuDNN creates cuDNN handles for each session, whatever the model is. With cuDNN
 9.19 on an H200 this took half of the time to open a small session (2.7 of 5.5 ms). It also leaked 10 KB of GPU memory
@@ -37,11 +37,11 @@ _WHY_FEW_THREADS = (
 )
 ON_FEW_THREADS = {THREADS: (str(FEW_THREADS), _WHY_FEW_THREADS)}
 
-_RELEASE = (1, 31)  # the first of ONNX Runtime with which they were measured
+_RELEASE = (1, 31)  # The options were measured with this release of ONNX Runtime and newer ones.
 
-# Operators of the standard domain whose results are bitwise equal with and without cuDNN
+# With and without cuDNN, these operators of the standard domain return bitwise equal results
 # (tests/gpu/test_cudnn_handles.py). Fusions of these do not need cuDNN either. Softmax and the parts of normalisations
-# are left out: ONNX Runtime fuses them into attention, which may use cuDNN.
+# are left out: ONNX Runtime fuses them into attention, and attention may use cuDNN.
 WITHOUT_CUDNN = names(
     "MatMul Gemm",
     "Relu LeakyRelu PRelu ThresholdedRelu Elu Selu Gelu Sigmoid HardSigmoid HardSwish Tanh Softplus Softsign Erf",
@@ -63,13 +63,13 @@ def choose(
 ) -> dict[str, tuple[str, str]]:
     """Return the options that suit the model, each with its value and the reason.
 
-    They are options of the CUDA provider, and ``THREADS`` of the session. Nothing is chosen for a model that cannot be
-    read: ONNX Runtime says what is wrong with it.
+    They are options of the CUDA provider, and ``THREADS`` of the session. Nothing is chosen for an unreadable model:
+    ONNX Runtime raises its own error for it.
 
     Args:
-        requested: the providers that the caller asked for, with the caller's options.
+        requested: the caller's providers, with their options.
         options: the caller's SessionOptions, or None.
-        release: of ONNX Runtime.
+        release: the release of ONNX Runtime.
     """
     if release < _RELEASE or not {CUDA, CPU}.issuperset(requested.names):
         return {}
@@ -79,13 +79,13 @@ def choose(
         return {}
     if operators is None:
         return {}
-    chosen: dict[str, tuple[str, str]] = {}
+    choices: dict[str, tuple[str, str]] = {}
     if HANDLES not in requested.options_of(CUDA) and may_record(options) and operators <= WITHOUT_CUDNN:
-        chosen |= NO_HANDLES  # only where ``unfit`` can tell
-    # ONNX Runtime counts physical cores, and ignores how many the process may use
+        choices |= NO_HANDLES  # ``unfit`` can verify it: the placement is recorded.
+    # ONNX Runtime counts physical cores. It ignores how many of them the process may use.
     if options is None and (os.cpu_count() or 1) > 2 * FEW_THREADS and operators <= ON_GPU:
-        chosen |= ON_FEW_THREADS
-    return chosen
+        choices |= ON_FEW_THREADS
+    return choices
 
 
 def unfit(chosen: Mapping[str, tuple[str, str]], placement: Placement) -> set[str]:
@@ -105,10 +105,10 @@ _SEARCH = "cudnn_conv_algo_search"  # the option
 
 
 def slow_search(options: Mapping[str, str], placement: Placement, cudnn: str | None) -> str | None:
-    """Return a warning of the search with which cuDNN 9 runs convolutions by its slowest way. None: there is no cause.
+    """Return a warning if the search for algorithms makes cuDNN 9 run convolutions by its slowest algorithm, or None.
 
     Args:
-        options: of the CUDA provider, as the session has them.
+        options: the options of the CUDA provider in the open session.
         cudnn: the path of the loaded library.
     """
     if options.get(_SEARCH, "").upper() != "DEFAULT" or cudnn is None or not has_convolutions(placement):
@@ -125,9 +125,9 @@ _SLOW_SINCE = 9  # the major version of cuDNN
 
 
 def operators_of_small(outline: GraphOutline) -> set[bytes] | None:
-    """Return the operators of a model whose nodes are all of ONNX's own domain, or None for another or a large one.
+    """Return the operators of a small model if all of its nodes are of ONNX's own domain. Otherwise return None.
 
-    None for a model with functions too, which may have the name of an operator.
+    It also returns None for a model with functions, because a function may have the name of an operator.
     """
     graph = outline.small_graph(_MOST_PARTS_OF_A_SMALL_MODEL)
     if graph is None or outline.functions or any(node.domain not in STANDARD for node in graph.nodes):
@@ -136,7 +136,7 @@ def operators_of_small(outline: GraphOutline) -> set[bytes] | None:
 
 
 def missing_handle_error(error: LibraryNotFoundError) -> ProviderOptionError:
-    """Return the error for a session without a handle that needed one after all. Then WITHOUT_CUDNN is wrong."""
+    """Return the error of a session that needed a cuDNN handle after all. Then WITHOUT_CUDNN is wrong."""
     return ProviderOptionError(
         "the model reached an operator that needs cuDNN, and this session was opened without a handle of it",
         evidence=[f"chosen for speed: {HANDLES}=0", *error.evidence],

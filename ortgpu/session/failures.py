@@ -47,9 +47,9 @@ else:
 logger = logging.getLogger("ortgpu")
 
 # ONNX Runtime's Conv and ConvTranspose note the shape of their input, then allocate the output, and then plan for the
-# shape (UpdateState in conv.cc, read as of 2021 and 2024). If there is no memory for the output, the next run of the
-# same shape finds it noted, and uses the plan of an earlier shape. On an H100, 1.31.1 returned wrong results then
-# without an error, and raised in each run if there was no earlier plan.
+# shape (UpdateState in conv.cc, as of 2021 and 2024). If there is no memory for the output, the shape is noted without
+# a plan. The next run of the same shape then uses the plan of an earlier shape. On an H100, 1.31.1 returned wrong
+# results without an error. Without an earlier plan each run raised.
 _IN_CONVOLUTION = re.compile(r"while running \w*Conv\w* node")
 
 
@@ -60,11 +60,11 @@ def explained(session: Opened, error: Exception) -> Exception:
     """
     if isinstance(error, GPUError):
         return hide_own_frames(error)
-    known = lifetime.error_of(session)
-    if known is not None:  # ONNX Runtime touched the stand-in without calling it
-        return lifetime.fresh_copy(known)
+    earlier_error = lifetime.error_of(session)
+    if earlier_error is not None:  # ONNX Runtime used the stand-in without calling it.
+        return lifetime.fresh_copy(earlier_error)
     if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
-        return error  # about the arguments, or raised by the caller's own objects
+        return error  # The arguments are wrong, or the caller's own objects raised it.
     creator = initialised_in()
     # A server may fork without notifying Python.
     if creator not in (None, os.getpid()) and lifetime.is_on_gpu(session):
@@ -72,12 +72,12 @@ def explained(session: Opened, error: Exception) -> Exception:
         lifetime.refuse_all(forked_unseen)
         forked_unseen.__cause__ = error
         return forked_unseen
-    found = _found(session, str(error), type(error).__name__)
-    if found is None:
+    explanation = _found(session, str(error), type(error).__name__)
+    if explanation is None:
         return error
     lifetime.let_go_of_variables(error)
-    found.__cause__ = error
-    return hide_own_frames(lifetime.noted(found))
+    explanation.__cause__ = error
+    return hide_own_frames(lifetime.noted(explanation))
 
 
 def explained_run(session: Opened, error: Exception) -> Exception:
@@ -98,63 +98,63 @@ def _outdate(session: Opened) -> None:
     vars(session)["_gpu_context"] = lifetime.OUTDATED
     runner: Any = vars(session).get("_gpu_runner")
     if runner is not None:
-        runner.caller = ()  # which asks for the session's former context
+        runner.caller = ()  # It asks for the session's former context.
 
 
 def call_again(session: Any, error: Exception, call: Callable[[], Any], *, is_bound: bool = False) -> Any:
-    """Return the result of a second ``call`` if the first ended for want of memory and the session has a budget.
+    """Return the result of a second ``call`` if the first ran out of memory and the session has a budget.
 
-    Before the second call the session gives back what no run needs. A call that ``is_bound`` to the C++ session, which
-    it keeps alive, is not repeated if that has to be opened again: a budget has no room for two.
+    Before the second call the session gives back the memory that no run needs. A call that ``is_bound`` keeps the C++
+    session alive. It is not repeated if the C++ session must be opened again: a budget has no room for two.
 
     Raises:
-        Exception: the error to raise for ``error``, or for that of the second call.
+        Exception: the error to raise for ``error``, or for the error of the second call.
     """
     refusal = explained_run(session, error)
     try:
         budget = session._holdings.budget if session._holdings is not None else None
         if budget is None or not isinstance(refusal, GPUOutOfMemoryError):
             raise refusal
-        if session._holdings.room:  # plans for further shapes go first, and for good
+        if session._holdings.room:  # Plans for further shapes go first, and do not come back.
             session._request = replace(session._request, shares_with_plans=False)
             _outdate(session)
         if not is_bound or session._gpu_context is not lifetime.OUTDATED:
-            # One at a time, so that no other takes what was given back
+            # Only one call repeats at a time, so that no other call takes the memory that was given back.
             with this_thread.holds, session._holdings.retrying:
                 try:
-                    lifetime.refuse_if_unusable(session)  # opens it again, if that is due
+                    lifetime.refuse_if_unusable(session)  # It opens an outdated session again.
                     give_back(session)
                     return call()
-                except Exception as second:  # noqa: BLE001 - what is not about the GPU is raised as it is
+                except Exception as second:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
                     refusal = explained_run(session, second)
                 give_back(session)
         if not isinstance(refusal, GPUOutOfMemoryError):
             raise refusal
         raise exceeded(refusal, session, budget) from refusal.__cause__
     finally:
-        del refusal, error  # else the error and this frame, in its traceback, would refer to each other
+        del refusal, error  # The error and this frame, in its traceback, must not refer to each other.
 
 
 def _found(session: Opened, text: str, exception: str | None) -> GPUError | None:
     gone = lifetime.context_is_gone(session, telling_line(text))
-    if gone is not None or not lifetime.is_on_gpu(session):  # on the CPU the same words are about host memory
+    if gone is not None or not lifetime.is_on_gpu(session):  # On the CPU the same words are about host memory.
         return gone
     error = classifier.explain_run(text, exception, lifetime.device_of(session))
     if isinstance(error, PoisonedContextError) and lifetime.gpu_works(lifetime.device_of(session).ordinal):
-        return None  # the words come from a name in the model, for instance of an input
-    chosen = getattr(vars(session).get("_verified"), "options_chosen", {})
-    if isinstance(error, (PoisonedContextError, ProviderFailureError)) and "prefer_nhwc" in chosen:
+        return None  # The words come from a name in the model, for instance the name of an input.
+    options = getattr(vars(session).get("_verified"), "options_chosen", {})
+    if isinstance(error, (PoisonedContextError, ProviderFailureError)) and "prefer_nhwc" in options:
         without = "if it comes again, do without the layout that a record of `ortgpu tune` has chosen"
         error.fixes = (*error.fixes, manual(f"{without}: GPUSession(model, tuned=False)"))
-    if isinstance(error, LibraryNotFoundError) and "enable_cudnn" in chosen:
+    if isinstance(error, LibraryNotFoundError) and "enable_cudnn" in options:
         return missing_handle_error(error)
     return error
 
 
 def hide_own_frames(error: GPUError) -> GPUError:
-    """Return an error without traceback, and its causes without the frames of this library before others.
+    """Return an error without traceback, and remove the first frames of its causes if they are of this library.
 
-    A traceback through somebody's library then shows theirs. At the level DEBUG the log has the frames.
+    The traceback of a cause then begins in the caller's library. At the level DEBUG the log has all frames.
     """
     if logger.isEnabledFor(logging.DEBUG):
         # Log the text alone: a handler may keep the error, and the error keeps the half-made session.
@@ -175,11 +175,11 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def note_text(session: Opened, text: str) -> None:
-    """Note a failure, as :func:`lifetime.noted` does, that ONNX Runtime reports only as text."""
-    found = _found(session, text, None)
-    if found is not None:
-        lifetime.noted(found)
-    if isinstance(found, GPUOutOfMemoryError):
+    """Note a failure that ONNX Runtime reports only as text, as :func:`lifetime.noted` does."""
+    explanation = _found(session, text, None)
+    if explanation is not None:
+        lifetime.noted(explanation)
+    if isinstance(explanation, GPUOutOfMemoryError):
         _look_for_wrong_plan(session, text)
 
 
@@ -188,17 +188,17 @@ _METHODS = (
     "synchronize_outputs", "copy_outputs_to_cpu", "get_outputs", "get_outputs_as_ortvaluevector",
 )  # fmt: skip
 _TAKING_MEMORY = ("bind_input", "bind_ortvalue_input")
-# The argument of a method that has the shape of an input, or is it
+# The position and name of a method's argument that has the shape of an input, or is that shape
 _SHAPED = {"bind_cpu_input": (1, "arr_on_cpu"), "bind_input": (4, "shape"), "bind_ortvalue_input": (1, "ortvalue")}
 
 
 class Binding(IOBinding):  # type: ignore[misc]  # ships no types
     """The IOBinding that ``GPUSession.io_binding`` returns."""
 
-    _of: weakref.ref[Opened]  # the session; weak, so that a binding does not keep it
+    _of: weakref.ref[Opened]  # The reference is weak, so that a binding does not keep the session.
     _session: Any
-    _former: Any  # see move_binding
-    shape: tuple[Any, ...] | None = None  # of all inputs together; None: unknown
+    _former: Any  # See move_binding.
+    shape: tuple[Any, ...] | None = None  # The shapes of all inputs together; None: unknown.
     _shapes: Mapping[str, Any] = MappingProxyType({})
 
     def _note_shape(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
@@ -208,7 +208,7 @@ class Binding(IOBinding):  # type: ignore[misc]  # ships no types
         position, name = _SHAPED[method]
         value = arguments[position] if len(arguments) > position else named[name]
         shape = getattr(value, "shape", value)
-        with contextlib.suppress(Exception):  # a value may have none
+        with contextlib.suppress(Exception):  # A value may have no shape.
             shape = tuple(shape() if callable(shape) else shape)
             self._shapes = {**self._shapes, arguments[0] if arguments else named["name"]: shape}
             self.shape = tuple(self._shapes.items())
@@ -228,9 +228,9 @@ def explaining_binding(binding: Any, session: Opened) -> Any:
 
 
 def move_binding(binding: Any, session: Opened) -> None:
-    """Let a binding of this session run with the C++ session that was opened in the place of the binding's own.
+    """Let a binding run with the C++ session that replaced the binding's own.
 
-    The binding keeps its own, where its memory is, until its end.
+    The binding keeps its former C++ session until its end, because its memory belongs to that session.
     """
     if isinstance(binding, Binding) and binding._of() is session and binding._session is not session._sess:
         binding._former = binding._session
@@ -238,7 +238,7 @@ def move_binding(binding: Any, session: Opened) -> None:
 
 
 def _wait_for_input(session: Any, name: Any = None, *_: Any, **__: Any) -> None:
-    """Wait for the memory of an input that ONNX Runtime copies to the host now, and not in the run."""
+    """Wait for the memory of an input if ONNX Runtime copies the input to the host now, and not in the run."""
     streams = streams_of(session) if session is not None else None
     if streams is not None and name in streams.read_on_host:
         wait_for_caller(session)

@@ -1,4 +1,4 @@
-"""Measure what a model takes of a GPU, in a child process that has nothing else there."""
+"""Measure how much GPU memory a model takes, in a child process that has nothing else on the GPU."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Start:
     """The GPU before a model is opened.
 
     Attributes:
-        device: where the models are opened.
-        free, total: bytes of the GPU before this process took any; of the host's memory on the CPU. None: unknown.
-        context: the bytes that CUDA's context takes, which all sessions of a process share. None: unknown.
+        device: the device that the models are opened on.
+        free, total: bytes of the GPU before this process took any. On the CPU: bytes of host memory. None: unknown.
+        context: the bytes that CUDA's context takes. All sessions of a process share it. None: unknown.
     """
 
     device: Device
@@ -37,15 +37,15 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One model with one input, in a session of its own. Bytes are those beside the context; None: unknown.
+    """One model with one input, in a session of its own. Bytes do not include the context; None: unknown.
 
     Attributes:
-        shapes: of the inputs.
-        opened: after the session was opened.
-        peak: the most in the first run, which tries algorithms.
-        steady: after the unused memory of the first run was given back, and further runs.
-        opening_seconds, first_run_seconds, run_seconds: the last is that of a later run.
-        error: why it does not run: the GPU has too little memory. What is above is then unknown, as far as it came.
+        shapes: the shapes of the inputs.
+        opened: bytes of the open session before its first run.
+        peak: the most bytes in the first run. This run tries algorithms.
+        steady: bytes after further runs, once the unused memory of the first run was given back.
+        opening_seconds, first_run_seconds, run_seconds: times of the opening, the first run and a later run.
+        error: why it does not run: the GPU has too little memory. Then the figures of later steps are unknown.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -63,16 +63,16 @@ class _Memory:
 
     def __init__(self, device: Device, used_before: int | None) -> None:
         self._device = device
-        self._used_before = used_before  # of the whole GPU, for where NVML does not show this process
+        self._used_before = used_before  # The whole GPU's figure serves where NVML does not show this process.
 
     def taken(self) -> int | None:
         if not self._device.is_gpu:
             return _resident()
         if self._device.uuid is None:
             return None
-        own = processes_on(self._device.uuid).get(os.getpid())
-        if own is not None:
-            return own
+        own_bytes = processes_on(self._device.uuid).get(os.getpid())
+        if own_bytes is not None:
+            return own_bytes
         used = _used(self._device.uuid)
         return used - self._used_before if used is not None and self._used_before is not None else None
 
@@ -82,30 +82,30 @@ _context: int | None = None
 
 
 def begin(device: Any, allow_cpu: bool | None, uuid: str | None) -> Start:
-    """Open a session of one node, and return what the GPU has. ``uuid``: of the GPU, if it is known before."""
+    """Open a session of one node, and return the memory of the GPU. ``uuid`` names the GPU, if it is known before."""
     global _memory, _context
-    known = read_gpu_memory(uuid) if uuid is not None else None
-    before = known[1] - known[0] if known is not None else None
+    memory = read_gpu_memory(uuid) if uuid is not None else None
+    before = memory[1] - memory[0] if memory is not None else None
     with GPUSession(RELU, device=device, allow_cpu=allow_cpu) as session:
         session.run(None, make_inputs(session.get_inputs()))
-        found: Device = session.device
-    _memory = _Memory(found, before if found.is_gpu else None)
+        session_device: Device = session.device
+    _memory = _Memory(session_device, before if session_device.is_gpu else None)
     _context = _memory.taken()
-    if found.is_gpu:
-        free, total = known if known is not None else (None, found.total_memory)
-        return Start(found, free, total, _context)
+    if session_device.is_gpu:
+        free, total = memory if memory is not None else (None, session_device.total_memory)
+        return Start(session_device, free, total, _context)
     free, total = _host_memory()
-    return Start(found, free, total, _context)
+    return Start(session_device, free, total, _context)
 
 
 def measure(
     model: ModelSource, arguments: Mapping[str, Any], batch: int | None, feed: Mapping[str, Any] | None
 ) -> Measurement:
-    """Open a model in a session of its own and run it on one input, made up for ``batch`` unless it is given.
+    """Open a model in a session of its own and run it on ``feed``, or on an input that is made up for ``batch``.
 
     Raises:
         UnknownInputError: no input can be made up, or none of this batch.
-        Exception: as the constructor of GPUSession and ``run`` raise, but for want of memory.
+        Exception: as the constructor of GPUSession and ``run`` raise, except MemoryError.
     """
     start = time.perf_counter()
     try:
@@ -149,8 +149,8 @@ def _summary(error: BaseException) -> str:
 
 
 def _used(uuid: str) -> int | None:
-    known = read_gpu_memory(uuid)
-    return known[1] - known[0] if known is not None else None
+    memory = read_gpu_memory(uuid)
+    return memory[1] - memory[0] if memory is not None else None
 
 
 def _resident() -> int | None:

@@ -17,20 +17,20 @@ from .request import NAMES, PoolArguments, Unpack, refuse_misspelt
 
 _MIB = 1 << 20
 _CHILD = "ortgpu.session.fit_child"
-_NOISE = 4 * _MIB  # by which two measurements of the same may differ
+_NOISE = 4 * _MIB  # Two measurements of the same run may differ by as much.
 _LONGEST = 600.0  # seconds for one measurement: EXHAUSTIVE searches of a large model take minutes
 
 
 @dataclass(frozen=True, slots=True)
 class FitRow:
-    """One input of a model. Bytes are those beside CUDA's context; None: unknown.
+    """One input of a model. Bytes do not include CUDA's context; None: unknown.
 
     Attributes:
         batch: items of the input; None for a feed of the caller's.
-        shapes: of the inputs, by name.
+        shapes: the shapes of the inputs, by name.
         peak: the most GPU memory in the first run.
         steady: the GPU memory of later runs, after ``session.trim()``.
-        opening_seconds, first_run_seconds, run_seconds: the last is that of a later run.
+        opening_seconds, first_run_seconds, run_seconds: times of the opening, the first run and a later run.
         fits_now: whether it fits into the memory that was free.
         fits_empty: whether it fits into a GPU of this kind that nothing else uses.
         error: why it did not run: the GPU has too little memory.
@@ -56,8 +56,8 @@ class ModelFit:
         model: its path, "<bytes>" for a model in memory.
         opened: bytes of the session before its first run.
         rows: the batches or feeds, in the order of the argument.
-        largest_now, largest_empty: the largest batch that fits into the memory that was free, and into an empty GPU:
-            estimated by a line through the two largest batches that ran. None: not known.
+        largest_now, largest_empty: the largest batch that fits into the free memory, and into an empty GPU. It is
+            estimated by a line through the two largest batches that ran. None: unknown.
     """
 
     model: str
@@ -74,11 +74,11 @@ class Fit:
     Attributes:
         device: the GPU; "cpu" if the host's memory was measured.
         on_cpu: True if the host's memory was measured.
-        free, total: of the device, before the measurement.
-        context: what CUDA's context takes, once in each process.
-        models: what was measured of each.
-        together: what all models take in one process, each with its smallest input that ran.
-        fit_together: whether that fits into the free memory. None for one model.
+        free, total: memory of the device, before the measurement.
+        context: memory of CUDA's context, once in each process.
+        models: the measurements of each model.
+        together: memory of all models in one process, each with its smallest input that ran.
+        fit_together: whether ``together`` fits into the free memory. None for one model.
     """
 
     device: str
@@ -95,7 +95,7 @@ class Fit:
         return asdict(self)
 
     def __str__(self) -> str:
-        return "\n".join([self._head(), *(line for each in self.models for line in _lines(each)), *self._last()])
+        return "\n".join([self._head(), *(line for model in self.models for line in _lines(model)), *self._last()])
 
     def _head(self) -> str:
         kind = "host memory (no GPU is used)" if self.on_cpu else "GPU memory"
@@ -121,23 +121,23 @@ def fit(
     timeout: float = _LONGEST,
     **arguments: Unpack[PoolArguments],
 ) -> Fit:
-    """Measure how much GPU memory a model takes at each batch, in a child process that has nothing else there.
+    """Measure how much GPU memory a model takes at each batch, in a child process that has nothing else on the GPU.
 
-    Each input runs in a session of its own, so that the memory of a large one does not count for others. Inputs are
+    Each input runs in a session of its own, so that the memory of a large input does not count for others. Inputs are
     made up for each batch (free dimensions beside the batch are 1), or are ``feeds``. If no GPU can be used and the CPU
     is allowed, the host's memory is measured, and the result says so.
 
     Args:
         model: the path of a model, or its bytes; or a list of these, to tell whether they fit together.
         batches: sizes of the batch. Only 1 is possible for a model without a free first dimension.
-        feeds: inputs to run in the place of made-up ones, for each model.
+        feeds: inputs to run instead of made-up inputs, for each model.
         device: as GPUSession takes it.
-        timeout: seconds for each input, after which the child is killed.
-        arguments: others of GPUSession: ``providers``, ``allow_cpu``, ``tuned``.
+        timeout: seconds for each input; a child that takes longer is killed.
+        arguments: other arguments of GPUSession: ``providers``, ``allow_cpu``, ``tuned``.
 
     Returns:
-        What was measured. Where NVML does not show the memory of a process, as in most containers, it is that of the
-        whole GPU, so other processes should not use it meanwhile.
+        The measurements. In most containers NVML does not show the memory of a process. Then the figures are for the
+        whole GPU, and other processes should not use the GPU during the measurement.
 
     Raises:
         GPUError, Exception: as GPUSession and its ``run`` raise; an input that is out of memory is a row of the result.
@@ -146,7 +146,7 @@ def fit(
         TypeError: an argument has another type, or its name looks misspelt.
     """
     models = [model] if isinstance(model, (str, bytes, os.PathLike)) else list(model)
-    if not models or not all(isinstance(each, (str, bytes, os.PathLike)) for each in models):
+    if not models or not all(isinstance(source, (str, bytes, os.PathLike)) for source in models):
         raise TypeError(f"fit() takes the path of a model, its bytes, or a list of these, not {model!r}")
     inputs = _inputs_of(batches, feeds)
     refuse_misspelt("fit()", arguments.keys() - set(NAMES), (*NAMES, "batches", "feeds", "timeout"))
@@ -155,23 +155,25 @@ def fit(
         check_form(device)
     arguments = {"cpu_nodes": "allow", **arguments}
     with ChildProcess(keeps_output=True) as child:
-        begun = _ask(child, "begin", device, arguments.get("allow_cpu"), _uuid_of(device), timeout=timeout)
-        own = {**arguments, "device": begun.device.ordinal if begun.device.is_gpu else device}
+        start = _ask(child, "begin", device, arguments.get("allow_cpu"), _uuid_of(device), timeout=timeout)
+        options = {**arguments, "device": start.device.ordinal if start.device.is_gpu else device}
         rows = [
-            [_ask(child, "measure", each, own, batch, feed, timeout=timeout) for batch, feed in inputs]
-            for each in models
+            [_ask(child, "measure", source, options, batch, feed, timeout=timeout) for batch, feed in inputs]
+            for source in models
         ]
-    found = tuple(_model_fit(each, inputs, measured, begun) for each, measured in zip(models, rows, strict=True))
-    together = _together(found, begun) if len(found) > 1 else None
+    model_fits = tuple(
+        _model_fit(source, inputs, measured, start) for source, measured in zip(models, rows, strict=True)
+    )
+    together = _together(model_fits, start) if len(model_fits) > 1 else None
     return Fit(
-        device=str(begun.device),
-        on_cpu=not begun.device.is_gpu,
-        free=begun.free,
-        total=begun.total,
-        context=begun.context,
-        models=found,
+        device=str(start.device),
+        on_cpu=not start.device.is_gpu,
+        free=start.free,
+        total=start.total,
+        context=start.context,
+        models=model_fits,
         together=together,
-        fit_together=together <= begun.free if together is not None and begun.free is not None else None,
+        fit_together=together <= start.free if together is not None and start.free is not None else None,
     )
 
 
@@ -181,23 +183,23 @@ def _inputs_of(
     if feeds is not None:
         if isinstance(feeds, Mapping):
             raise TypeError("feeds is a list of feeds, not a feed")
-        given = [(None, feed) for feed in feeds]
-        if not given:
+        pairs = [(None, feed) for feed in feeds]
+        if not pairs:
             raise ValueError("feeds is empty")
-        return list(given)
-    sizes = [operator.index(each) for each in batches]
+        return list(pairs)
+    sizes = [operator.index(batch) for batch in batches]
     if not sizes or min(sizes) < 1:
         raise ValueError(f"batches must be positive, not {sizes}")
     return [(size, None) for size in sizes]
 
 
 def _uuid_of(device: DeviceRequest) -> str | None:
-    """Return the UUID of the GPU that will be used, so that its memory is read before any is taken. None: unknown."""
+    """Return the UUID of the GPU to use, or None if it is unknown. Its memory is read before any is taken."""
     if is_cpu(device):
         return None
     try:
         return choose_visible(device, initialise()).uuid
-    except GPUError:  # which the session in the child raises
+    except GPUError:  # The session in the child raises the same error.
         return None
 
 
@@ -221,39 +223,39 @@ def _model_fit(
     rows = tuple(
         FitRow(
             batch,
-            each.shapes,
-            each.peak,
-            each.steady,
-            each.opening_seconds,
-            each.first_run_seconds,
-            each.run_seconds,
-            False if each.error else fits(each.peak, start.free),
-            fits(each.peak, start.total),
-            each.error,
+            measurement.shapes,
+            measurement.peak,
+            measurement.steady,
+            measurement.opening_seconds,
+            measurement.first_run_seconds,
+            measurement.run_seconds,
+            False if measurement.error else fits(measurement.peak, start.free),
+            fits(measurement.peak, start.total),
+            measurement.error,
         )
-        for (batch, _), each in zip(inputs, measured, strict=True)
+        for (batch, _), measurement in zip(inputs, measured, strict=True)
     )
-    opened = next((each.opened for each in measured if each.opened is not None), None)
+    opened = next((measurement.opened for measurement in measured if measurement.opened is not None), None)
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     room = [None if None in (memory, start.context) else memory - start.context for memory in (start.free, start.total)]
-    return ModelFit(name, opened, rows, *(_largest_batch(rows, each) for each in room))
+    return ModelFit(name, opened, rows, *(_largest_batch(rows, measurement) for measurement in room))
 
 
 def _largest_batch(rows: Sequence[FitRow], room: int | None) -> int | None:
-    """Return the largest batch whose first run fits into ``room`` bytes, by a line through the two largest that ran."""
-    known = sorted((row.batch, row.peak) for row in rows if row.batch is not None and row.peak is not None)
-    if room is None or len(known) < 2:
+    """Return the largest batch with a first run in ``room`` bytes, by a line through the two largest that ran."""
+    peaks = sorted((row.batch, row.peak) for row in rows if row.batch is not None and row.peak is not None)
+    if room is None or len(peaks) < 2:
         return None
-    (small, less), (large, more) = known[-2:]
+    (small, less), (large, more) = peaks[-2:]
     if small == large or more - less < _NOISE:
         return None
     return max(0, large + int((room - more) * (large - small) // (more - less)))
 
 
 def _together(models: Sequence[ModelFit], start: Any) -> int | None:
-    sizes = [min((row.peak for row in each.rows if row.peak is not None), default=None) for each in models]
-    known = [size for size in sizes if size is not None]
-    return sum(known) + (start.context or 0) if len(known) == len(sizes) else None
+    sizes = [min((row.peak for row in model.rows if row.peak is not None), default=None) for model in models]
+    known_sizes = [size for size in sizes if size is not None]
+    return sum(known_sizes) + (start.context or 0) if len(known_sizes) == len(sizes) else None
 
 
 def _lines(model: ModelFit) -> list[str]:

@@ -19,7 +19,7 @@ from ..provider.tensorrt import check_loadable, check_plugin
 logger = logging.getLogger("ortgpu")
 
 _BACKEND = "onnxruntime.backend.backend"
-_WORDS = ("cuda", "cudnn", "tensorrt", "trt", "nvidia")  # in names that may mean CUDA or TensorRT
+_WORDS = ("cuda", "cudnn", "tensorrt", "trt", "nvidia")  # A name with one of these may mean CUDA or TensorRT.
 
 Verdict = Literal["guarded", "cpu", "other", "carried", "plugin"]
 
@@ -27,12 +27,12 @@ Verdict = Literal["guarded", "cpu", "other", "carried", "plugin"]
 def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Verdict:
     """Return how the guard treats a session with these arguments.
 
-    "guarded": the session is verified or refused. The arguments name CUDA or TensorRT, also misspelt, nothing, all that
-    ``get_available_providers()`` returns in any order, or something that is no name. "cpu" and "other": the session
-    passes, with the CPU alone or with providers that have nothing to do with CUDA, known or not; ONNX Runtime judges
-    their form. "carried": the SessionOptions carry providers, which ONNX Runtime uses if the arguments name none.
-    "plugin": it would be "guarded", and ONNX Runtime may open it on another GPU provider that is registered. Of both,
-    only the open session shows which.
+    "guarded": the session is verified or refused. The arguments name CUDA or TensorRT (also misspelt), or nothing, or
+    all of ``get_available_providers()`` in any order, or hold an entry that is no name. "cpu": the session passes, with
+    the CPU alone. "other": it passes, with providers that have nothing to do with CUDA, known or not; ONNX Runtime
+    checks their form. "carried": the SessionOptions carry providers. ONNX Runtime uses these if the arguments name
+    none. "plugin": it would be "guarded", but ONNX Runtime may open it on another registered GPU provider. For
+    "carried" and "plugin", only the open session shows the provider.
     """
     if not providers and not provider_options and carries_providers(sess_options):
         return "carried"
@@ -59,14 +59,17 @@ def _is_of_cuda(name: str, available: set[str]) -> bool:
     """Return True for CUDA and TensorRT, and for an unknown name that may mean them."""
     if name in (CUDA, *TENSORRT):
         return True
-    known = {*available, *_known()}
-    if name in known:
+    known_names = {*available, *_known()}
+    if name in known_names:
         return False
-    return any(word in name.lower() for word in _WORDS) or suggest(name, {*known, CUDA, *TENSORRT}) in (CUDA, *TENSORRT)
+    return any(word in name.lower() for word in _WORDS) or suggest(name, {*known_names, CUDA, *TENSORRT}) in (
+        CUDA,
+        *TENSORRT,
+    )
 
 
 def is_of_backend_on_cpu(caller: FrameType) -> bool:
-    """Return True if the caller is ``onnxruntime.backend.prepare(model, device="CPU")``, which names all providers."""
+    """Return True if the caller is ``onnxruntime.backend.prepare(model, device="CPU")``. It names all providers."""
     return caller.f_globals.get("__name__") == _BACKEND and caller.f_locals.get("device") == "CPU"
 
 
@@ -79,7 +82,7 @@ def _may_open_on_plugin(names: tuple[str, ...], available: set[str]) -> bool:
 
 
 def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
-    """Return both arguments without what ONNX Runtime would leave out itself, if CUDA is among the rest."""
+    """Return both arguments without the providers that ONNX Runtime would leave out, if CUDA is among the rest."""
     try:
         requested = parse(providers, provider_options)
     except ProviderRequestError:
@@ -101,13 +104,13 @@ def _known() -> set[str]:
 
 
 def _is_usable(tensorrt: str) -> bool:
-    """Return False for a TensorRT that keeps a session from opening, which would open without it."""
+    """Return False for a TensorRT provider that keeps a session from opening."""
     bridge = load_runtime().packages.onnxruntime.bridge
     try:
         if tensorrt in listed_providers():
             check_plugin(tensorrt)
         elif tensorrt == TENSORRT[0] and bridge is not None:
-            check_loadable(bridge, in_wheels=False)  # not in wheels, where ONNX Runtime does not look
+            check_loadable(bridge, in_wheels=False)  # ONNX Runtime does not look into wheels.
     except GPUError:
         return False
     return True

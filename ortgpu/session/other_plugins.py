@@ -1,7 +1,7 @@
-"""CUDA by plugins whose provider has a name of its own, as ``cuda_ep``. Only SessionOptions can carry their devices.
+"""CUDA by plugins with a provider name of their own, such as ``cuda_ep``. Only SessionOptions can carry their devices.
 
-Nothing of these plugins is known: their libraries, options and operators are not checked. What can be verified is that
-their provider is bound before the CPU, and that this process has a CUDA context on the GPU.
+Nothing of these plugins is known, so their libraries, options and operators are not checked. Two facts can be
+verified: their provider is bound before the CPU, and this process has a CUDA context on the GPU.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..running.onnxruntimes import InferenceSession
 
 
 def why_not_used(devices: tuple[Any, ...]) -> ProviderFallbackError:
-    """Return the error for a session without devices in its options, where only such a plugin has CUDA."""
+    """Return the error of a session without devices in its options if only such a plugin has CUDA."""
     device = devices[0]
     name, library = device.ep_name, dict(device.ep_metadata).get("library_path")
     options = "options = onnxruntime.SessionOptions()"
-    chosen = f"[each for each in onnxruntime.get_ep_devices() if each.ep_name == {name!r}][:1]"
+    device_code = f"[each for each in onnxruntime.get_ep_devices() if each.ep_name == {name!r}][:1]"
     return ProviderFallbackError(
         f"CUDA is here as the plugin {name}, and the SessionOptions of this session do not carry its device",
         evidence=[
@@ -30,14 +30,14 @@ def why_not_used(devices: tuple[Any, ...]) -> ProviderFallbackError:
             f"providers in this build: {', '.join(onnxruntime.get_available_providers())}",
         ],
         fixes=[
-            python(f"{options}; options.add_provider_for_devices({chosen}, {{}})"),
+            python(f"{options}; options.add_provider_for_devices({device_code}, {{}})"),
             manual("and pass these options: GPUSession(model, options)"),
         ],
     )
 
 
 def bound_plugin(bound: tuple[str, ...]) -> str | None:
-    """Return the provider of such a plugin that a session is bound to before all but others of CUDA, or None."""
+    """Return the provider of such a plugin if a session is bound to it first; None also for an unrelated provider."""
     names = {device.ep_name for device in list_other_cuda_plugins()}
     if not {*names, CUDA, CPU, *TENSORRT}.issuperset(bound):
         return None
@@ -58,10 +58,10 @@ def verified_ordinal(session: Any, name: str, cuda: CudaState) -> int:
 
 
 def _ordinal_of(session: Any, name: str) -> int:
-    """Return the ordinal by the options of the provider, else by the memory of the device that its plugin lists."""
-    told = InferenceSession.get_provider_options(session).get(name, {}).get("device_id", "")
-    if told.isascii() and told.isdecimal():
-        return int(told)
-    device = next(each for each in list_other_cuda_plugins() if each.ep_name == name)
+    """Return the ordinal by the options of the provider, or else by the memory of the device that its plugin lists."""
+    device_id = InferenceSession.get_provider_options(session).get(name, {}).get("device_id", "")
+    if device_id.isascii() and device_id.isdecimal():
+        return int(device_id)
+    device = next(candidate for candidate in list_other_cuda_plugins() if candidate.ep_name == name)
     memory = device.memory_info(onnxruntime.OrtDeviceMemoryType.DEFAULT)
     return int(memory.device_id) if memory is not None else 0

@@ -1,9 +1,10 @@
 """Refuse nodes that end the process where CUDA's provider is a plugin of an ONNX Runtime that was built without CUDA.
 
-Kernels of the provider that calls ``Provider_GetHost`` call functions of ONNX Runtime that it has only if it was built
-with CUDA (cpu_provider_shared.h): without it, the call goes to whatever is in their place, and the process dies of
-SIGSEGV. The names below are those of that header, less those whose kernels of 1.31.1 were seen not to call them
-(Concat, Split, Pad, CumSum, ScatterND, BiasGelu). tests/behaviour/test_plugins.py opens and runs each.
+A provider that calls ``Provider_GetHost`` has kernels that call functions of ONNX Runtime. Some of these functions
+exist only in an ONNX Runtime with CUDA (cpu_provider_shared.h). Without them the call goes to other memory, and the
+process dies of SIGSEGV. The names below come from that header. Concat, Split, Pad, CumSum, ScatterND and BiasGelu are
+left out, because their kernels in 1.31.1 do not call these functions. tests/behaviour/test_plugins.py opens and runs
+each.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ def check_before_opening(request: SessionRequest, runtime: Runtime, outline: Gra
     if not _may_end_the_process(runtime):
         return
     try:
-        held = any(name.decode() in _WHEN_OPENED and domain in STANDARD for name, domain in outline.operators())
+        may_remain = any(name.decode() in _WHEN_OPENED and domain in STANDARD for name, domain in outline.operators())
     except UNREADABLE:
-        held = True
-    left = _left_after_optimising(request) if held else ()
-    if left:
-        raise _refusal(left, runtime)
+        may_remain = True
+    remaining = _left_after_optimising(request) if may_remain else ()
+    if remaining:
+        raise _refusal(remaining, runtime)
 
 
 def check_before_running(placement: Placement, runtime: Runtime, outline: GraphOutline) -> None:
-    """Raise PlacementError if a run of the session that was opened would end this process."""
+    """Raise PlacementError if a run of the open session would end this process."""
     if not _may_end_the_process(runtime):
         return
     on_gpu = {(domain, op_type) for op_type, domain in placement.placed_on(CUDA)}
-    found = {name for domain, name in on_gpu if name in _WHEN_RUN.get(domain.replace("ai.onnx", ""), ())}
+    operators = {name for domain, name in on_gpu if name in _WHEN_RUN.get(domain.replace("ai.onnx", ""), ())}
     if ("", "Resize") in on_gpu and _resizes_to_sizes(outline):
-        found.add("Resize")
-    if found:
-        raise _refusal(sorted(found), runtime)
+        operators.add("Resize")
+    if operators:
+        raise _refusal(sorted(operators), runtime)
 
 
 def _may_end_the_process(runtime: Runtime) -> bool:
@@ -68,7 +69,7 @@ def _may_end_the_process(runtime: Runtime) -> bool:
 
 
 def _resizes_to_sizes(outline: GraphOutline) -> bool:
-    """Return True if a Resize is told sizes, or crops. With scales alone its kernel calls none of the functions."""
+    """Return True if a Resize has sizes, or crops. With scales alone its kernel calls none of the functions."""
 
     def calls_back(node: Node) -> bool:
         sizes = node.inputs[3:4] not in ([], [b""])

@@ -1,4 +1,4 @@
-"""``ortgpu.tune``: measure which settings suit a model on its GPU, and keep the best in a record."""
+"""``ortgpu.tune``: measure the settings for a model on its GPU, and keep the fastest in a record."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def tune(
     on_trial: Callable[[Trial], object] = lambda _: None,
     providers: Sequence[Any] = (),
 ) -> Tuning:
-    """Measure which settings suit a model on its GPU, compare every result, and keep the best in a record.
+    """Measure the settings for a model on its GPU, compare every result, and keep the fastest in a record.
 
-    Each candidate has a deadline in a child process, in turns with plain ONNX Runtime. Its results may be twice
-    as far from those of the CPU in float32 as plain ONNX Runtime's are. Only one process of this user at a time tunes
-    on a GPU. Other work on the GPU spoils the measurement.
+    Each candidate runs in a child process with a deadline, alternately with plain ONNX Runtime. Its results may be
+    twice as far from the CPU's float32 results as plain ONNX Runtime's are. Only one process of this user at a time
+    tunes on a GPU. Other work on the GPU spoils the measurement.
 
     Args:
         model: path or bytes.
         device: as for GPUSession.
         feeds: inputs to measure with, one mapping for each batch. Without them inputs are made up: batches of
             ``batches`` items, other free dimensions are 1.
-        objective: "latency" measures single runs with their arrays on the GPU, by default one item; "throughput" four
-            runs at a time from arrays to arrays, as ``map`` makes them, by default 32 items.
+        objective: "latency" measures single runs with their arrays on the GPU, by default one item. "throughput"
+            measures four runs at a time from arrays to arrays, as ``map`` makes them, by default 32 items.
         precision: "float16" also tries float16 inside, with inputs and outputs as they are. Its results may be off by
             2e-2 of the largest value of an output.
-        budget: seconds after which no further candidate is tried.
-        record: where to write the record, instead of the user's cache folder.
+        budget: seconds for the candidates; no further candidate is tried after it.
+        record: the path of the record, instead of the user's cache folder.
         on_trial: called with each trial when it has ended.
-        providers: as for GPUSession, to be measured as they are given at the end, for the budget again: TensorRT, say,
-            which is no candidate and was never run here. No record has them.
+        providers: as for GPUSession. They are measured at the end as they are, for the budget once more. TensorRT is an
+            example: it is no candidate and was never run here. No record has these providers.
 
     Raises:
         GPUError: the model cannot be opened on the GPU.
@@ -64,7 +64,7 @@ def tune(
         ValueError: an argument is invalid.
         Exception: ONNX Runtime's own, if it refuses the model or the inputs.
 
-    Not promised: the same choice each time. Settings whose times differ by 1 % or less are equal to this function.
+    Not promised: the same choice each time. Two settings count as equal if their times differ by 1 % or less.
     """
     if objective not in _BATCHES:
         raise ValueError(f'objective must be "latency" or "throughput", not {objective!r}')
@@ -73,8 +73,8 @@ def tune(
     shapes = tuple(batches or _BATCHES[objective])
     if (feeds is not None and not feeds) or min(shapes) < 1:
         raise ValueError("there must be a feed, or a batch, and batches must be of one item or more")
-    given = tuple(parse(list(providers), None).provider_arguments())
+    provider_arguments = tuple(parse(list(providers), None).provider_arguments())
     from .gpu_session import GPUSession as GPUSession  # raises the reason if ONNX Runtime cannot be imported
 
-    wanted = tuning.Wanted(model, device, feeds, shapes, objective, precision, budget, on_trial, given)
-    return tuning.tune_at(Place(), wanted, record)
+    request = tuning.Wanted(model, device, feeds, shapes, objective, precision, budget, on_trial, provider_arguments)
+    return tuning.tune_at(Place(), request, record)

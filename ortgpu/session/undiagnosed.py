@@ -1,4 +1,4 @@
-"""A failure to open a session whose cause is not known yet, and its diagnosis."""
+"""A failure to open a session before its cause is known, and its diagnosis."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class UndiagnosedError(Exception):
     """A session cannot be opened as planned, and only a diagnosis tells why.
 
     Attributes:
-        device: the one that was asked for.
+        device: the requested device.
         cudnn_disabled: the provider option enable_cudnn is 0.
         cuda: the driver's answer to this process, if it was asked.
-        operators: operator and domain of the nodes on CUDA; None: those of the model file count.
+        operators: operator and domain of the nodes on CUDA; None: all nodes of the model file count.
         cause: the exception of ONNX Runtime, if there was one.
     """
 
