@@ -1,1 +1,1 @@
-"""Measure in a child process which settings suit a model, and compare every result."""
+"""Measure candidate settings of a model in a child process, and compare every result."""

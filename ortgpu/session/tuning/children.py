@@ -1,4 +1,4 @@
-"""Children that measure: candidates may end their process, spoil it, or never end."""
+"""Child processes for the measurements: a candidate may end its process, corrupt it, or never end."""
 
 from __future__ import annotations
 
@@ -24,37 +24,38 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-GIVEN = "providers"  # in the place of settings: the caller's
-LONGEST_START = 120.0  # seconds of a new child, which has everything to load
+GIVEN = "providers"  # Key of the trial that uses the caller's providers.
+LONGEST_START = 120.0  # seconds for a new child, including the load of all libraries
 _TICK = 0.2  # seconds between looks at the lock
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The device on which candidates run, and the function that opens their sessions.
+    """A device for the candidates, and the function that opens their sessions.
 
-    Tests have the CPU in the place of a GPU, and openers whose sessions are at fault.
+    Tests use the CPU instead of a GPU, and openers of faulty sessions.
     """
 
     ordinal: int | None = 0  # None: the CPU
     opener: Callable[..., Any] | None = None  # None: open_session of the trials
 
 
-ON_CPU = Place(None)  # which computes in float32
+ON_CPU = Place(None)  # The CPU computes in float32.
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a search must know of a model on a device.
+    """The facts about a model on a device that a search needs.
 
     Attributes:
         gpu: None on the CPU.
-        feeds: the inputs of each batch, made up unless they were given.
-        dimensions: the sizes of free dimensions by their names, where these tell them for one batch.
-        key: of the record, or why there can be none.
-        convolves, needs_cudnn: what nodes there are, as ONNX Runtime placed them.
+        feeds: the inputs of each batch: the caller's, or made-up ones.
+        dimensions: the size of each free dimension by its name. Empty if there are several batches, or if a free
+            dimension has no name.
+        key: key of the record, or the reason why there can be no record.
+        convolves, needs_cudnn: True if ONNX Runtime placed such nodes.
         captures: True if sessions capture CUDA graphs of the model.
-        left_out: what cannot be measured, and why.
+        left_out: each candidate that cannot be measured, with the reason.
     """
 
     gpu: Device | None
@@ -69,14 +70,15 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A model and what it is run with.
+    """A model, and the conditions of its runs.
 
     Attributes:
         half: the same model in float16, if there is one.
         feeds: the inputs of each batch.
-        right: the results of the CPU for each; None where it took too long.
-        dimensions: the sizes of free dimensions, where there is one batch.
-        threads: runs at the same time, staged as in ``map``; 1 measures single runs, with their arrays on the device.
+        right: the results of the CPU for each batch; None if the CPU took too long.
+        dimensions: the sizes of free dimensions, if there is one batch.
+        threads: number of concurrent runs, staged as in ``map``. 1 measures single runs, with their arrays on the
+            device.
         given: providers of the caller, with their options.
     """
 
@@ -95,12 +97,13 @@ class Trial:
     """A candidate, and its result.
 
     Attributes:
-        settings: those that differ from plain ONNX Runtime's; ``GIVEN`` names the providers of the caller.
-        ratio: time relative to plain ONNX Runtime's, the geometric mean over the batches. None: it was rejected.
-        seconds: of a run of each batch.
+        settings: the differences from plain ONNX Runtime's settings; ``GIVEN`` names the providers of the caller.
+        ratio: time relative to plain ONNX Runtime's, the geometric mean over the batches. None: the candidate was
+            rejected.
+        seconds: the time of a run of each batch.
         error: largest distance of a result from the right one, relative to the largest value of the output. None: there
-            was no result to compare, or it has no distance, since it is of another shape or not finite.
-        verdict: "kept", "not the fastest", or why it was rejected.
+            was no result to compare, or the result has another shape or is not finite, and so has no distance.
+        verdict: "kept", "not the fastest", or the reason of the rejection.
         divergence: None. Programs of 0.2.0 read it; ``ortgpu check --compare`` finds the first tensor that differs.
     """
 
@@ -120,12 +123,12 @@ class Tuning:
         device: the GPU.
         automatic: the best settings that sessions apply by themselves.
         named: the best settings of all, for sessions that name the record: ``GPUSession(model, tuned=record)``.
-        record: the file. None: none was written, because ``no_record``.
-        compared_with: what results were compared with.
-        trials: all candidates, in the order in which they were tried.
-        left_out: what was not tried, and why.
-        shapes: of the inputs, for each batch.
-        seconds: that it took.
+        record: the file. None: no file was written; ``no_record`` says why.
+        compared_with: the reference for all results.
+        trials: all candidates, in the order of their trials.
+        left_out: each candidate that was not tried, with the reason.
+        shapes: the shapes of the inputs, for each batch.
+        seconds: the duration of the search.
     """
 
     device: str
@@ -151,7 +154,7 @@ def first_line(error: BaseException) -> str:
 
 
 class Child:
-    """A child process, started when it is first asked, and another one where the last has ended."""
+    """A child process. It starts with the first request; after its end the next request starts another one."""
 
     def __init__(self) -> None:
         self._process: ChildProcess | None = None
@@ -164,20 +167,20 @@ class Child:
         self.end()
 
     def prepare(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Have each process call a function before anything else that is asked from now on."""
+        """Have each new process call a function before it answers requests."""
         self.end()
         self._preparation = function, arguments
 
     def ask(self, function: Callable[..., Any], *arguments: Any, timeout: float) -> Any:
-        """Call a function in the child. A new process may take longer, to prepare.
+        """Call a function in the child. A new process takes longer, because it calls the prepared function first.
 
         Raises:
             ChildFailedError: the process ended, or was killed after ``timeout`` seconds.
             ExecutionError: no process can be started.
-            Exception: what the function raised.
+            Exception: any exception of the function.
         """
         try:
-            if self._process is None or not self._process.is_alive:  # it may have ended after its last answer
+            if self._process is None or not self._process.is_alive:  # The process may have ended after its last answer.
                 self.end()
                 self._process = ChildProcess(keeps_output=True)
                 if self._preparation is not None:
@@ -189,7 +192,7 @@ class Child:
             raise
 
     def end(self) -> None:
-        """End the process, which a candidate may have spoilt. The next request starts another one."""
+        """End the process: a candidate may have corrupted it. The next request starts another one."""
         process, self._process = self._process, None
         if process is not None:
             process.close()
@@ -200,7 +203,7 @@ def only_tuner(device: str, patience: float) -> Iterator[None]:
     """Hold the lock of a device, so that no two processes of this user measure on it at the same time.
 
     Raises:
-        TimeoutError: another one held it for ``patience`` seconds.
+        TimeoutError: another process held the lock for ``patience`` seconds.
     """
     path = runtime_folder() / f"tuning-{device}.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
@@ -214,7 +217,8 @@ def only_tuner(device: str, patience: float) -> Iterator[None]:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, 0):  # of Linux, of Windows, of Wine
+                # Linux, Windows and Wine report a held lock by these three numbers.
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, 0):
                     raise
             if time.monotonic() > end:
                 raise TimeoutError(f"another process tunes on this GPU; it holds {path}")

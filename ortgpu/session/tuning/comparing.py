@@ -1,4 +1,4 @@
-"""Compare results with those of the CPU in float32, by the distance that plain ONNX Runtime has from them."""
+"""Compare results with the CPU's float32 results. Plain ONNX Runtime's distance from these sets the limit."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 
 import numpy as np
 
-# Relative to the largest value of an output. Sums in another order stay below them: 4e-3 is four units in the last
-# place of float16.
+# Both are relative to the largest value of an output. A sum in another order stays below them: 4e-3 is four units in
+# the last place of float16.
 _FLOOR, _FLOOR_OF_FLOAT16 = 1e-5, 4e-3
-# For float16 inside, and where the CPU takes too long and plain ONNX Runtime is all there is to compare with. TF32 and
-# float16 keep 10 bits, and the errors of layers add up: thirty layers stayed below this.
+# This limit is for models with float16 inside, and for comparisons with plain ONNX Runtime when the CPU takes too long.
+# TF32 and float16 keep 10 bits, and the errors of layers add up: thirty layers stayed below this limit.
 TOLERANCE = 2e-2
 _TIMES_PLAIN = 2
-_AT_ONCE = 2  # runs at a time: one known fault is a race between streams
-_SECONDS_AT_ONCE, _MOST_AT_ONCE = 0.2, 20  # of each thread; and its runs
-_MOST_BYTES = 256 << 20  # of the results of each thread, unless one run has more
+_AT_ONCE = 2  # concurrent runs: one known fault is a race between streams
+_SECONDS_AT_ONCE, _MOST_AT_ONCE = 0.2, 20  # Each thread stops after this time, or after this number of runs.
+_MOST_BYTES = 256 << 20  # Limit of the results that a thread keeps, unless a single run has more.
 
 
 class Comparison:
-    """Results of runs beside the right ones.
+    """A comparison of results with the right ones.
 
     Args:
-        names: of the outputs.
-        right: the results of the CPU in float32; None where it took too long.
-        plain: those of plain ONNX Runtime with its own settings.
-        tolerance: the distance that is allowed even where that of plain ONNX Runtime is small.
+        names: the names of the outputs.
+        right: the results of the CPU in float32; None if the CPU took too long.
+        plain: the results of plain ONNX Runtime with its own settings.
+        tolerance: the least allowed distance, even if plain ONNX Runtime's distance is small.
 
     Attributes:
-        error: the largest distance of a result, relative to the largest value of the output. None: one has no distance,
-            since it is of another shape or type, or not finite.
+        error: the largest distance of a result, relative to the largest value of the output. None: a result has another
+            shape or type or is not finite, and so has no distance.
         wrong: the first fault of the results; None if there is none.
     """
 
@@ -48,12 +48,15 @@ class Comparison:
         self.wrong: str | None = None
 
     def add_all(self, several: Sequence[Sequence[Any]]) -> None:
-        """Compare the results of runs until one is wrong. Those that equal accepted ones bit by bit are not."""
-        for found in several:
-            bits = [each.tobytes() if isinstance(each, np.ndarray) and each.dtype != object else None for each in found]
+        """Compare the results of runs up to the first wrong one. Exact copies of accepted results are skipped."""
+        for outputs in several:
+            bits = [
+                output.tobytes() if isinstance(output, np.ndarray) and output.dtype != object else None
+                for output in outputs
+            ]
             if bits == self._accepted and None not in bits:
                 continue
-            for name, right, plain, other in zip(self._names, self._right, self._plain, found, strict=True):
+            for name, right, plain, other in zip(self._names, self._right, self._plain, outputs, strict=True):
                 distance, wrong = compare(right, plain, other, self._tolerance)
                 self.error = None if self.error is None or distance is None else max(self.error, distance)
                 if wrong is not None:
@@ -63,31 +66,32 @@ class Comparison:
 
 
 def several_runs(session: Any, feed: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the results of a run, and of others of which two are at work at the same time."""
-    found: list[list[Any]] = [session.run(None, dict(feed))]
-    size = sum(getattr(each, "nbytes", 0) for each in found[0])
+    """Return the results of a single run, and of more runs in two threads at the same time."""
+    runs: list[list[Any]] = [session.run(None, dict(feed))]
+    size = sum(getattr(output, "nbytes", 0) for output in runs[0])
     most = min(_MOST_AT_ONCE, 1 + _MOST_BYTES // max(size, 1))
     start, end = threading.Barrier(_AT_ONCE, timeout=60), time.perf_counter() + _SECONDS_AT_ONCE
 
     def run() -> None:
         start.wait()
         for _ in range(most):
-            found.append(session.run(None, dict(feed)))
+            runs.append(session.run(None, dict(feed)))
             if time.perf_counter() > end:
                 break
 
     with ThreadPoolExecutor(_AT_ONCE) as executor:
-        for each in [executor.submit(run) for _ in range(_AT_ONCE)]:
-            each.result()
-    return found
+        for future in [executor.submit(run) for _ in range(_AT_ONCE)]:
+            future.result()
+    return runs
 
 
 def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) -> tuple[float | None, str | None]:
-    """Return the distance of a result from the right one, if it has one, and what is wrong with it: None if nothing.
+    """Return the distance of a result from the right one, or None, and the fault of the result, or None.
 
-    Floats may be twice as far from it as plain ONNX Runtime's are. All else must be equal wherever plain's is.
+    The distance of floats may be twice plain ONNX Runtime's. Other values must equal the right ones, except where plain
+    ONNX Runtime's do not.
     """
-    if not all(isinstance(each, np.ndarray) for each in (right, plain, found)):
+    if not all(isinstance(array, np.ndarray) for array in (right, plain, found)):
         return 0.0, None if repr(right) == repr(found) else "is no tensor, and another one"
     if (found.shape, found.dtype) != (plain.shape, plain.dtype):
         return None, f"has shape {found.shape} and type {found.dtype}, not {plain.shape} and {plain.dtype}"
@@ -101,7 +105,7 @@ def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) 
     if odd.any() or not np.isfinite(found[usual]).all():
         return None, "has infinities or NaN where that of plain ONNX Runtime has others, or none"
     floor = max(_FLOOR_OF_FLOAT16 if plain.dtype.itemsize == 2 else _FLOOR, tolerance or 0)
-    right, plain, found = (each[usual].astype(np.float64) for each in (right, plain, found))
+    right, plain, found = (array[usual].astype(np.float64) for array in (right, plain, found))
     theirs, ours = _distances(right, plain), _distances(right, found)
     for kind, their, our in zip(("", " typically"), theirs, ours, strict=True):
         allowed = max(_TIMES_PLAIN * their, floor)

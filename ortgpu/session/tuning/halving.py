@@ -1,4 +1,4 @@
-"""Models with float16 inside. A child converts them."""
+"""Conversion of models to float16 inside, in a child process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 else:
     onnx = late("onnx")
 
-LARGE = 1 << 30  # bytes of a model that is converted or looked into
+LARGE = 1 << 30  # bytes; larger models are neither converted nor inspected
 
 
 def convert_to_float16(model: ModelSource) -> bytes:
-    """Return a model with float16 inside. A child converts it, in some seconds.
+    """Return a model with float16 inside. A child process converts it, in some seconds.
 
     Raises:
-        Exception: whatever the converter raises.
+        Exception: any exception of the converter.
     """
     with Child() as child:
         half: bytes = child.ask(halve, source_of(model), timeout=LONGEST_START)
@@ -29,7 +29,7 @@ def convert_to_float16(model: ModelSource) -> bytes:
 
 
 def source_of(model: ModelSource) -> bytes | str:
-    """Return a model as a child opens it, in whatever folder that is."""
+    """Return a model in a form that a child can open in any working directory."""
     return model if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
 
 
@@ -37,7 +37,7 @@ def halve(model: bytes | str) -> bytes:
     """Return the model with float16 inside. Its inputs and outputs stay as they are.
 
     Raises:
-        Exception: whatever onnxruntime.transformers raises for a model that it cannot convert.
+        Exception: any exception of onnxruntime.transformers for a model that it cannot convert.
     """
     from onnxruntime.transformers.float16 import convert_float_to_float16
 

@@ -1,4 +1,4 @@
-"""Functions that ``tune`` calls in its child: open sessions, run them, compare their results, and measure."""
+"""Functions for the child of ``tune``: open sessions, run them, compare their results, and measure."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ from .comparing import TOLERANCE, Comparison, several_runs
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 200, 5
 _WARMING = 3  # runs
-_HOPELESS = 3  # times plain ONNX Runtime's time: it is known without more rounds
-_BLOCK = 0.05  # seconds of several threads
+_HOPELESS = 3  # Above this ratio to plain ONNX Runtime's time a candidate needs no more rounds.
+_BLOCK = 0.05  # seconds of a block of runs in several threads
 
 
 def begin(
@@ -62,12 +62,12 @@ def begin(
     by_content: bool,
     session_class: Any,
 ) -> Beginning:
-    """Open the model on its GPU, make up inputs, and run them. ``session_class`` is GPUSession.
+    """Open the model on its GPU, make up inputs, and run it with them. ``session_class`` is GPUSession.
 
     Raises:
         GPUError: the GPU cannot be used.
         UnknownInputError: no inputs can be made up.
-        Exception: ONNX Runtime's own, if the model does not run.
+        Exception: ONNX Runtime's own exception, if the model does not run.
     """
     outline = GraphOutline(model)
     gpu = None
@@ -100,7 +100,7 @@ def begin(
     except VoidRecordError as error:
         key = str(error)
     if gpu is not None:
-        session.close()  # the process goes on
+        session.close()  # The process lives on, and so would the session.
     return Beginning(
         gpu,
         feeds,
@@ -114,18 +114,18 @@ def begin(
 
 
 def _dimensions(inputs: Sequence[Value], feeds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the sizes of free dimensions by their names: none if there are several batches, or one has no name."""
+    """Return the sizes of free dimensions by their names: none if there are several batches or a nameless dimension."""
     if len(feeds) != 1:
         return {}
-    found: dict[str, int] = {}
-    for each in inputs:
-        for size, real in zip(each.shape, shape_of(feeds[0][each.name]), strict=True):
+    dimensions: dict[str, int] = {}
+    for value in inputs:
+        for size, real in zip(value.shape, shape_of(feeds[0][value.name]), strict=True):
             if isinstance(size, str) and size:
-                if found.setdefault(size, real) != real:
+                if dimensions.setdefault(size, real) != real:
                     return {}
             elif not isinstance(size, int):
                 return {}
-    return found
+    return dimensions
 
 
 def results(model: ModelSource, place: Place, feeds: Sequence[Mapping[str, Any]]) -> tuple[list[Any], ...]:
@@ -135,28 +135,28 @@ def results(model: ModelSource, place: Place, feeds: Sequence[Mapping[str, Any]]
 
 
 def open_session(model: ModelSource, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
-    """Return an InferenceSession with these settings; without any it is plain ONNX Runtime's.
+    """Return an InferenceSession with these settings. Without settings the session is plain ONNX Runtime's.
 
     Raises:
-        ProviderFallbackError: it is not on the GPU.
-        Exception: ONNX Runtime's own.
+        ProviderFallbackError: the session is not on the GPU.
+        Exception: ONNX Runtime's own exception.
     """
-    asked = options_of(settings)
+    requested = options_of(settings)
     options = _quiet()
-    if THREADS in asked:
-        options.intra_op_num_threads = int(asked[THREADS])
-    for name, size in dimensions.items() if DIMENSIONS in asked else ():
+    if THREADS in requested:
+        options.intra_op_num_threads = int(requested[THREADS])
+    for name, size in dimensions.items() if DIMENSIONS in requested else ():
         options.add_free_dimension_override_by_name(name, size)
     if place.ordinal is None:
         return _opened(model, options, [CPU])
-    of_cuda = {name: value for name, value in asked.items() if name not in OF_THE_SESSION}
-    if place.ordinal:  # naming the first makes 1.31 log a warning
+    of_cuda = {name: value for name, value in requested.items() if name not in OF_THE_SESSION}
+    if place.ordinal:  # ONNX Runtime 1.31 logs a warning if the options name the first GPU.
         of_cuda["device_id"] = str(place.ordinal)
     return _opened(model, options, [(CUDA, of_cuda), CPU])
 
 
 def _opened(model: ModelSource, options: Any, providers: Sequence[Any]) -> Any:
-    """Return a session. Raises ProviderFallbackError if it does not have its first provider."""
+    """Return a session. Raises ProviderFallbackError if the session does not have its first provider."""
     session = onnxruntime.InferenceSession(model, options, providers=providers)
     first, bound = providers[0] if isinstance(providers[0], str) else providers[0][0], tuple(session.get_providers())
     if bound[0] != first:
@@ -172,7 +172,7 @@ def _quiet() -> Any:
 
 
 def open_at(place: Place, model: ModelSource, settings: Settings, dimensions: Mapping[str, int]) -> Any:
-    """Open a session at a place, as :func:`open_session` does unless the place has another opener."""
+    """Open a session at a place, by the opener of the place or by :func:`open_session`."""
     if place.ordinal is not None:
         open_provider()
         load_lazily_opened(frozenset(spec.stem for spec in LIBRARIES))
@@ -180,10 +180,10 @@ def open_at(place: Place, model: ModelSource, settings: Settings, dimensions: Ma
 
 
 def prepare(work: Work) -> None:
-    """Open plain ONNX Runtime for the candidates that are measured afterwards.
+    """Open and run plain ONNX Runtime, as the reference for the candidates.
 
     Raises:
-        Exception: ONNX Runtime's own, if it does not run.
+        Exception: ONNX Runtime's own exception, if the model does not run.
     """
     global _prepared
     plain = open_at(work.place, work.model, {}, {})
@@ -194,36 +194,38 @@ _prepared: tuple[Work, Any, list[Any]] | None = None
 
 
 def measure(settings: Settings, seconds: float) -> Trial:
-    """Compare the results of a candidate with the right ones, and its time with plain ONNX Runtime's, in turns.
+    """Compare the results of a candidate with the right ones, and its time with plain ONNX Runtime's.
+
+    Runs of both alternate.
 
     Args:
-        seconds: to measure each batch.
+        seconds: the time for the measurement of each batch.
 
     Raises:
-        Exception: whatever a candidate raises.
+        Exception: any exception of the candidate.
     """
     assert _prepared is not None
     work, plain, expected = _prepared
-    asked = {} if GIVEN in settings else options_of(settings)
+    requested = {} if GIVEN in settings else options_of(settings)
     if GIVEN in settings:
-        found = _opened(work.model, _quiet(), list(work.given))
+        candidate = _opened(work.model, _quiet(), list(work.given))
     else:
-        model = work.half if FLOAT16 in asked and work.half is not None else work.model
-        found = open_at(work.place, model, settings, work.dimensions)
+        model = work.half if FLOAT16 in requested and work.half is not None else work.model
+        candidate = open_at(work.place, model, settings, work.dimensions)
     names = [output.name for output in plain.get_outputs()]
     ratios, seconds_of_each, worst = [], [], 0.0
     for number, feed in enumerate(work.feeds):
         right = work.right[number] if work.right is not None else None
-        checked = Comparison(names, right, expected[number], TOLERANCE if FLOAT16 in asked else None)
-        if CAPTURE not in asked:  # each run would capture
-            checked.add_all(several_runs(found, feed))
-        if checked.wrong is None:
-            ratio, taken = _timed(work, asked, number, (plain, found), expected[number], checked, seconds)
+        comparison = Comparison(names, right, expected[number], TOLERANCE if FLOAT16 in requested else None)
+        if CAPTURE not in requested:  # Each of these runs would capture a graph.
+            comparison.add_all(several_runs(candidate, feed))
+        if comparison.wrong is None:
+            ratio, duration = _timed(work, requested, number, (plain, candidate), expected[number], comparison, seconds)
             ratios.append(ratio)
-            seconds_of_each.append(taken)
-        if checked.wrong is not None:
-            return Trial(settings, error=checked.error, verdict=f"rejected: {checked.wrong}")
-        worst = max(worst, checked.error or 0.0)
+            seconds_of_each.append(duration)
+        if comparison.wrong is not None:
+            return Trial(settings, error=comparison.error, verdict=f"rejected: {comparison.wrong}")
+        worst = max(worst, comparison.error or 0.0)
     return Trial(settings, statistics.geometric_mean(ratios), tuple(seconds_of_each), worst)
 
 
@@ -239,20 +241,20 @@ def _timed(
     """Return the time of a run relative to plain ONNX Runtime's, and in seconds. Every result is checked.
 
     Args:
-        number: of the batch.
-        sessions: plain ONNX Runtime's, and the candidate.
+        number: the number of the batch.
+        sessions: plain ONNX Runtime's session, and the candidate's.
     """
-    (plain, found), feed = sessions, work.feeds[number]
+    (plain, candidate), feed = sessions, work.feeds[number]
     if work.threads > 1:
         runtime = runtime_on(work.place.ordinal) if work.place.ordinal is not None else None
         pinned = PinnedMemory(runtime, PINNED_MEMORY_LIMIT)
         ways: tuple[Any, Any] = (
             _Crowd(plain, feed, work.threads, pinned),
-            _Crowd(found, feed, int(asked.get(DEPTH, work.threads)), None if STAGING in asked else pinned),
+            _Crowd(candidate, feed, int(asked.get(DEPTH, work.threads)), None if STAGING in asked else pinned),
         )
     else:
         graph = number if CAPTURE in asked else None
-        ways = (_Single(plain, feed, expected, work.place, None), _Single(found, feed, expected, work.place, graph))
+        ways = (_Single(plain, feed, expected, work.place, None), _Single(candidate, feed, expected, work.place, graph))
     for way in ways:
         for _ in range(_WARMING):
             way.run()
@@ -260,13 +262,13 @@ def _timed(
     times: tuple[list[float], list[float]] = ([], [])
     started = time.perf_counter()
     while len(times[0]) < _MOST_ROUNDS:
-        passed = time.perf_counter() - started
-        if len(times[0]) >= _FEWEST_ROUNDS and passed >= seconds:
+        elapsed = time.perf_counter() - started
+        if len(times[0]) >= _FEWEST_ROUNDS and elapsed >= seconds:
             break
-        if passed >= seconds / 4 and sum(times[1]) > _HOPELESS * sum(times[0]):
+        if elapsed >= seconds / 4 and sum(times[1]) > _HOPELESS * sum(times[0]):
             break
-        for which in (0, 1) if len(times[0]) % 2 else (1, 0):
-            times[which].append(ways[which].run())
+        for index in (0, 1) if len(times[0]) % 2 else (1, 0):
+            times[index].append(ways[index].run())
         checked.add_all(ways[1].results)
         if checked.wrong is not None:
             break
@@ -274,10 +276,10 @@ def _timed(
 
 
 class _Single:
-    """Single runs of a session with its arrays in fixed memory of its device, if they are tensors of numbers.
+    """Single runs of a session. Tensors of numbers stay in fixed memory of its device.
 
     Args:
-        graph: the number of the CUDA graph that it captures.
+        graph: the number of the CUDA graph to capture. None: no graph.
     """
 
     def __init__(
@@ -296,7 +298,7 @@ class _Single:
         self.results: list[Sequence[Any]] = []
         self._binding = None
         arrays = [*feed.values(), *expected]
-        if not all(isinstance(each, np.ndarray) and each.dtype != object and each.size for each in arrays):
+        if not all(isinstance(array, np.ndarray) and array.dtype != object and array.size for array in arrays):
             return
         where = ("cpu", 0) if place.ordinal is None else ("cuda", place.ordinal)
         on_device = onnxruntime.OrtValue.ortvalue_from_numpy
@@ -317,8 +319,8 @@ class _Single:
             taken = time.perf_counter() - started
         else:
             for value, spoilt in zip(self._outputs, self._spoilt, strict=True):
-                value.update_inplace(spoilt)  # a result that is not written must not look like the last one
-            self._outputs[-1].numpy()  # after the copies
+                value.update_inplace(spoilt)  # A missing result must not look like the last one.
+            self._outputs[-1].numpy()  # This waits for the copies.
             started = time.perf_counter()
             self._session.run_with_iobinding(self._binding, self._options)
             taken = time.perf_counter() - started
@@ -328,14 +330,14 @@ class _Single:
 
 
 def _spoilt(array: Any) -> Any:
-    """Return an array like this one, of values that no model computes by chance."""
+    """Return an array of the same shape and type, with values that no model computes by chance."""
     if array.dtype.kind == "f":
         return np.full_like(array, np.nan)
     return np.zeros_like(array) if array.dtype == bool else np.full_like(array, 0x55)
 
 
 class _Crowd:
-    """Blocks of runs of a session in several threads, from arrays to arrays, staged in ``pinned`` as ``map`` does."""
+    """Blocks of runs of a session in several threads. ``pinned`` stages the arrays, as in ``map``."""
 
     def __init__(
         self, session: InferenceSession, feed: Mapping[str, Any], threads: int, pinned: PinnedMemory | None
@@ -346,14 +348,14 @@ class _Crowd:
         self._executor = ThreadPoolExecutor(threads)
 
     def run(self) -> float:
-        """Run a block, keep the results, and return the mean seconds of a run."""
+        """Run a block, keep the results, and return the mean time of a run in seconds."""
 
         def several() -> list[Sequence[Any]]:
             return [self._session.run(None, self._staged()) for _ in range(self._calls)]
 
         started = time.perf_counter()
         done = [self._executor.submit(several) for _ in range(self._threads)]
-        self.results = list(itertools.chain.from_iterable(each.result() for each in done))
+        self.results = list(itertools.chain.from_iterable(future.result() for future in done))
         taken = time.perf_counter() - started
         mean = taken / self._calls / self._threads
         if taken < _BLOCK / 2:

@@ -1,4 +1,4 @@
-"""The search of ``ortgpu.tune`` for the settings with which a model is fastest on its GPU."""
+"""The search of ``ortgpu.tune`` for the fastest settings of a model on its GPU."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ Objective = Literal["latency", "throughput"]
 Precision = Literal["float32", "float16"]
 
 BUDGET = 60.0  # seconds
-_THREADS: Mapping[Objective, int] = {"latency": 1, "throughput": MAP_DEPTH}  # runs at a time
-_GAIN = 0.99  # of the time: less is noise, and is not worth another setting
-_SECONDS = 0.4  # to measure each batch of a candidate
-_HOPELESS = 1.5  # times as long as without a setting: it is not combined with others
-_FLOAT16 = 0.4  # of the time to search is for float16, where that is a candidate
-_SEARCHING = 0.8  # of the budget; the rest is for measuring the best once more
-_PATIENCE = 2  # budgets, for which another tuner of the GPU is waited for: those that began together end together
-_SHORTEST = 15.0  # seconds that any child may take
-_STARTS = 4  # times as long as the first child took to begin, for a candidate
+_THREADS: Mapping[Objective, int] = {"latency": 1, "throughput": MAP_DEPTH}  # concurrent runs
+_GAIN = 0.99  # ratio of times; a smaller gain is noise, and not worth another setting
+_SECONDS = 0.4  # seconds to measure each batch of a candidate
+_HOPELESS = 1.5  # A setting with a higher ratio of times is not combined with others.
+_FLOAT16 = 0.4  # share of the search time for float16, if float16 is a candidate
+_SEARCHING = 0.8  # share of the budget; the rest is for a second measurement of the best
+_PATIENCE = 2  # budgets to wait for another tuner of the GPU: tuners that began together end together
+_SHORTEST = 15.0  # seconds; each child gets at least this long
+_STARTS = 4  # patience with a candidate, in start times of the first child
 
 
 def tune_unless_tuned(model: ModelSource, device: int | None) -> None:
-    """Tune as :func:`tune` does, unless another process did so while this one waited for it, or no record can be."""
+    """Tune as :func:`tune` does, unless no record can be kept, or another process wrote one in the meantime."""
     with contextlib.suppress(TuningNotNeededError):
         tune_at(Place(), Wanted(model, device, once=True))
 
 
 class TuningNotNeededError(Exception):
-    """A record exists, or none can be kept."""
+    """A record exists, or no record can be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ class Wanted:
     budget: float = BUDGET
     on_trial: Callable[[Trial], object] = lambda _: None
     providers: tuple[tuple[str, dict[str, str]], ...] = ()
-    once: bool = False  # not if another process has written the record meanwhile, or there can be none
+    #: Raise TuningNotNeededError if another process has written the record meanwhile, or no record can be kept.
+    once: bool = False
 
 
 def tune_at(
@@ -76,7 +77,7 @@ def tune_at(
 ) -> Tuning:
     """Tune as :func:`ortgpu.tune` does, at another place, or with another search.
 
-    Tests have the CPU in the place of a GPU, and benchmarks a search that goes on.
+    Tests use the CPU instead of a GPU. Benchmarks use a search that tries more.
     """
     started = time.monotonic()
     session_class = gpu_session_class() if place.ordinal is not None else None
@@ -85,31 +86,34 @@ def tune_at(
     feeds = tuple(dict(feed) for feed in wanted.feeds) if wanted.feeds is not None else None
     with Child() as child:
         arguments = (model, wanted.device, place, wanted.batches, feeds, by_content, session_class)
-        begun: Beginning = asked(child, begin, *arguments)
+        beginning: Beginning = asked(child, begin, *arguments)
         try:
-            path, no_record = _path_of_record(wanted, record, begun), None
-        except VoidRecordError as error:  # what is measured is of use without it
+            path, no_record = _path_of_record(wanted, record, beginning), None
+        except VoidRecordError as error:  # The measurements are useful without a record.
             path, no_record = None, str(error)
             logger.warning("no record of tune can be kept: %s", no_record)
             if wanted.once:
                 raise TuningNotNeededError from None
         opening = time.monotonic() - started
-        with only_tuner((begun.gpu.uuid if begun.gpu is not None else None) or "cpu", _PATIENCE * wanted.budget):
+        with only_tuner(
+            (beginning.gpu.uuid if beginning.gpu is not None else None) or "cpu", _PATIENCE * wanted.budget
+        ):
             if wanted.once and path is not None:
                 with contextlib.suppress(FileNotFoundError, VoidRecordError):
-                    if read_record(path).key == begun.key:
+                    if read_record(path).key == beginning.key:
                         raise TuningNotNeededError
-            since = time.monotonic() - opening  # waiting is not searching
-            search = (kind or Search)(wanted, place, begun, child, since)
+            since = time.monotonic() - opening  # The budget does not include the wait for the lock.
+            search = (kind or Search)(wanted, place, beginning, child, since)
             search.run()
-            shapes = tuple({name: list(shape_of(value)) for name, value in feed.items()} for feed in begun.feeds)
+            shapes = tuple({name: list(shape_of(value)) for name, value in feed.items()} for feed in beginning.feeds)
             if search.unsound is not None:
                 path, no_record = None, search.unsound
-            if isinstance(begun.key, Key) and path is not None:  # before the next tuner looks for it
-                Record(begun.key, search.automatic, search.named, shapes, begun.dimensions).write(path)
+            # Write the record under the lock: the next tuner looks for it there.
+            if isinstance(beginning.key, Key) and path is not None:
+                Record(beginning.key, search.automatic, search.named, shapes, beginning.dimensions).write(path)
                 logger.info("tuned: %s, written to %s", described(search.automatic.settings), path)
     return Tuning(
-        str(begun.gpu or "CPU"),
+        str(beginning.gpu or "CPU"),
         search.automatic,
         search.named,
         path,
@@ -123,11 +127,11 @@ def tune_at(
 
 
 def _path_of_record(wanted: Wanted, record: str | os.PathLike[str] | None, begun: Beginning) -> Path:
-    """Return where the record will be, in a folder that is made here.
+    """Return the path of the record, and make its folder.
 
     Raises:
-        VoidRecordError: there can be none.
-        OSError: none can be written where the caller wants it.
+        VoidRecordError: no record can be kept.
+        OSError: the caller's folder is not writable.
     """
     if isinstance(begun.key, str):
         raise VoidRecordError(begun.key)
@@ -142,7 +146,8 @@ def _path_of_record(wanted: Wanted, record: str | os.PathLike[str] | None, begun
         _check_writable(path.parent)
     except OSError as error:
         raise VoidRecordError(str(error)) from None
-    return path.with_suffix(".float16.json") if wanted.precision == "float16" else path  # used by those who name it
+    # Sessions never load a float16 record by themselves, only by its name.
+    return path.with_suffix(".float16.json") if wanted.precision == "float16" else path
 
 
 def _check_writable(folder: Path) -> None:
@@ -153,7 +158,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def asked(child: Child, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Ask a child to open and run a model. Raises TimeoutError, RuntimeError, or what the function raises."""
+    """Ask a child to open and run a model. Raises TimeoutError, RuntimeError, or any exception of the function."""
     try:
         return child.ask(function, *arguments, timeout=LONGEST_START)
     except ChildFailedError as error:
@@ -165,17 +170,17 @@ def asked(child: Child, function: Callable[..., Any], *arguments: Any) -> Any:
 def results_of_cpu(
     child: Child, model: ModelSource, feeds: Sequence[Mapping[str, Any]], patience: float
 ) -> tuple[tuple[list[Any], ...] | None, str]:
-    """Return the results of the CPU, or None if it gives none in time; and what results are compared with."""
+    """Return the results of the CPU, or None if they take too long, and a description of the reference."""
     try:
         return child.ask(results, model, ON_CPU, feeds, timeout=patience), "the CPU's float32"
-    except Exception as error:  # noqa: BLE001 - of whatever class: then there is nothing from the CPU
+    except Exception as error:  # noqa: BLE001 - any error means that there are no results of the CPU
         return None, f"plain ONNX Runtime on the GPU, since the CPU gave no results: {first_line(error)}"
 
 
 class Search:
-    """A climb over the table of settings: of all changes of one setting the best is kept, until none is better."""
+    """A hill climb over the table of settings: each step keeps the best change, until none is better."""
 
-    #: Why no settings can be recommended, once the search has ended; None if some can.
+    #: The reason why no settings can be recommended, once the search has ended; None if there are some.
     unsound: str | None = None
 
     def __init__(self, wanted: Wanted, place: Place, begun: Beginning, child: Child, started: float) -> None:
@@ -185,10 +190,10 @@ class Search:
         self.end = started + wanted.budget * _SEARCHING
         self._patience = max(_SHORTEST, _STARTS * (time.monotonic() - started))
         self._seen: dict[_Key, Trial] = {}
-        # The last ratio of a value to the time without it; float16 is worth a try before what gains nothing
+        # Each value has its last ratio to the time without it. float16 is tried before values that gain nothing.
         self._gains: dict[tuple[str, str], float] = {("precision", "float16"): 0.5}
         self._left_out = list(begun.left_out)
-        self._late: dict[_Key, str] = {}  # candidates that the time did not suffice for, when they were due
+        self._late: dict[_Key, str] = {}  # candidates that came up after the end of the time
         self.compared_with = ""
         self._work = Work(
             source_of(wanted.model),
@@ -206,24 +211,26 @@ class Search:
         self._work = replace(self._work, right=right, half=self._half(patience))
         self._child.prepare(prepare, self._work)
         plain: Settings = {"search": "exhaustive"} if self._begun.convolves else {}
-        start: Settings = {"search": "heuristic"} if self._begun.convolves else {}  # as sessions have it untuned
-        # Settings that sessions apply by themselves are among all, so their own climb comes last
+        start: Settings = {"search": "heuristic"} if self._begun.convolves else {}  # the settings of untuned sessions
+        # The climb over all settings also tries the automatic ones, so their own climb comes last.
         end = self.end
         if self._work.half is not None:
             self.end -= _FLOAT16 * max(0.0, end - time.monotonic())
         exact = self._climb(start, self.spaces(tuple(name for name in SETTINGS if name != "precision")))
         self.end = end
-        named = self._climb(exact, self.spaces(tuple(SETTINGS)))
-        allowed = [each.settings for each in self.trials if each.settings.keys() <= {"search", *AUTOMATIC}]
-        automatic = self._climb(min(allowed, key=self._ratio, default=start), self.spaces(AUTOMATIC))
-        self.try_all([start, automatic, named], again=True)
-        # The search of plain ONNX Runtime is a candidate as well, and no choice if that candidate was rejected
-        rejection = next((each for each in self.trials if each.settings == plain and each.ratio is None), None)
+        best_of_all = self._climb(exact, self.spaces(tuple(SETTINGS)))
+        automatic_settings = [
+            trial.settings for trial in self.trials if trial.settings.keys() <= {"search", *AUTOMATIC}
+        ]
+        automatic = self._climb(min(automatic_settings, key=self._ratio, default=start), self.spaces(AUTOMATIC))
+        self.try_all([start, automatic, best_of_all], again=True)
+        # Plain ONNX Runtime's search is a candidate, too. If this candidate was rejected, it is no choice.
+        rejection = next((trial for trial in self.trials if trial.settings == plain and trial.ratio is None), None)
         first = Choice(plain, 1.0) if rejection is None else Choice(start, self._ratio(start))
         if rejection is not None and math.isinf(first.ratio):
             first, self.unsound = Choice({}, 1.0), f"plain ONNX Runtime's own settings were {rejection.verdict}"
         self.automatic = self._better(self._better(first, start, gain=1.01), automatic)
-        self.named = self._better(self.automatic, named)
+        self.named = self._better(self.automatic, best_of_all)
         for key in {_key(self.automatic.settings), _key(self.named.settings)} & self._seen.keys():
             self._seen[key] = replace(self._seen[key], verdict="kept")
         if self._wanted.providers:
@@ -231,8 +238,8 @@ class Search:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What was not tried to the end, and why."""
-        return (*self._left_out, *(said for key, said in self._late.items() if key not in self._seen))
+        """Each candidate that was not tried to the end, with the reason."""
+        return (*self._left_out, *(reason for key, reason in self._late.items() if key not in self._seen))
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -243,22 +250,22 @@ class Search:
             return None
         try:
             half: bytes = self._child.ask(halve, self._work.model, timeout=patience)
-        except Exception as error:  # noqa: BLE001 - the converter raises what it likes
+        except Exception as error:  # noqa: BLE001 - the converter raises exceptions of any class
             self._left_out.append(f"precision float16: {first_line(error)}")
             return None
         return half
 
     def spaces(self, names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
         """Return the settings that can matter to this model, each with its values."""
-        begun, single = self._begun, self._wanted.objective == "latency"
+        beginning, single = self._begun, self._wanted.objective == "latency"
         matters = {
             "precision": self._work.half is not None,
-            "graph": single and begun.captures,
-            "shapes": bool(begun.dimensions),
-            "layout": begun.convolves,
-            "search": begun.convolves,
-            "workspace": begun.convolves,
-            "cudnn": not begun.needs_cudnn,
+            "graph": single and beginning.captures,
+            "shapes": bool(beginning.dimensions),
+            "layout": beginning.convolves,
+            "search": beginning.convolves,
+            "workspace": beginning.convolves,
+            "cudnn": not beginning.needs_cudnn,
             "threads": (os.cpu_count() or 1) > 2 * FEW_THREADS,
             "depth": not single,
             "staging": not single,
@@ -266,23 +273,23 @@ class Search:
         return [(name, tuple(SETTINGS[name])) for name in matters if name in names and matters[name]]
 
     def _climb(self, best: Settings, spaces: Sequence[tuple[str, Sequence[str]]]) -> Settings:
-        """Return the best settings that changes of one setting at a time lead to."""
+        """Return the best settings within reach of ``best`` by changes of one setting at a time."""
         while True:
             pairs = [(name, value) for name, values in spaces for value in values]
             pairs.sort(key=lambda pair: self._gains.get(pair, 1.0))
-            tried = [pair for pair in pairs if self._gains.get(pair, 1.0) < _HOPELESS]
-            changes = [normal({**best, name: value}) for name, value in tried]
+            promising = [pair for pair in pairs if self._gains.get(pair, 1.0) < _HOPELESS]
+            changes = [normal({**best, name: value}) for name, value in promising]
             self.try_all([best, *changes])
-            for pair, each in zip(tried, changes, strict=True):
-                if _key(each) in self._seen and each != best:
-                    self._gains[pair] = self._ratio(each) / min(self._ratio(best), sys.float_info.max)
-            found = min((best, *changes), key=self._ratio)
-            if not self._ratio(found) < self._ratio(best) * _GAIN:  # both are infinite where the time was up
+            for pair, change in zip(promising, changes, strict=True):
+                if _key(change) in self._seen and change != best:
+                    self._gains[pair] = self._ratio(change) / min(self._ratio(best), sys.float_info.max)
+            best_change = min((best, *changes), key=self._ratio)
+            if not self._ratio(best_change) < self._ratio(best) * _GAIN:  # Both are infinite if the time was up.
                 return best
-            best = found
+            best = best_change
 
     def _ratio(self, settings: Settings) -> float:
-        """Return the time relative to plain ONNX Runtime's; infinity for what was rejected or not tried."""
+        """Return the time relative to plain ONNX Runtime's; infinity for a rejected or untried candidate."""
         if not settings:
             return 1.0
         trial = self._seen.get(_key(settings))
@@ -293,9 +300,9 @@ class Search:
         return Choice(settings, ratio) if ratio < best.ratio * gain else best
 
     def try_all(self, candidates: Sequence[Settings], *, again: bool = False) -> None:
-        """Try all that were not tried yet, or all of them once more."""
-        left = {_key(each): each for each in candidates if each and (again or _key(each) not in self._seen)}
-        for key, settings in left.items():
+        """Try each new candidate, or with ``again`` all of them once more."""
+        new = {_key(choice): choice for choice in candidates if choice and (again or _key(choice) not in self._seen)}
+        for key, settings in new.items():
             if again or time.monotonic() < self.end:
                 self._keep(self._measure(settings, 2 * self._seconds if again else self._seconds))
             else:
@@ -303,22 +310,22 @@ class Search:
 
     def _measure_given(self) -> None:
         self._patience = max(self._patience, self._wanted.budget)
-        found = self._measure({GIVEN: " ".join(name for name, _ in self._wanted.providers)}, 2 * self._seconds)
-        self._keep(replace(found, verdict="as given") if found.ratio is not None else found)
+        trial = self._measure({GIVEN: " ".join(name for name, _ in self._wanted.providers)}, 2 * self._seconds)
+        self._keep(replace(trial, verdict="as given") if trial.ratio is not None else trial)
 
     def _measure(self, settings: Settings, seconds: float) -> Trial:
         try:
-            found: Trial = self._child.ask(measure, settings, seconds, timeout=self._patience)
-        except Exception as error:  # noqa: BLE001 - whatever a candidate does, the others are tried
-            found = Trial(settings, verdict=f"rejected: {first_line(error)}")
-        if found.ratio is None:
-            self._child.end()  # it may be spoilt
-        return found
+            trial: Trial = self._child.ask(measure, settings, seconds, timeout=self._patience)
+        except Exception as error:  # noqa: BLE001 - the error of a candidate must not end the search
+            trial = Trial(settings, verdict=f"rejected: {first_line(error)}")
+        if trial.ratio is None:
+            self._child.end()  # The candidate may have corrupted the process.
+        return trial
 
     def _keep(self, trial: Trial) -> None:
         before = self._seen.get(_key(trial.settings))
         if before is not None and before.ratio is not None and trial.ratio is not None:
-            trial = max(before, trial, key=lambda each: each.ratio or 0)  # the other may have been luck
+            trial = max(before, trial, key=lambda each: each.ratio or 0)  # The smaller ratio may have been luck.
         self._seen[_key(trial.settings)] = trial
         self._wanted.on_trial(trial)
 
@@ -327,7 +334,7 @@ _PLAIN = {name: next(iter(values)) for name, values in SETTINGS.items() if name 
 
 
 def normal(settings: Settings) -> Settings:
-    """Return the settings without those that plain ONNX Runtime has; the search is always named."""
+    """Return the settings without plain ONNX Runtime's own values; the search always stays."""
     return {name: value for name, value in settings.items() if value != _PLAIN.get(name)}
 
 
