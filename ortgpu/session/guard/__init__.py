@@ -1,1 +1,1 @@
-"""The guard: every InferenceSession of the process keeps the promise of a GPUSession."""
+"""The guard: every InferenceSession of the process gives the guarantee of a GPUSession."""

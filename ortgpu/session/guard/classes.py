@@ -22,11 +22,12 @@ _lock = fork_safe_lock()
 
 
 class GuardedSession(GPUSession):
-    """A GPUSession that was requested as an InferenceSession and behaves as the library that made it expects."""
+    """A GPUSession in place of the InferenceSession that a library requested. It behaves as the library expects."""
 
     _guards: type[Any]
 
-    def __init__(  # for a class that calls its constructor again, to load another model for instance
+    # A class may call its constructor again, for instance to load another model.
+    def __init__(
         self,
         path_or_bytes: Any,
         sess_options: Any = None,
@@ -40,7 +41,7 @@ class GuardedSession(GPUSession):
         self._open_unverified(path_or_bytes, sess_options, providers, provider_options, **kwargs)
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """Open the model again with these providers: verified, or without CUDA as a session of its own class."""
+        """Open the model again with these providers. Without CUDA the session gets its original class back."""
         verdict = judge(providers, provider_options)
         if verdict == "guarded":
             open_again(self, providers, provider_options)
@@ -55,26 +56,31 @@ class GuardedSession(GPUSession):
             register(self, "cpu" if verdict == "cpu" else "other")  # The guard may be uninstalled.
 
     def _open_unverified(self, *arguments: Any, **kwargs: Any) -> None:
-        """Make this a session of its own class, which the guard may verify again. An error leaves it unchanged."""
+        """Give the session its original class, and open it. The guard may verify it again.
+
+        An error leaves the session unchanged.
+        """
         with unchanged_on_error(self):
             set_class(self, self._guards)
-            for name in self._own_names:  # of the verified session: sessions() would show its device
+            for name in self._own_names:  # Otherwise sessions() would show the device of the verified session.
                 self.__dict__.pop(name, None)
             InferenceSession.__init__(self, *arguments, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Reduce the session as its class does, under the name of that class."""
+        """Reduce the session as its original class does, with the original class in the result."""
         reduction = super().__reduce_ex__(protocol)
         if not isinstance(reduction, tuple):
             return reduction
         function, arguments, *rest = reduction
-        function, *arguments = (self._guards if each is type(self) else each for each in (function, *arguments))
+        function, *arguments = (
+            self._guards if argument is type(self) else argument for argument in (function, *arguments)
+        )
         return function, tuple(arguments), *rest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Reduce the session to the state that its class carries; a plain one to a GPUSession, verified when it opens.
+        """Reduce a plain session to a GPUSession, and one of a subclass to the state that the subclass defines.
 
-        Without a state of its own a subclass of InferenceSession cannot be pickled.
+        The GPUSession is verified when it opens. A subclass without a state of its own cannot be pickled.
         """
         cls = self._guards
         if cls is InferenceSession:
@@ -85,31 +91,35 @@ class GuardedSession(GPUSession):
 
 
 def guarded_class(cls: type[Any]) -> type[Any]:
-    """Return the subclass of ``cls`` and GPUSession, with the name of ``cls``: one, for as long as it has sessions."""
+    """Return the subclass of ``cls`` and GPUSession, with the name of ``cls``.
+
+    It stays the same class for as long as it has sessions.
+    """
     if issubclass(cls, GuardedSession):
         return cls
     with this_thread.holds, _lock:
-        for known in GuardedSession.__subclasses__():
-            if known._guards is cls and cls in known.__mro__:
-                return cast("type[Any]", known)
+        for subclass in GuardedSession.__subclasses__():
+            if subclass._guards is cls and cls in subclass.__mro__:
+                return cast("type[Any]", subclass)
         names = {"_guards": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
         metaclass: Any = type(cls)
-        made: type[Any] = metaclass(cls.__name__, (GuardedSession,), names)
+        guarded: type[Any] = metaclass(cls.__name__, (GuardedSession,), names)
         if cls is not InferenceSession:
             bases = (cls, GuardedSession)
-            try:  # not before: the __init_subclass__ of cls may register classes, or need arguments
-                made.__bases__ = bases
-            except TypeError:  # of another layout: cls has slots, or an abstract or generic class comes first
-                made = metaclass(cls.__name__, bases, names)
-        return made
+            # The bases are set afterwards: the __init_subclass__ of cls may register classes, or need arguments.
+            try:
+                guarded.__bases__ = bases
+            except TypeError:  # The layouts differ: cls has slots, or an abstract or generic class comes first.
+                guarded = metaclass(cls.__name__, bases, names)
+        return guarded
 
 
 def open_verified(
     session: object, model: Any, sess_options: Any, providers: Any, provider_options: Any, **kwargs: Any
 ) -> None:
-    """Make ``session`` a GPUSession. After an error it has its class again, and holds nothing."""
+    """Make ``session`` a GPUSession. After an error it has its original class again, and no open session."""
     for name in (*OWN, *misspelt(kwargs)):
-        kwargs.pop(name, None)  # as InferenceSession does
+        kwargs.pop(name, None)  # InferenceSession ignores these arguments, too.
     kwargs.pop("enable_fallback", None)  # 1 is the default of InferenceSession
     providers, provider_options = attainable(providers, provider_options)
     before = type(session)
@@ -141,7 +151,7 @@ def construct(session: Any, arguments: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def set_providers(session: Any, original: Any, providers: Any, provider_options: Any) -> None:
-    """Give a session other providers, and make it a GPUSession unless they are those of another GPU provider."""
+    """Give a session other providers. Make it a GPUSession unless it runs on another GPU provider."""
     with unchanged_on_error(session):
         if judge(providers, provider_options) == "plugin":
             original(session, providers, provider_options)

@@ -1,4 +1,4 @@
-"""The sessions that the guard leaves alone, by the module that makes them or by their model."""
+"""Exemptions from the guard: names of modules that create sessions, and paths of models."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MODEL_SUFFIXES = (".onnx", ".ort")
 _MAKERS_OF_ALL = ("onnxruntime", "ortgpu")
 
-_declared: frozenset[str] = frozenset()  # by the program, without the exemptions by the variable
+_declared: frozenset[str] = frozenset()  # the program's exemptions, without the variable's
 
 
 def declare(names: object) -> None:
-    """Add exemptions of the program. Raises what :func:`parse` raises."""
+    """Add exemptions of the program. Raises the exceptions of :func:`parse`."""
     global _declared
     _declared |= parse(names)
 
@@ -68,7 +68,7 @@ def _parse_one(name: object) -> str:
     if not isinstance(name, (str, os.PathLike)):
         raise TypeError(f"except_ must have names of modules and paths of models, not {name!r}")
     text = os.fsdecode(name)
-    if _SEPARATOR in text:  # the variable could not hand it to child processes
+    if _SEPARATOR in text:  # The variable could not pass this name to child processes.
         raise ValueError(f"an exception to the guard has no comma: write {text.replace(_SEPARATOR, '?')!r}")
     has_folder = os.sep in text or "/" in text
     if not isinstance(name, str) or has_folder or text.lower().endswith(_MODEL_SUFFIXES):
@@ -98,7 +98,7 @@ def variable_text(exemptions: Iterable[str]) -> str:
 
 
 def is_covered(exemptions: Iterable[str], model: object, modules: Iterable[str]) -> bool:
-    """Return True if one of the exemptions names the path of a model, or one of the modules or a parent of it."""
+    """Return True if an exemption names the path of the model, a module, or a parent of a module."""
     makers = {module[: match.start()] for module in modules for match in re.finditer(r"\.|$", module)}
     path = PurePath(os.path.abspath(os.fsdecode(model))) if isinstance(model, (str, os.PathLike)) else None
     return any(

@@ -1,12 +1,12 @@
-"""The guard: every InferenceSession that this process creates keeps the promise of a GPUSession.
+"""The guard: every InferenceSession that this process creates gives the guarantee of a GPUSession.
 
     ortgpu.install()            # at the start of a program; or ORTGPU_ENFORCE=1, or `ortgpu exec`
     library_that_makes_its_own_sessions()
 
 The guard changes the methods of the class InferenceSession itself, so it does not matter how or when the class was
 imported or subclassed. It is in force for the whole process, because a library may load its model in a worker thread.
-:func:`~ortgpu.session.guard_policy.judge` says which sessions are verified. Importing this module imports nothing heavy
-and not ONNX Runtime, whose class it changes once that is imported.
+:func:`~ortgpu.session.guard_policy.judge` decides about each session. Importing this module is cheap and does not
+import ONNX Runtime. The guard changes ONNX Runtime's class as soon as the program has imported ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _lock = fork_safe_lock()
 _installed = False
 _entered = 0
 _noting = False  # True from the first guard until uninstall()
-_requests = 0  # number of session constructors called under a guard
+_requests = 0  # number of calls of session constructors under a guard
 _warned: set[tuple[str, int]] = set()  # file and line of each `with` that has warned
 _changed: list[tuple[Any, dict[str, tuple[Any, Any]]]] = []  # class, {name: (value before, value now)}
 
@@ -56,35 +56,34 @@ _changed: list[tuple[Any, dict[str, tuple[Any, Any]]]] = []  # class, {name: (va
 def install(*, except_: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = ()) -> None:
     """Put the guard in force until :func:`uninstall` or the end of the process. Calling it twice is fine.
 
-    From then on every ``onnxruntime.InferenceSession`` of this process that asks for CUDA, or for nothing, is a
-    GPUSession, or its constructor raises what GPUSession raises. Providers beside CUDA that cannot be used here are
-    left out. A session that asks only for the CPU or for other providers opens unchanged, and so does a session that
-    is on the GPU by another provider that the program has registered; :func:`ortgpu.sessions` lists it.
-    ``set_providers`` follows the same rules. Call this at the start of a program that uses libraries which make their
-    own sessions.
+    From then on every ``onnxruntime.InferenceSession`` of this process that asks for CUDA, or names no provider, is a
+    GPUSession, or its constructor raises GPUSession's error. Other providers beside CUDA are left out if they cannot be
+    used here. A session that asks only for the CPU or for other providers opens unchanged. So does a session that runs
+    on the GPU by another provider of the program; :func:`ortgpu.sessions` lists it. ``set_providers`` follows the same
+    rules. Call this at the start of a program whose libraries create their own sessions.
 
-    The guard is also in force in Python processes that this process starts from then on: workers of multiprocessing,
-    joblib, concurrent.futures and a local Ray cluster, and other programs. They inherit the variable ORTGPU_ENFORCE,
-    and PYTHONPATH where the environment does not load the guard at the start of Python.
+    The guard is also in force in Python processes that this process starts from then on. These include workers of
+    multiprocessing, joblib, concurrent.futures and a local Ray cluster, and other programs. They inherit the variable
+    ORTGPU_ENFORCE. They also inherit PYTHONPATH, unless the environment loads the guard at the start of Python.
 
     Args:
-        except_: sessions that open unchanged whatever they ask for, without a guard: those that a module creates
-            ("nudenet", with its submodules), and those of a model ("vad.onnx", "models/*.onnx", a path). The variable
-            ORTGPU_ENFORCE_EXCEPT names more of them, separated by commas. Exceptions of several calls add up.
+        except_: modules ("nudenet", including submodules) and models ("vad.onnx", "models/*.onnx", a path). Their
+            sessions open unchanged and unguarded, with any providers. The variable ORTGPU_ENFORCE_EXCEPT adds more
+            names, separated by commas. Exceptions of several calls add up.
 
     Raises:
         TypeError, ValueError: ``except_``, or the variable, names neither modules nor models.
 
-    Not promised: the guard does not reach sessions made before, processes started before or with an environment of
-    their own, or sessions that are not made with the constructor of that class (``onnxruntime.capi``'s native class,
-    onnxruntime-genai, the model packages of 1.32).
+    Not promised: the guard does not reach earlier sessions, or processes that started earlier or with another
+    environment. It does not reach sessions made without the constructor of that class, as by ``onnxruntime.capi``'s
+    native class, onnxruntime-genai, or the model packages of 1.32.
     """
     exemptions.declare(except_)
     _set(installed=True)
 
 
 def uninstall() -> None:
-    """Undo :func:`install`, however often it was called. Open ``with enforce()`` blocks stay in force.
+    """Undo all calls of :func:`install`. Open ``with enforce()`` blocks stay in force.
 
     Verified sessions stay GPUSessions. Processes that started meanwhile stay guarded.
     """
@@ -156,7 +155,8 @@ class _InForce:
 
 def _warn_of_no_session(caller: FrameType) -> None:
     level = 3
-    while caller.f_globals.get("__name__") == "contextlib" and caller.f_back is not None:  # the block of an ExitStack
+    # An ExitStack calls __exit__ from contextlib. The warning names the block of the program.
+    while caller.f_globals.get("__name__") == "contextlib" and caller.f_back is not None:
         caller, level = caller.f_back, level + 1
     place = (caller.f_code.co_filename, caller.f_lineno)
     if place not in _warned:
@@ -176,10 +176,10 @@ def enforce(function: F) -> F: ...
 def enforce(function: Any = None) -> Any:
     """Put the guard in force for a block or a function: ``with enforce():``, ``@enforce()``, ``@enforce``.
 
-    It reaches all sessions made anywhere in the process while the block or function runs. If several blocks are open,
-    it stays in force until the last one ends. A coroutine function is guarded until its coroutine ends. It does not
-    reach sessions that a library makes later; use :func:`install` for those. A block in which no session was made
-    warns when it ends without an exception, once for each ``with`` in the source.
+    It reaches all sessions created anywhere in the process while the block or function runs. If several blocks are
+    open, it stays in force until the last one ends. A coroutine function is guarded until its coroutine ends. The guard
+    does not reach later sessions of a library; use :func:`install` for these. If a block creates no session and ends
+    without an exception, it warns, once for each ``with`` in the source.
 
     Raises:
         TypeError: the decorated object is a class or a generator, or is not callable.
@@ -212,14 +212,14 @@ def _set(*, installed: bool | None = None, entered: int = 0) -> None:
         module = _imported()
         if module is not None:
             _change(module)
-    except BaseException:  # after an interrupt __exit__ is not called, so undo it here
+    except BaseException:  # Python does not call __exit__ after an interrupt, so undo the change here.
         if entered > 0:
             _set(entered=-1)
         raise
 
 
 def _imported() -> ModuleType | None:
-    """Return the module that defines InferenceSession, or None if nothing here has begun to import ONNX Runtime."""
+    """Return the module of the class InferenceSession, or None if the program has not imported ONNX Runtime."""
     if "onnxruntime" not in sys.modules:
         return None
     try:
@@ -234,7 +234,7 @@ def _change(module: ModuleType) -> None:
     cls = getattr(module, "InferenceSession", None) if module.__name__ == _HOME else None
     with this_thread.holds, _lock:
         in_use = is_enforced() or _noting
-        if not isinstance(cls, type) or not in_use or any(known is cls for known, _ in _changed):
+        if not isinstance(cls, type) or not in_use or any(changed_class is cls for changed_class, _ in _changed):
             return
         names = {"__init__": _guarded_init, "set_providers": _guarded_set_providers}
         changes = {}
@@ -245,7 +245,7 @@ def _change(module: ModuleType) -> None:
 
 
 def _restore() -> None:
-    """Restore the original methods. A method that other code has wrapped meanwhile stays, and calls through."""
+    """Restore the original methods. If other code has wrapped a method meanwhile, it stays and calls the original."""
     take_out(_finder)
     for cls, changes in _changed:
         for name, (before, now) in changes.items():
@@ -282,7 +282,7 @@ def _guarded_init(original: Any) -> Any:
         global _requests
         guarded = is_enforced()
         if guarded:
-            with this_thread.holds, _lock:  # the increment is not atomic
+            with this_thread.holds, _lock:  # The increment is not atomic.
                 _requests += 1
         if not guarded or _is_gpu_session(self) or exemptions.is_exempt(self, path_or_bytes):
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
@@ -309,10 +309,10 @@ def _guarded_set_providers(original: Any) -> Any:
 
 
 def _note(session: Opened, *request: Any) -> None:
-    if _noting and not _is_gpu_session(session):  # uninstalled, but other code still calls our method
+    if _noting and not _is_gpu_session(session):  # After uninstall() other code may still call our method.
         verification.note(session, *request)
 
 
 def _is_gpu_session(session: object) -> bool:
-    found = getattr(sys.modules.get("ortgpu.session.gpu_session"), "GPUSession", None)
-    return found is not None and isinstance(session, found)
+    session_class = getattr(sys.modules.get("ortgpu.session.gpu_session"), "GPUSession", None)
+    return session_class is not None and isinstance(session, session_class)

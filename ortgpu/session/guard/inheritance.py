@@ -1,4 +1,4 @@
-"""The variables by which Python processes that a guarded one starts come under the guard themselves."""
+"""Environment variables that put the guard in force in child processes of a guarded Python process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prepare(environment: MutableMapping[str, str]) -> None:
 def hand_on(exemptions: Collection[str]) -> None:
     """Put the guard in force in the Python processes that this one starts from now on.
 
-    PYTHONPATH changes only where no file of the environment loads the guard at the start of Python.
+    PYTHONPATH changes only if no file of the environment loads the guard at the start of Python.
     """
     values = {} if is_wanted() else {VARIABLE: "1"}
     if exemptions:
@@ -42,7 +42,7 @@ def hand_on(exemptions: Collection[str]) -> None:
 
 
 def take_back() -> None:
-    """Undo :func:`hand_on`. A variable that other code has changed meanwhile stays as it is."""
+    """Undo :func:`hand_on`. If other code has changed a variable meanwhile, it stays as it is."""
     for name, value in _now.items():
         if os.environ.get(name) != value:
             continue
@@ -61,6 +61,6 @@ def _is_loaded_at_start() -> bool:
 
 
 def _add_startup(path: str) -> str:
-    # Keep empty entries, which mean the working directory: PYTHONPATH=$PYTHONPATH:lib may contain one.
+    # Keep empty entries. They mean the working directory, and PYTHONPATH=$PYTHONPATH:lib may contain one.
     others = [entry for entry in path.split(os.pathsep) if entry != STARTUP] if path else []
     return os.pathsep.join([STARTUP, *others])

@@ -1,4 +1,4 @@
-"""The judgement of sessions that are constructed or get other providers while a guard is in force."""
+"""The guard's decision about a session, when it is constructed or gets other providers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def construct(
         verdict = "other"
     elif verdict == "carried":
         original(session, model, sess_options, **{**kwargs, "enable_fallback": 0})
-        session.disable_fallback()  # releases before 1.23 ignore that argument
+        session.disable_fallback()  # Releases before 1.23 ignore the argument enable_fallback.
         _check_carried(session)
         verdict = "other"
     else:
@@ -60,14 +60,14 @@ def set_providers(session: Any, original: Any, providers: Any, provider_options:
 
 
 def note(session: Opened, *request: Any) -> None:
-    """List an unguarded session that asked for CUDA, or for nothing, in ortgpu.sessions()."""
+    """List an unguarded session in ortgpu.sessions() if it asked for CUDA or named no provider."""
     verdict = judge(*request)
     if verdict == "guarded" or (verdict == "plugin" and not is_on_plugin(session)):
         register(session, "unguarded")
 
 
 def is_on_plugin(session: Opened) -> bool:
-    """Return True if a session is on a GPU provider other than CUDA that is registered."""
+    """Return True if a session runs on a registered GPU provider other than CUDA."""
     return not (listed_accelerators() - {CUDA}).isdisjoint(vars(session).get("_providers") or ())
 
 

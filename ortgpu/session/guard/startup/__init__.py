@@ -1,1 +1,1 @@
-"""The folder that `ortgpu exec` puts on PYTHONPATH. It leaves ``sys.path`` before ONNX Runtime is imported."""
+"""The folder that `ortgpu exec` puts on PYTHONPATH. It is taken off ``sys.path`` before ONNX Runtime is imported."""

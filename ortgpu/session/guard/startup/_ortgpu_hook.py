@@ -1,4 +1,4 @@
-"""The import hook by which the guard reaches ONNX Runtime, and the one reader of ORTGPU_ENFORCE.
+"""The import hook of the guard for ONNX Runtime, and the only reader of ORTGPU_ENFORCE.
 
 PYTEST_DONT_REWRITE (tells pytest not to rewrite this file: it would warn that the module is imported already)
 """
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class ImportHook:
-    """A finder that calls ``before`` with the name of a module, and ``after`` with the module that was executed.
+    """A finder that calls ``before`` with the name of a module, and ``after`` with the executed module.
 
-    It does so in the loader, not in ``find_spec``. Python holds the global import lock during ``find_spec``, so another
-    thread that imports the same modules as ``before`` could deadlock.
+    The loader makes both calls, not ``find_spec``. Python holds the global import lock during ``find_spec``, so another
+    thread could deadlock if it imports the same modules as ``before``.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class ImportHook:
 
 
 def take_out(hook: ImportHook) -> None:
-    """Remove a hook. The list is replaced: a thread that looks for a module in the old one must not skip a finder."""
+    """Remove a hook, by a new list. A thread that is searching the old list must not skip a finder."""
     sys.meta_path = [finder for finder in sys.meta_path if finder is not hook]
 
 
 class _Loader:
-    """A wrapper of the original loader, which it restores before the module is executed."""
+    """A wrapper of the original loader. It restores the original before the module is executed."""
 
     def __init__(self, hook: "ImportHook", spec: "Any") -> None:
         self._hook = hook
@@ -68,6 +68,6 @@ class _Loader:
 def is_wanted() -> bool:
     """Return True if ORTGPU_ENFORCE asks for the guard.
 
-    What does not say no is a yes: `docker --env-file` hands on the quotes around a 1, other files a carriage return.
+    Any value but a no means yes: `docker --env-file` keeps the quotes around a 1, and other files a carriage return.
     """
     return os.environ.get("ORTGPU_ENFORCE", "").lower() not in ("", "0", "false", "no", "off")

@@ -1,8 +1,9 @@
 """The start of every interpreter under ORTGPU_ENFORCE=1: put the guard in force when it imports ONNX Runtime.
 
-It imports only modules that are loaded already, and the one beside it. The guard is loaded with ``onnxruntime``. Any
-Python 3 can read both files; one too old for the guard gets an ImportError when it imports ONNX Runtime. Copies of them
-lie beside the installed package, for ``ortgpu_enforce.pth``; see build_backend.py.
+This file imports only modules that are already loaded, and ``_ortgpu_hook`` beside it. The guard is loaded together
+with ``onnxruntime``. Any Python 3 can read both files. A Python too old for the guard gets an ImportError when it
+imports ONNX Runtime. Copies of both files lie beside the installed package for ``ortgpu_enforce.pth``; see
+build_backend.py.
 
 PYTEST_DONT_REWRITE (tells pytest not to rewrite this file: it would warn that the module is imported already)
 """
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_OLDEST = (3, 10)  # release of Python for ortgpu itself; older ones read this file alone
+_OLDEST = (3, 10)  # oldest Python for ortgpu itself; older ones read only this file
 
 
 def _wait() -> None:
@@ -52,13 +53,13 @@ def _install() -> None:
         if error.name != "ortgpu":
             raise
         ortgpu = _import_ours()
-    ortgpu.install()  # a public name, since old copies of this file stay installed
+    ortgpu.install()  # Old copies of this file stay installed, so they use a public name.
 
 
 def _import_ours() -> "Any":
     """Import the ortgpu that contains this file, without adding its folder to ``sys.path``.
 
-    A copy in site-packages has no such folder, and those above it may be another user's.
+    A copy in site-packages has no such folder, and its parent folders may belong to another user.
     """
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
@@ -78,5 +79,6 @@ def _import_ours() -> "Any":
 
 if is_wanted():
     _wait()
-if sys.modules.get("onnxruntime", sys) is None:  # by ortgpu_enforce.pth, in case that this file cannot be imported
+# ortgpu_enforce.pth sets None, in case this file cannot be imported.
+if sys.modules.get("onnxruntime", sys) is None:
     del sys.modules["onnxruntime"]

@@ -1,4 +1,4 @@
-"""A build backend on top of setuptools that adds a file which Python reads when it starts.
+"""A build backend on top of setuptools. It adds a start-up file of Python to the wheel.
 
 ``ortgpu_enforce.pth``, with two modules beside it, makes ORTGPU_ENFORCE=1 work in programs that never import ortgpu. If
 the variable is not set, it does nothing.
@@ -24,15 +24,15 @@ from setuptools.build_meta import (
 )
 
 WAITING = "_ortgpu_waiting"
-# Python goes on after an error in this line. None keeps ONNX Runtime out until the module has been imported. In a
-# virtual environment Python reads the file twice, and the module, which takes None away, is only executed once.
+# Python continues after an error in this line. None blocks ONNX Runtime until the module has been imported. In a
+# virtual environment Python reads the file twice, but executes the module only once. The module removes None.
 LINE = (
     f'import os, sys; "ORTGPU_ENFORCE" in os.environ and "{WAITING}" not in sys.modules'
     f' and [sys.modules.setdefault("onnxruntime"), __import__("{WAITING}")]\n'
 )
 
 
-# The time of all files in a wheel, so that two builds of the same source are equal.
+# All files in a wheel get this time, so that two builds of the same source are equal.
 os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, the earliest time in a ZIP file
 
 
@@ -47,20 +47,20 @@ def build_editable(folder: str, settings: Any = None, metadata_folder: str | Non
 def _add_start_files(folder: str, name: str) -> str:
     """Add the start files to a wheel and to its RECORD, so that an uninstall removes them."""
     path = os.path.join(folder, name)
-    added = {"ortgpu_enforce.pth": LINE.encode()}
+    new_files = {"ortgpu_enforce.pth": LINE.encode()}
     for module in (f"{WAITING}.py", "_ortgpu_hook.py"):
         with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), module), "rb") as file:
-            added[module] = file.read()
+            new_files[module] = file.read()
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(path + ".new", "w", zipfile.ZIP_DEFLATED) as new:
         for entry in old.infolist():
             content = old.read(entry)
             if entry.filename.endswith(".dist-info/RECORD"):
                 date_time = entry.date_time
-                content += "".join(_recorded(each, data) for each, data in added.items()).encode()
+                content += "".join(_recorded(file_name, data) for file_name, data in new_files.items()).encode()
             new.writestr(entry, content)
-        for each, data in added.items():
-            info = zipfile.ZipInfo(each, date_time)
-            info.external_attr = (stat.S_IFREG | 0o644) << 16  # the default would be readable by its owner only
+        for file_name, data in new_files.items():
+            info = zipfile.ZipInfo(file_name, date_time)
+            info.external_attr = (stat.S_IFREG | 0o644) << 16  # By default only the owner could read the file.
             new.writestr(info, data, zipfile.ZIP_DEFLATED)
     os.replace(path + ".new", path)
     return name

@@ -1,7 +1,7 @@
-"""A stand-in for ONNX Runtime, used if the ``sitecustomize`` beside this file did not run.
+"""A stand-in for ONNX Runtime, in case the ``sitecustomize`` beside this file did not run.
 
-That happens if a launcher puts a folder with its own ``sitecustomize`` before this one. Importing this module gives
-ONNX Runtime with the guard in force.
+A launcher may put a folder with its own ``sitecustomize`` before this one. Importing this module gives ONNX Runtime
+with the guard in force.
 """
 
 import os
@@ -13,4 +13,4 @@ import _ortgpu_waiting  # noqa: E402, F401 - a module beside this file
 
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 del sys.modules[__name__]
-__import__(__name__)  # ONNX Runtime, which Python then returns from sys.modules
+__import__(__name__)  # This imports ONNX Runtime, and Python then returns it from sys.modules.
