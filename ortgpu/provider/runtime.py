@@ -99,6 +99,7 @@ class Runtime:
 
 
 _runtime: Runtime | None = None
+_has_session = False  # True once a session has opened on CUDA. From then on ONNX Runtime keeps its provider.
 _lock = fork_safe_lock()
 
 
@@ -117,16 +118,25 @@ def load_runtime() -> Runtime:
 
 
 def look_again() -> Runtime:
-    """Return :func:`load_runtime`, with the packages read again if the unopened provider was replaced."""
+    """Return :func:`load_runtime`, with the packages read again if the provider was replaced before any session opened.
+
+    A loaded provider is not enough: after a failed session, ONNX Runtime may open the new file beside it and crash.
+    """
     global _runtime
     with this_thread.holds, _lock:
         runtime = load_runtime()
-        if runtime.provider_stamp != stamp_of(runtime.provider_library):
+        if not _has_session and runtime.provider_stamp != stamp_of(runtime.provider_library):
             packages = locate_packages()
             _runtime = runtime = dataclasses.replace(
                 runtime, packages=packages, provider_stamp=stamp_of(packages.onnxruntime.provider_library)
             )
         return runtime
+
+
+def note_session() -> None:
+    """Note that a session has opened on CUDA: a replaced package does not matter to this process any more."""
+    global _has_session
+    _has_session = True
 
 
 def _load() -> Runtime:

@@ -90,9 +90,7 @@ def open_on_gpu(
     """
     for name in request.providers.repeated:
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
-    runtime = load_runtime()
-    if not runtime.provider_opened:
-        runtime = look_again()
+    runtime = look_again()
     plan = plan_of(request, runtime)
     _raise_known_error(plan, runtime)
     ready = find_gpu(plan, runtime, driver, outline)

@@ -26,7 +26,7 @@ from ..provider.living import stacklevel
 from ..provider.placement import CPUNodesWarning, Placement
 from ..provider.preloading import PreloadReport
 from ..provider.requests import CPUNodes
-from ..provider.runtime import Runtime, load_lazily_opened
+from ..provider.runtime import Runtime, load_lazily_opened, note_session
 from ..provider.settings import LIMIT
 from ..running.onnxruntimes import InferenceSession
 from . import other_plugins
@@ -61,6 +61,7 @@ def _verify(session: OpenedSession, opened: Opened, outline: GraphOutline) -> Ve
     if requests.CUDA in InferenceSession.get_providers(session):
         runtime = check_libraries_of_nodes(plan, placement, runtime, cuda, outline)
         _check_search(session, placement, runtime)
+        note_session()
     check_cpu_nodes(session, placement, plan.request.cpu_nodes)
     gpu, version = plan.gpu, read_driver_version()
     device = Device("cuda", gpu.ordinal, gpu.uuid, gpu.name, gpu.compute_capability, gpu.total_memory, version)

@@ -10,7 +10,7 @@ import pytest
 from tests.faults.advice import stand_alone
 from tests.faults.case import H200, MENDED, with_gpus
 from tests.faults.package_files import BUILD
-from tests.lab import Machine
+from tests.lab import Cuda, Machine
 from tests.lab.fixtures import Lab
 from tests.lab.installed import GPU_DISTRIBUTION
 
@@ -91,6 +91,23 @@ def test_another_release_after_a_session_that_failed(lab: Lab) -> None:
         after="DriverUnusableError",
         first=f"from ortgpu import GPUError, GPUSession\n{FAILS.format(str(lab.models.relu))}",
     )
+
+
+def test_another_release_after_a_session_on_the_cpu(lab: Lab) -> None:
+    """The CPU was allowed, and the driver has no device. The first session's error is out of date for the second."""
+    machine = lab.machine(cuda=Cuda(init=100))
+    stand_alone(machine.overlay)
+    kept = set_aside(machine)
+    shutil.copytree(kept, machine.overlay.site, dirs_exist_ok=True)
+    machine.overlay.replace(BUILD, b"package_name = 'onnxruntime-gpu'\n__version__ = '1.26.0'\ncuda_version = '12.8'\n")
+    model = str(lab.models.relu)
+    first = f"from ortgpu import GPUSession\nGPUSession({model!r}, allow_cpu=True)\n"
+    program = first + REPLACES.format(kept=str(kept))
+    found = machine.run(f"{program}\nopen_session({model!r}, {{'allow_cpu': True}})").ok().json
+    assert found["error"] is None, found["error"]
+    (error,) = [warned["error"] for warned in found["warnings"] if warned["error"] is not None]
+    assert error["type"] == "BrokenPackageError", error["text"]
+    assert "imported: onnxruntime-gpu 1.26.0" in error["text"]
 
 
 def test_the_cpu_build_of_the_same_release_after_the_import(lab: Lab) -> None:
