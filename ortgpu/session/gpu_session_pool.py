@@ -39,7 +39,7 @@ __all__ = ["GPUSessionPool", "LostDevice", "WorkerHealth"]
 
 _OWN = "sessions_per_device", "isolate", "deadline", "first_deadline"  # arguments
 
-_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+_WORKS_AT_FEEDS = True  # A thread in here may hold memory that others need; see pipeline._may_wait.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class WorkerHealth:
         state: "ready"; "replacing" while a process that died has no successor yet; "lost" if there is none; "impaired"
             if a thread of the pool has ended, so that requests may wait for ever; "closed".
         pid: the process that the session is in; None while there is none.
-        restarts: the number of processes that were started in the place of one that died.
-        last_error: the error that says why the last one died, or why its GPU is lost; None if that never happened.
-        in_flight: the number of requests that it runs. A joined run is one of them.
-        running_since: when the oldest of them began, in seconds since the epoch, as time.time(); None without any.
+        restarts: the number of processes that were started to replace a dead process.
+        last_error: why the last process died, or why its GPU is lost; None if neither happened.
+        in_flight: the number of requests that it runs. A joined run counts as one request.
+        running_since: when the oldest request began, in seconds since the epoch, as time.time(); None without requests.
     """
 
     device: Device
@@ -76,11 +76,11 @@ class GPUSessionPool:
         model: path or bytes, as for GPUSession.
         devices: "all" GPUs that CUDA shows this process, or a sequence of ordinals, "cuda:1" or UUIDs.
         sessions_per_device: number of sessions on each GPU; each holds its own copy of the weights in GPU memory.
-        isolate: True opens each session in a worker process, which is replaced when it dies; see below.
+        isolate: True opens each session in a worker process. A worker that dies is replaced; see below.
         deadline: seconds for a run with ``isolate``; a worker that takes longer is replaced. Opening a session may take
             ten minutes.
-        first_deadline: the same for the first run of a shape in a process, in which plans are made; two minutes by
-            default.
+        first_deadline: the same for the first run of a shape in a process, because that run makes plans; two minutes
+            by default.
         options: other arguments of GPUSession, by name, for every session; not ``device`` or ``cuda_graph``. With
             ``allow_cpu`` the sessions open on the CPU if no GPU can be used. ``memory`` is the most that the sessions
             of one GPU take together.
@@ -88,10 +88,10 @@ class GPUSessionPool:
     Raises:
         GPUError: a session could not be opened. The others are closed.
         DeviceNotFoundError: ``devices`` names a GPU that is not there.
-        ProviderRequestError: ``devices`` names a GPU twice or none at all; ``cuda_graph`` is set, or ``tuned``
-            names a record with a graph, which a pool cannot use; or ``isolate`` is set, and this is not Linux, or
+        ProviderRequestError: ``devices`` names a GPU twice or none at all. Or ``cuda_graph`` is set, or ``tuned`` names
+            a record with a graph: a pool uses no graphs. Or ``isolate`` is set, and this is not Linux, or
             SessionOptions are given.
-        ExecutionError: a worker process cannot be started, as without room for its files.
+        ExecutionError: a worker process cannot be started, for instance without disk space for its files.
         WorkerLostError: a worker process died while it opened its session.
         TypeError, ValueError: an argument is invalid, or its name looks misspelt.
         Exception: ONNX Runtime's own, if the GPU is not the cause.
@@ -103,25 +103,27 @@ class GPUSessionPool:
 
     Requests that run on a GPU at the same time each need GPU memory. Feeds hold host arrays. The pool copies them, so
     you may write to them again once :meth:`submit` returns or :meth:`map` asks for the next feed. The copies are in
-    pinned memory, which counts toward the ``pinned_memory_limit`` of a session. A pool does not pickle. In a forked
-    child it raises ForkedSessionError.
+    pinned memory, and count toward the ``pinned_memory_limit`` of a session. A pool does not pickle. In a forked child
+    it raises ForkedSessionError.
 
-    With ``isolate=True`` a pool survives a sticky CUDA error, such as an illegal memory access, a crash, the OOM killer
-    and a run that hangs. A worker process that dies, or takes longer than ``deadline``, is replaced, and :meth:`health`
-    says so. A request that it was running runs once more on another one. If that one dies too, the request raises
-    WorkerLostError. A worker whose session cannot be opened again in half a minute is given up, and its GPU is lost
-    when none is left on it. The calling process then does not use CUDA, and imports ONNX Runtime for its threads only,
-    once they copy an array of 2 MiB or more. Feeds hold NumPy arrays of numbers, or arrays of other libraries on the
-    CPU. Beside the copies of :meth:`submit` and of :meth:`map`, they are copied once, and so are results, through
-    memory that both processes share. The pool keeps the files of the model open: a worker that replaces another one
-    serves the same model, also if its path was renamed over or removed. After a change of the file itself none can be
-    replaced. ``sess_options`` is a function of a module that makes them, which each worker calls: SessionOptions cannot
-    be sent to another process. At the end of the interpreter, a pool that is open waits 30 seconds for what runs.
+    With ``isolate=True`` a pool survives a sticky CUDA error (such as an illegal memory access), a crash, the OOM
+    killer and a run that hangs. A worker process that dies, or takes longer than ``deadline``, is replaced, and
+    :meth:`health` says so. Its requests run once more on another worker. If that worker dies too, the request raises
+    WorkerLostError. A worker is given up if its session cannot be opened again in half a minute. A GPU without workers
+    is lost.
+
+    With ``isolate=True`` the calling process does not use CUDA. It imports ONNX Runtime only for its copying threads,
+    once they copy an array of 2 MiB or more. Feeds hold NumPy arrays of numbers, or CPU arrays of other libraries. In
+    addition to the copies of :meth:`submit` and :meth:`map`, feeds and results are copied once, through memory that
+    both processes share. The pool keeps the files of the model open. So a new worker serves the same model, even if the
+    path was renamed over or removed. After a change of the file itself no worker can be replaced. ``sess_options`` is a
+    module's function that returns new SessionOptions. Each worker calls it, because SessionOptions cannot be sent to
+    another process. At the end of the interpreter, an open pool waits 30 seconds for running requests.
 
     Not promised: without ``isolate``, a pool does not survive a sticky CUDA error. CUDA requires a restart of the
     process, whichever GPU caused the error. From then on every session and the pool raise PoisonedContextError. With
-    ``isolate``, requests that run in one worker at the same time share its fate, so that one may fail because of two
-    others. Requests run in no fixed order; only the results of :meth:`map` have one.
+    ``isolate``, requests that run in one worker at the same time fail together, so a request may fail because of two
+    others. Requests run in no fixed order; only the results of :meth:`map` have an order.
     """
 
     def __init__(
@@ -148,18 +150,17 @@ class GPUSessionPool:
                 requested="isolate",
             )
         if not isinstance(devices, str) and isinstance(devices, Iterable):
-            devices = list(devices)  # an iterator can be used once
+            devices = list(devices)  # An iterator can be used only once.
         deadlines = deadline and float(deadline), first_deadline and float(first_deadline)
         self._closing = CLOSING if isolate else None
         feeds: Feeds
-        arguments: Any = options  # a dict for those who change it
+        arguments: Any = options  # The code below changes this dict, so its type is not the TypedDict.
         number = operator.index(sessions_per_device)
         if options.get("memory") is not None:
             arguments["memory"] = divided(parse_gpu_size("memory", options["memory"]), max(number, 1))
         if isolate:
-            from .pool.host_feeds import (
-                ProcessFeeds,  # not above: it imports numpy, and a session diagnoses its absence
-            )
+            # This import is late because it imports numpy, and a session diagnoses the absence of numpy.
+            from .pool.host_feeds import ProcessFeeds
 
             feeds = copies = ProcessFeeds(
                 parse_size("pinned_memory_limit", options.get("pinned_memory_limit", PINNED_MEMORY_LIMIT))
@@ -186,7 +187,7 @@ class GPUSessionPool:
 
     @property
     def sessions(self) -> tuple[GPUSession, ...]:
-        """The open GPUSessions that serve requests; none with ``isolate``, whose sessions are in other processes."""
+        """The open GPUSessions that serve requests. With ``isolate`` they are in other processes, and this is empty."""
         sessions: Any = [worker.session for worker in self._service.serving if isinstance(worker, SessionWorker)]
         return tuple(sessions)
 
@@ -211,7 +212,7 @@ class GPUSessionPool:
         return len(self._service.serving)
 
     def health(self) -> tuple[WorkerHealth, ...]:
-        """Return the state of each worker, in the order in which they were opened. A death shows within a second.
+        """Return the state of each worker, in the order of opening. A death shows within a second.
 
         Raises ForkedSessionError in a forked child.
         """
@@ -233,8 +234,9 @@ class GPUSessionPool:
     def warm(self, feeds: Iterable[Mapping[str, Any]], progress: Callable[[int, int], object] | None = None) -> None:
         """Have each session plan for the shapes of ``feeds`` before the first request, as GPUSession.warm does.
 
-        All sessions do it at the same time, beside requests. ``progress`` is called with the number of sessions that
-        are done, and of all. A process of an isolated pool that starts later plans when shapes come back.
+        All sessions do it at the same time, while requests run. ``progress`` is called with the number of finished
+        sessions and the number of all sessions. A process of an isolated pool that starts later plans when a shape
+        comes back.
 
         Raises:
             GPUError, Exception: as GPUSession.warm raises.
@@ -246,8 +248,8 @@ class GPUSessionPool:
             raise self._service.why_over()
         workers = list(self._service.serving)
         declared = workers[0].declared[0]
-        made = [arrays_of(feed, {each.name: each.type for each in declared}) for feed in listed(feeds)]
-        calls: list[Callable[[], None]] = [functools.partial(worker.warm, made) for worker in workers]
+        arrays = [arrays_of(feed, {value.name: value.type for value in declared}) for feed in listed(feeds)]
+        calls: list[Callable[[], None]] = [functools.partial(worker.warm, arrays) for worker in workers]
         if may_wait():
             calls = [Task(call, "ortgpu-warm").result for call in calls]
 
@@ -259,19 +261,19 @@ class GPUSessionPool:
         wait_for_all([functools.partial(wait, number, call) for number, call in enumerate(calls, 1)])
 
     def drain(self, timeout: float | None = None) -> None:
-        """Refuse new requests, and wait until those that wait or run have ended. The sessions stay open.
+        """Refuse new requests, and wait until all waiting and running requests have ended. The sessions stay open.
 
         Call :meth:`close` after it. New requests raise ExecutionError. In a callback of a future this does not wait.
 
         Raises:
-            TimeoutError: after ``timeout`` seconds some still wait or run. The pool goes on refusing new ones.
+            TimeoutError: after ``timeout`` seconds some still wait or run. The pool still refuses new requests.
             ForkedSessionError: the pool was opened in a parent process.
         """
         self._refuse_after_fork()
         self._service.drain(timeout)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Results:
-        """Run the model on the least busy session, as InferenceSession.run does; the class says what is raised."""
+        """Run the model on the least busy session, as InferenceSession.run does. The class lists the exceptions."""
         from ..running.pipeline import copy_names
 
         self._refuse_after_fork()
@@ -291,7 +293,7 @@ class GPUSessionPool:
         wait for requests.
 
         The future is a ``concurrent.futures.Future``. An interrupt (Ctrl-C, a time limit) during ``future.result()``
-        may leave its lock held, and other threads that wait for this future then wait forever. The pool itself goes on
+        may leave its lock held, and other threads that wait for this future then wait forever. The pool itself keeps
         working. :meth:`run` and :meth:`map` are not affected.
 
         Raises:
@@ -304,7 +306,7 @@ class GPUSessionPool:
 
         self._refuse_after_fork()
         service, outcome = self._service, FutureOutcome[Any]()
-        # A thread of the pool, in which a callback runs, would wait for itself.
+        # A callback runs in a thread of the pool. That thread would wait for itself.
         ends = () if service.must_not_wait else self._ends()
         feed, is_copied = service.feeds.copied(input_feed, ends)
         request = Request(service, copy_names(output_names), feed, outcome)
@@ -328,9 +330,9 @@ class GPUSessionPool:
         """Yield ``run(output_names, feed)`` for each of ``feeds``, in their order, computed on all GPUs at once.
 
         It works as GPUSession.map. ``feeds`` may be an endless generator that fills the same arrays again. The feeds of
-        a ``list`` or ``tuple`` are not copied. ``in_flight`` limits the feeds that were taken and whose results were
-        not yielded yet; the default is two for each thread of the pool. The first exception is raised in its place and
-        ends the iteration. Ending the iteration early waits for the running requests and leaves nothing running.
+        a ``list`` or ``tuple`` are not copied. ``in_flight`` limits the feeds that were taken without a yielded result;
+        the default is two for each thread of the pool. The first exception is raised in its place and ends the
+        iteration. Ending the iteration early waits for the running requests and leaves nothing running.
 
         Raises:
             TypeError, ValueError: ``feeds`` is not iterable or is a single feed; ``in_flight`` is not a positive int.
@@ -354,7 +356,7 @@ class GPUSessionPool:
         return results_of(submit, map(service.feeds.pass_through, source), ahead, None)
 
     def batched(self, max_batch: int = 64, max_wait: float = 0.002, **options: Unpack[BatchedOptions]) -> Batched:
-        """Return a service that joins concurrent requests of few items into runs, as GPUSession.batched does."""
+        """Return a service that joins concurrent small requests into batched runs, as GPUSession.batched does."""
         from ..running.kept_shapes import MOST
         from .pool.batching import Batched
 
@@ -371,8 +373,8 @@ class GPUSessionPool:
         """Close the sessions and free their GPU memory. Nothing of the pool runs after it. Closing twice is fine.
 
         Waits for running requests. Waiting requests, and any later use, get an ExecutionError. With ``isolate``, a
-        worker process is killed that does not answer for 5 seconds, or still runs a request after ``timeout`` seconds,
-        30 by default; its requests raise WorkerLostError. In a callback of a future this does not wait.
+        worker process is killed if it does not answer for 5 seconds, or still runs a request after ``timeout`` seconds
+        (30 by default). Its requests raise WorkerLostError. In a callback of a future this does not wait.
 
         Raises:
             TimeoutError: without ``isolate``, requests still run after ``timeout`` seconds. The sessions are closed
@@ -406,7 +408,7 @@ class GPUSessionPool:
 
 
 def _wait_for(reference: weakref.ref[Outcome[Any]]) -> None:
-    """Wait for an outcome. One that nobody refers to has ended already."""
+    """Wait for an outcome. An outcome without references has ended already."""
     outcome = reference()
     if outcome is not None:
         outcome.wait()

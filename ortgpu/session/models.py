@@ -1,4 +1,4 @@
-"""Many models in one budget of GPU memory: sessions that are opened at first use and closed when others need room."""
+"""Many models in one budget of GPU memory: a session opens at the first use and closes when others need its memory."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ Result = TypeVar("Result")
 logger = logging.getLogger("ortgpu")
 
 _MIB = 1 << 20
-_FIRST_ROOM = 64 * _MIB  # for activations and workspaces, until a run needs more
+_FIRST_ROOM = 64 * _MIB  # Activations and workspaces get as much, until a run needs more.
 _UNKNOWN_WEIGHTS = 256 * _MIB
-_PAUSE = 0.002  # seconds between looks at runs that are in the way
+_PAUSE = 0.002  # seconds between two checks whether other runs have ended
 _LONGEST_WAIT = 300.0  # seconds
 
 
@@ -57,11 +57,11 @@ class ModelHealth:
     """The state of one model.
 
     Attributes:
-        path: of its file.
+        path: the path of its file.
         state: "open", or "closed" until the next use.
-        device: where its session is, "cuda:0 (NVIDIA H200, ...)"; None while it is closed.
-        memory: the bytes of the budget that it has; None without a budget, or while it is closed.
-        running: the calls at work.
+        device: the device of its session, "cuda:0 (NVIDIA H200, ...)"; None while it is closed.
+        memory: its bytes of the budget; None without a budget, or while it is closed.
+        running: the number of running calls.
         opened: how often its session was opened.
         idle: the seconds since its last use; None before the first.
         last_error: why it was not opened the last time.
@@ -78,16 +78,16 @@ class ModelHealth:
 
 
 class GPUModel:
-    """One model of a :class:`GPUModels`. Its session is open while a call is at work, and often afterwards."""
+    """One model of a :class:`GPUModels`. Its session is open while a call runs, and often afterwards."""
 
     def __init__(self, models: GPUModels, path: str) -> None:
         self.path = path
         self._models = models
         self._session: GPUSession | None = None
-        self._calls: list[int] = []  # the threads whose calls are at work; append and remove are one step each
+        self._calls: list[int] = []  # the threads of running calls; append and remove are atomic
         self._used: float | None = None
         self._share = 0  # bytes of the budget
-        self._need = 0  # bytes of the budget that the last session turned out to need
+        self._need = 0  # bytes of the budget that the last session needed
         self._opened = 0
         self._last_error: GPUError | None = None
 
@@ -96,15 +96,14 @@ class GPUModel:
     ) -> Results:
         """Run the model, as ``GPUSession.run`` does. The session is opened if it is not open.
 
-        A run that is out of memory is made again, with more of the budget, for which other sessions are closed.
+        A run that is out of memory is repeated with more of the budget. Other sessions are closed for that.
 
         Raises:
-            GPUError, Exception: as GPUSession and its ``run`` raise. A missing file raises ONNX Runtime's own.
+            GPUError, Exception: as GPUSession and its ``run`` raise. A missing file raises ONNX Runtime's own error.
             ExecutionError: the GPUModels is closed.
         """
-        self._calls.append(
-            threading.get_ident()
-        )  # before the look at the session, which is not closed while there are calls
+        # Count this call before the look at the session: a session with calls is not closed.
+        self._calls.append(threading.get_ident())
         try:
             session = self._session
             if session is not None:
@@ -113,12 +112,12 @@ class GPUModel:
         except GPUOutOfMemoryError as error:
             if not self._models._may_get_more(self):
                 raise
-            asked: int | None = error.requested or 0
+            size: int | None = error.requested or 0
         else:
-            asked = None
+            size = None
         finally:
             self._models._end_call(self)
-        return self._models._call(self, lambda session: session.run(output_names, input_feed, run_options), asked)
+        return self._models._call(self, lambda session: session.run(output_names, input_feed, run_options), size)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[GPUSession]:
@@ -139,26 +138,25 @@ class GPUModel:
 
 
 class GPUModels(Mapping[str, GPUModel]):
-    """Models by their paths, whose sessions share a budget of GPU memory.
+    """Models by their paths. Their sessions share a budget of GPU memory.
 
-    ``models["a.onnx"].run(None, feed)`` opens the session at the first use. When the budget would be passed, the
-    session that was used least recently is closed, but never one that runs. If all run, the call waits until one has
-    ended. A closed session is opened again at its next use. Many threads may use any model at any time; sessions are
-    opened one at a time. Each session gets a share of the budget: room for its weights, 150 MiB for what ONNX Runtime
-    allocates outside of its arena, and as much as its runs turn out to need. With a share below 1 GiB a model makes one
-    run at a time.
+    ``models["a.onnx"].run(None, feed)`` opens the session at the first use. If the budget has no room for it, the least
+    recently used session is closed, but never a session that runs. If all run, the call waits until a run has ended. A
+    closed session is opened again at its next use. Many threads may use any model at any time; sessions are opened one
+    at a time. Each session gets a share of the budget: memory for its weights, 150 MiB for ONNX Runtime's allocations
+    outside of its arena, and the memory that its runs need. With a share below 1 GiB a model makes one run at a time.
 
     In a forked child the models cannot be used. On the CPU (``allow_cpu=True``) the budget counts nothing, and the log
     says so.
 
-    Not promised: that a model that needs the whole budget and one in constant use get on with each other. Each use of
-    the first waits for a moment in which the second does not run.
+    Not promised: good service for a model that needs the whole budget beside a model in constant use. Each use of the
+    first model waits until the second model does not run.
 
     Args:
-        budget: the most that all sessions take of the GPU together: bytes, "12GiB", or 0.5 for half of the GPU. None:
+        budget: the most GPU memory that all sessions take together: bytes, "12GiB", or 0.5 for half of the GPU. None:
             no limit. CUDA's context and the kernels that the process has loaded are not counted.
-        idle: seconds without a use after which a session is closed. None: never.
-        arguments: those of GPUSession for every model, such as ``device`` and ``providers``.
+        idle: a session is closed after so many seconds without a use. None: never.
+        arguments: arguments of GPUSession for every model, such as ``device`` and ``providers``.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or its name looks misspelt. Nothing was opened.
@@ -198,7 +196,7 @@ class GPUModels(Mapping[str, GPUModel]):
         return len(self._models)
 
     def warm(self, paths: Iterable[str | os.PathLike[str]]) -> None:
-        """Open the sessions of these models, in this order. One that does not fit beside the others closes the first.
+        """Open the sessions of these models, in this order. If the budget is full, the first of them are closed.
 
         Raises:
             GPUError, Exception: as the constructor of GPUSession raises.
@@ -208,7 +206,7 @@ class GPUModels(Mapping[str, GPUModel]):
                 pass
 
     def health(self) -> tuple[ModelHealth, ...]:
-        """Return the state of each model that was asked for, in that order. Nothing is waited for."""
+        """Return the state of each model that was asked for, in the order of the first requests. This does not wait."""
         now = time.monotonic()
         states = []
         for model in list(self._models.values()):
@@ -228,16 +226,16 @@ class GPUModels(Mapping[str, GPUModel]):
         return tuple(states)
 
     def close(self) -> None:
-        """Wait for the calls at work, and close all sessions. Later calls raise ExecutionError. Twice is fine.
+        """Wait for the running calls, and close all sessions. Later calls raise ExecutionError. Closing twice is fine.
 
         In a signal handler this does not wait for the call that it interrupts.
         """
         self._closed = True
         while True:
             with this_thread.holds, self._lock:
-                left = [model for model in list(self._models.values()) if not self._close(model)]
-            # A signal handler or finalizer does not wait for the call that it interrupts, which closes its session.
-            if not may_wait() or all(threading.get_ident() in model._calls for model in left):
+                open_models = [model for model in list(self._models.values()) if not self._close(model)]
+            # A signal handler or finalizer does not wait for the call that it interrupts. That call closes its session.
+            if not may_wait() or all(threading.get_ident() in model._calls for model in open_models):
                 break
             time.sleep(_PAUSE)
         self._reminder.stop()
@@ -256,7 +254,7 @@ class GPUModels(Mapping[str, GPUModel]):
         """Return the result of ``call`` with an open session.
 
         After an out-of-memory error the session gets more of the budget, and the call is made again. ``asked``: the
-        bytes for which a first call had no room; None if none was made.
+        bytes that a first call could not allocate; None if there was no first call.
         """
         for last in (False, True) if asked is not None else (False, False, True):
             session = self._begin(model, more_than=asked, all_of_it=last)
@@ -272,15 +270,15 @@ class GPUModels(Mapping[str, GPUModel]):
         raise AssertionError("the last try returns or raises")
 
     def _begin(self, model: GPUModel, more_than: int | None = None, *, all_of_it: bool = False) -> GPUSession:
-        """Return the open session of a model, with a call counted, which the caller must take away."""
+        """Return the open session of a model, and count a call. The caller must end it by ``_end_call``."""
         with this_thread.holds, self._lock:
             self._refuse_if_closed()
             share = self._share_of(model, more_than, all_of_it=all_of_it and more_than is not None)
             if model._session is not None and model._share < share:
                 self._wait(lambda: self._close(model), share, is_vain=threading.get_ident() in model._calls)
             if more_than is not None and self._budget is None:
-                for each in self._models.values():
-                    self._close(each)
+                for other in self._models.values():
+                    self._close(other)
             if model._session is None:
                 self._open(model, share)
             session = model._session
@@ -293,7 +291,7 @@ class GPUModels(Mapping[str, GPUModel]):
 
     def _end_call(self, model: GPUModel) -> None:
         model._calls.remove(threading.get_ident())
-        if self._closed:  # by a signal handler or finalizer, which did not wait for this call
+        if self._closed:  # A signal handler or finalizer closed it and did not wait for this call.
             with this_thread.holds, self._lock:
                 self._close(model)
 
@@ -304,10 +302,10 @@ class GPUModels(Mapping[str, GPUModel]):
     def _may_get_more(self, model: GPUModel) -> bool:
         if self._budget is not None:
             return model._share < self._budget
-        return any(each._session is not None and each is not model for each in self._models.values())
+        return any(other._session is not None and other is not model for other in self._models.values())
 
     def _share_of(self, model: GPUModel, more_than: int | None, *, all_of_it: bool) -> int:
-        """Return the bytes of the budget that a session is to have. 0 without a budget."""
+        """Return a session's bytes of the budget. 0 without a budget."""
         budget = self._bytes_of_budget()
         if budget is None:
             return 0
@@ -329,16 +327,16 @@ class GPUModels(Mapping[str, GPUModel]):
             else:
                 try:
                     gpu = choose_visible(plain_request(device), initialise())
-                except GPUError:  # which the session raises, or is on the CPU
+                except GPUError:  # The session raises the same error, or is on the CPU.
                     return None
                 self._budget = bytes_of_gpu(self._size, gpu.total_memory)
         return self._budget
 
     def _open(self, model: GPUModel, share: int) -> None:
-        """Open a session with a share of the budget, for which others are closed. The lock is held."""
+        """Open a session with a share of the budget, and close others for that. The lock is held."""
         budget = self._budget
         memory: dict[str, Any] = {} if budget is None else {"memory": share}
-        if os.path.exists(model.path):  # else ONNX Runtime refuses it, and nothing has to make room
+        if os.path.exists(model.path):  # ONNX Runtime refuses a missing file, and it needs no room.
             self._make_room(model, share)
         try:
             session = gpu_session.GPUSession(model.path, **self._arguments, **memory)
@@ -357,37 +355,38 @@ class GPUModels(Mapping[str, GPUModel]):
         if not session.device.is_gpu and budget is not None:
             logger.warning("%s is on the CPU, where the budget of GPU memory counts nothing", model.path)
             share = 0
-        elif self._arguments.get("device") == "auto":  # a budget is that of one GPU
+        elif self._arguments.get("device") == "auto":  # A budget belongs to one GPU.
             self._arguments["device"] = session.device.ordinal
         model._share, model._session = share, session
 
     def _make_room(self, model: GPUModel, share: int) -> None:
-        """Close what was used least recently until a share fits. Waits while all that is open runs."""
+        """Close the least recently used sessions until a share fits. Waits while all open sessions run."""
         budget = self._budget
         if budget is None:
             return
 
         def others() -> list[GPUModel]:
-            return [each for each in self._models.values() if each._session is not None and each is not model]
+            return [other for other in self._models.values() if other._session is not None and other is not model]
 
         def fits_beside(models: list[GPUModel]) -> bool:
-            return sum(each._share for each in models) + share <= budget
+            return sum(member._share for member in models) + share <= budget
 
         def has_room() -> bool:
-            for each in sorted(others(), key=lambda each: each._used or 0.0):
+            for other in sorted(others(), key=lambda each: each._used or 0.0):
                 if fits_beside(others()):
                     break
-                self._close(each)
+                self._close(other)
             return fits_beside(others())
 
         thread = threading.get_ident()
-        self._wait(has_room, share, is_vain=not fits_beside([each for each in others() if thread in each._calls]))
+        self._wait(has_room, share, is_vain=not fits_beside([other for other in others() if thread in other._calls]))
 
     def _wait(self, is_ready: Callable[[], bool], share: int, *, is_vain: bool) -> None:
         """Wait for other threads' calls. The lock is held.
 
         Raises:
-            GPUOutOfMemoryError: the wait ``is_vain``, as this thread itself uses what is in the way; or it took long.
+            GPUOutOfMemoryError: the wait ``is_vain``, because this thread itself uses the sessions that it waits for;
+                or the wait took too long.
         """
         until = time.monotonic() + _LONGEST_WAIT
         while not is_ready():
@@ -395,28 +394,30 @@ class GPUModels(Mapping[str, GPUModel]):
                 whose = "this thread uses" if is_vain else f"for {_LONGEST_WAIT:.0f} seconds other threads used"
                 raise GPUOutOfMemoryError(
                     f"{share // _MIB} MiB of the budget are needed, and models in use have the rest",
-                    evidence=[f"{whose} {each.path}" for each in self._models.values() if each._calls],
+                    evidence=[f"{whose} {model.path}" for model in self._models.values() if model._calls],
                     fixes=[manual("use one model at a time in a thread"), manual("or raise budget=")],
                 )
             time.sleep(_PAUSE)
 
     def _close(self, model: GPUModel) -> bool:
-        """Close a session that has no call at work. Return True if it was closed. The lock is held."""
+        """Close a session without running calls. Return True if it was closed. The lock is held."""
         session = model._session
         if session is None or model._calls:
             return session is None
         model._session = None
-        if model._calls:  # one came meanwhile, and may have seen the session or not
+        if model._calls:  # A call came meanwhile. It may have seen the session.
             model._session = session
             return False
         if model._share:
-            held = arena.reserved_bytes(session)
-            model._need = max(model._need, least_budget(held + held // 8)) if held is not None else model._share
+            reserved = arena.reserved_bytes(session)
+            model._need = (
+                max(model._need, least_budget(reserved + reserved // 8)) if reserved is not None else model._share
+            )
         session.close()
         return True
 
     def _close_idle(self) -> float | None:
-        """Close the sessions that were not used for so long. Return the seconds until the next look."""
+        """Close the sessions that were idle for ``idle`` seconds. Return the seconds until the next check."""
         idle = self._idle
         if idle is None:
             return None
@@ -425,16 +426,16 @@ class GPUModels(Mapping[str, GPUModel]):
             due = []
             for model in list(self._models.values()):
                 if model._session is not None:
-                    left = idle - (now - (model._used or now))
-                    if left > 0 or not self._close(model):
-                        due.append(max(left, _PAUSE * 10))
+                    remaining = idle - (now - (model._used or now))
+                    if remaining > 0 or not self._close(model):
+                        due.append(max(remaining, _PAUSE * 10))
         return min(due, default=None)
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raise what the constructor of GPUSession would raise for arguments, before a model is opened."""
+    """Raise the error that the constructor of GPUSession would raise for arguments, before a model is opened."""
     others = {name: value for name, value in arguments.items() if name not in NAMES}
-    own = {name: arguments[name] for name in NAMES if name in arguments}
-    providers = parse(own.pop("providers", None), own.pop("provider_options", None))
-    device = plain_request(own.pop("device", None))
-    checked(SessionRequest(b"", providers=providers, device=device, **own, others=others))
+    session_arguments = {name: arguments[name] for name in NAMES if name in arguments}
+    providers = parse(session_arguments.pop("providers", None), session_arguments.pop("provider_options", None))
+    device = plain_request(session_arguments.pop("device", None))
+    checked(SessionRequest(b"", providers=providers, device=device, **session_arguments, others=others))

@@ -1,6 +1,6 @@
-"""Open an InferenceSession as planned and verify it, or raise the reason why it cannot be.
+"""Open an InferenceSession on the GPU as planned, or raise the reason why it cannot be opened there.
 
-It works on any instance of ``onnxruntime.InferenceSession`` under construction; the caller passes the original
+The functions accept any instance of ``onnxruntime.InferenceSession`` under construction; the caller passes the original
 constructor. ``onnxruntime`` must be imported already.
 """
 
@@ -65,7 +65,7 @@ _DECISIVE = (
 
 
 class Ready(NamedTuple):
-    """A GPU on which sessions can be opened: the plan for it, and what is known of the process by then."""
+    """A GPU that sessions can be opened on: the plan for it, and the facts known about the process by then."""
 
     plan: Plan
     runtime: Runtime
@@ -81,12 +81,12 @@ def open_on_gpu(
 ) -> Opened:
     """Construct ``session`` on the GPU that the request names.
 
-    ``construct`` is InferenceSession's own ``__init__``, bound to ``session``; ``outline`` that of its model;
-    ``driver`` the initialisation of the driver, if it has begun.
+    ``construct`` is InferenceSession's own ``__init__``, bound to ``session``. ``outline`` is the outline of its model.
+    ``driver`` is the initialisation of the driver, if it has begun.
 
     Raises:
-        GPUError: the cause. The instance may be half made, and the caller must drop what it holds.
-        Exception: ONNX Runtime's own, if it is not about the GPU.
+        GPUError: the cause. The instance may be half made, and the caller must drop its attributes.
+        Exception: ONNX Runtime's own, if the failure is not about the GPU.
     """
     for name in request.providers.repeated:
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
@@ -110,18 +110,18 @@ def open_on_cpu(
     outline: GraphOutline,
     error: GPUError,
 ) -> Verified:
-    """Construct ``session`` on the CPU, which its caller allowed, instead of raising ``error``."""
-    error.__traceback__ = None  # it names the session, and whoever keeps the warning keeps the error
+    """Construct ``session`` on the CPU instead of raising ``error``. The caller allowed the CPU."""
+    error.__traceback__ = None  # It refers to the session, and the warning keeps the error alive.
     verified = Verified(CPU_DEVICE, construct_session(session, construct, cpu_plan(request), outline), {})
-    warn_of_cpu(session, error, request.model)  # after opening, since ONNX Runtime may refuse the model
+    warn_of_cpu(session, error, request.model)  # The warning comes after opening: ONNX Runtime may refuse the model.
     return verified
 
 
 def _raise_known_error(plan: Plan, runtime: Runtime) -> None:
     """Raise an earlier error again if the CPU is allowed instead, and the surroundings have not changed."""
-    known = _known.get(_surroundings(plan, runtime)) if is_cpu_allowed(plan.request) else None
-    if known is not None:
-        raise lifetime.fresh_copy(known)
+    earlier_error = _known.get(_surroundings(plan, runtime)) if is_cpu_allowed(plan.request) else None
+    if earlier_error is not None:
+        raise lifetime.fresh_copy(earlier_error)
 
 
 def find_gpu(plan: Plan, runtime: Runtime, driver: Task[CudaState] | None, outline: GraphOutline) -> Ready:
@@ -161,7 +161,7 @@ def _use_torch_device(plan: Plan) -> Plan:
 def _may_be_rank(plan: Plan) -> bool:
     """Return True if no device was requested, and a launcher may have started several processes on this host."""
     request = plan.request
-    is_named = request.device is not None or any("device_id" in own for own in request.providers.options.values())
+    is_named = request.device is not None or any("device_id" in keys for keys in request.providers.options.values())
     return not (is_named or plan.is_carried) and any(name in os.environ for name in LOCAL_RANKS)
 
 
@@ -190,7 +190,7 @@ def _working_driver(plan: Plan, runtime: Runtime, driver: Task[CudaState] | None
         raise other_plugins.why_not_used(others)
     if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
         raise undiagnosed_for(plan, runtime)
-    if runtime.cuda_is_plugin:  # which ends a process whose CUDA does not work
+    if runtime.cuda_is_plugin:  # A plugin ends the process if CUDA does not work.
         _check_driver(plan, runtime, ask())
     runtime = open_provider(register=not plan.request.is_guarded)
     report, refused = runtime.preload, runtime.provider_error is not None or runtime.plugin_problem is not None
@@ -207,7 +207,7 @@ def _check_driver(plan: Plan, runtime: Runtime, cuda: CudaState) -> CudaState:
 
 
 def check_context(ready: Ready, outline: GraphOutline) -> None:
-    """Make the context if there is none, and raise what its calls return: a plugin would end the process for it."""
+    """Make the context if there is none, and raise the error of its calls: a plugin would end the process for it."""
     plan = ready.plan
     if not ready.runtime.cuda_is_plugin:
         return
@@ -225,16 +225,16 @@ def check_context(ready: Ready, outline: GraphOutline) -> None:
 
 
 def _surroundings(plan: Plan, runtime: Runtime) -> tuple[Any, ...]:
-    """Return the facts that decide whether the device can be used, as far as each session reads them again."""
+    """Return the facts that decide whether the device can be used. Each session reads these facts again."""
     loaded = len(loader_of_this_process().handles), registered_library()
-    asked = plan.device, plan.cudnn_disabled, plan.request.is_guarded
-    return os.getpid(), asked, runtime.provider_stamp, loaded, tuple(map(os.environ.get, _DECISIVE))
+    requested = plan.device, plan.cudnn_disabled, plan.request.is_guarded
+    return os.getpid(), requested, runtime.provider_stamp, loaded, tuple(map(os.environ.get, _DECISIVE))
 
 
 def _check_tensorrt(ready: Ready) -> Plan:
     """Return the plan without ordinals that a plugin of TensorRT does not take.
 
-    Raises the error of a TensorRT provider that cannot be opened before CUDA: built in, or of a plugin.
+    Raises the error of a TensorRT provider, built in or of a plugin, that cannot be opened before CUDA.
     """
     plan = ready.plan
     for name in set(requests.TENSORRT).intersection(plan.providers.names):
@@ -251,7 +251,7 @@ def _check_tensorrt(ready: Ready) -> Plan:
 def open_as_chosen(
     session: RunningSession, construct: Callable[..., None], ready: Ready, outline: GraphOutline
 ) -> Opened:
-    """Open the session with what suits its model, or without."""
+    """Open the session with the options that suit its model, or without them."""
     plan = ready.plan
     if not (plan.request.is_guarded or plan.is_carried):
         opened = open_with_choices(session, construct, ready, outline)
@@ -266,23 +266,26 @@ def open_as_chosen(
         if isinstance(error, InsufficientDeviceMemoryError) and plan.budget is not None and LIMIT in plan.chosen:
             error = too_small(error, plan.budget)
         if error is None or (isinstance(error, PoisonedContextError) and lifetime.gpu_works(plan.gpu.ordinal)):
-            raise  # ONNX Runtime's own error, not about the GPU
+            raise  # It is ONNX Runtime's own error, and not about the GPU.
         if context_is_active(plan.gpu.ordinal) is False:
-            raise error from cause  # this process has no CUDA context that could be lost
+            raise error from cause  # This process has no CUDA context to lose.
         raise lifetime.noted(error) from cause
 
 
 def open_with_choices(
     session: RunningSession, construct: Callable[..., None], ready: Ready, outline: GraphOutline
 ) -> Opened | None:
-    """Open the session with what suits its model. None if nothing does, or if the session does not open so."""
+    """Open the session with the options that suit its model.
+
+    Return None if there are no such options, or if the session does not open with them.
+    """
     plan = ready.plan
     record = _record_for(session, plan, outline)
-    chosen = fit_to_model(plan, ready.runtime.release, outline, record)
-    while chosen != plan:
+    attempt = fit_to_model(plan, ready.runtime.release, outline, record)
+    while attempt != plan:
         try:
-            placement = construct_session(session, construct, chosen, outline)
-        except Exception as refusal:  # a choice must not keep a session from opening
+            placement = construct_session(session, construct, attempt, outline)
+        except Exception as refusal:  # A choice must not keep a session from opening.
             if is_of_a_handler(refusal):
                 raise
             # Log the text alone: a handler may keep the error, and the error keeps the half-made session.
@@ -290,29 +293,30 @@ def open_with_choices(
             if record is not None:
                 logger.warning("a session does not open with the record %s", record.path)
             return None
-        is_current, dropped = outline.is_current, unfit(chosen.chosen, placement)
+        is_current, dropped = outline.is_current, unfit(attempt.chosen, placement)
         if is_current and not dropped:
-            return Opened(chosen, placement, ready.runtime, ready.cuda)
-        chosen = chosen.without(dropped) if is_current else plan  # else they were chosen for another model
-        for name in lifetime.HELD_BY_ONNXRUNTIME:  # free it first: the GPU may not have room for two
+            return Opened(attempt, placement, ready.runtime, ready.cuda)
+        # If the file has changed since, the options were chosen for another model.
+        attempt = attempt.without(dropped) if is_current else plan
+        for name in lifetime.HELD_BY_ONNXRUNTIME:  # Free this session first: the GPU may not have room for two.
             vars(session).pop(name, None)
     return None
 
 
 def _record_for(session: RunningSession, plan: Plan, outline: GraphOutline) -> Found | None:
-    """Return the record of tune that the session uses, if there is one. The log says why one is not used."""
+    """Return the record of tune that the session uses, if there is one. The log says why a record is not used."""
     tuned, refusal = plan.request.tuned, why_untuned(plan.request)
-    named = None if isinstance(tuned, bool) or tuned == "now" else tuned
+    record_path = None if isinstance(tuned, bool) or tuned == "now" else tuned
     if refusal is not None:
-        if named is not None or tuned == "now":
+        if record_path is not None or tuned == "now":
             logger.warning("a session uses no record of tune: %s", refusal)
         return None
-    found = _sound_record(plan, outline, named)
-    if found is not None or tuned != "now":
-        return found
+    record = _sound_record(plan, outline, record_path)
+    if record is not None or tuned != "now":
+        return record
     try:
         session._gpu_tune(plan.request.model, plan.gpu.ordinal)
-    except Exception as error:  # a session opens without a record
+    except Exception as error:  # A session opens without a record, too.
         if is_of_a_handler(error):
             raise
         logger.warning("a model could not be tuned: %s: %s", type(error).__name__, str(error))
@@ -333,7 +337,7 @@ def construct_session(
     """Call InferenceSession's constructor as planned. Return the placement."""
     request = plan.request
     model, options = request.model, recording(request.sess_options)
-    if THREADS in plan.chosen:  # these are chosen only where the caller passed no SessionOptions
+    if THREADS in plan.chosen:  # They are chosen only if the caller passed no SessionOptions.
         options.intra_op_num_threads = int(plan.chosen[THREADS][0])
     if DIMENSIONS in plan.chosen:
         for name, size in json.loads(plan.chosen[DIMENSIONS][0]).items():
@@ -345,7 +349,7 @@ def construct_session(
     construct(model, options, providers=arguments, enable_fallback=0, **request.others)
     if model is not request.model:
         in_bytes = isinstance(request.model, bytes)
-        vars(session).update(  # as if the caller's model had been passed
+        vars(session).update(  # The attributes name the caller's model, as if it had been passed.
             _model_path=None if in_bytes else os.fspath(request.model),
             _model_bytes=request.model if in_bytes else None,
         )
@@ -353,13 +357,13 @@ def construct_session(
 
 
 def _give_own_stream(session: RunningSession, plan: Plan) -> Plan:
-    """Give a plan that captures CUDA graphs a stream of the session's own. That of an earlier attempt is freed."""
+    """Give a plan that captures CUDA graphs a stream of its own. The stream of an earlier attempt is freed."""
     vars(session).pop("_stream", None)
     if not plan.captures:
         return plan
     session._stream = graph_requests.own_stream(plan.gpu.ordinal)
-    if session._stream is None or load_runtime().cuda_is_plugin:  # one of 1.31.1 begins each capture twice with it
-        return plan
+    if session._stream is None or load_runtime().cuda_is_plugin:
+        return plan  # With the stream, a plugin of 1.31.1 begins each capture twice.
     return plan.replace_cuda_options({STREAM: str(session._stream.handle)})
 
 
@@ -373,9 +377,8 @@ def _capture_refused(
     if not graph_requests.is_refusal(cause):
         return None
     try:
-        placement = construct_session(
-            session, construct, plan.replace_cuda_options({CAPTURE: "0"}), outline
-        )  # to learn it
+        # This session only shows the placement.
+        placement = construct_session(session, construct, plan.replace_cuda_options({CAPTURE: "0"}), outline)
     except Exception:  # noqa: BLE001 - the refusal stands, with fewer details
         placement = placements.UNKNOWN
     return graph_requests.why_not_captured(cause, placement, outline)

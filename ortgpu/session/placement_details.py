@@ -70,8 +70,8 @@ class GraphNode:
 class PlacementDetails:
     """The placement of a model, with reasons.
 
-    ``nodes`` are those of the main graph, in an order in which they can run. ``placed`` has every node, those of
-    subgraphs too, with the reason why it is not on the GPU, or None.
+    ``nodes`` are the nodes of the main graph, in an order that can run. ``placed`` has every node, also of subgraphs,
+    with the reason why it is not on the GPU, or None.
     """
 
     model: str
@@ -108,9 +108,9 @@ class PlacementDetails:
 def explain_placement(model: ModelSource, *, device: int | str | None = None) -> PlacementDetails:
     """Open ``model`` on a GPU, or on the device "cpu", in a child process and read why its nodes are where they are.
 
-    This takes as much time and GPU memory as a session. It needs ONNX Runtime 1.24 or newer, which records every node.
-    The optimised model is written to a temporary folder that no other user can read, and removed afterwards. The module
-    of GPUSession must have been imported.
+    This takes as much time and GPU memory as a session. It needs ONNX Runtime 1.24 or newer, because older releases do
+    not record every node. The optimised model is written to a temporary folder that no other user can read, and removed
+    afterwards. The module of GPUSession must have been imported.
 
     Raises:
         PlacementError: ONNX Runtime did not record the placement.
@@ -133,7 +133,7 @@ def explain_placement(model: ModelSource, *, device: int | str | None = None) ->
                 "the model could not be opened in the child process that looks at its placement",
                 evidence=[f"{type(error).__name__}: {error}"],
             ) from error
-        child.kill()  # it has written all of its log
+        child.kill()  # The child has written all of its log.
         nodes = list(GraphOutline(optimised).read(_MOST_PARTS).graph.nodes)
         log = child.output().decode("utf-8", "replace")
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
@@ -143,18 +143,18 @@ def explain_placement(model: ModelSource, *, device: int | str | None = None) ->
 def open_and_record(
     session_class: type[Any], model: ModelSource, device: int | str | None, optimised: str
 ) -> tuple[list[PlacedNode], bool]:
-    """Open a model with a log in full, and write it as it was optimised. A child calls this.
+    """Open a model with a verbose log, and write the optimised model. A child process calls this.
 
     Return the nodes, and False if the session is on the CPU.
 
     Raises:
-        GPUError: it does not open, or ONNX Runtime did not record its placement.
+        GPUError: the model does not open, or ONNX Runtime did not record its placement.
     """
-    os.umask(0o077)  # the optimised model contains the weights
+    os.umask(0o077)  # The optimised model contains the weights.
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 0
     options.optimized_model_filepath = optimised
-    allow_cpu = True if is_cpu(device) else None  # of a session that was allowed to be there
+    allow_cpu = True if is_cpu(device) else None  # The caller's session was allowed to be on the CPU.
     session = session_class(model, options, device=device, cpu_nodes="allow", allow_cpu=allow_cpu)
     if not session.placement.known:
         raise not_recorded("ONNX Runtime did not record where the nodes of this model are placed")
@@ -164,7 +164,7 @@ def open_and_record(
 def details_from(
     model: str, log: str, placed: list[PlacedNode], graph: Iterable[Node], *, on_gpu: bool = True
 ) -> PlacementDetails:
-    """Combine log, placement and optimised graph. ``on_gpu`` False: ORTGPU_ALLOW_CPU let it onto the CPU."""
+    """Combine log, placement and optimised graph. ``on_gpu`` False: ORTGPU_ALLOW_CPU let the session run on the CPU."""
     log = re.sub(r"\x1b\[[0-9;]*m", "", log)
     without_kernel = set(_NO_KERNEL.findall(log))
     preferred = set(_PREFERRED.findall(log)) - {""}
@@ -187,19 +187,19 @@ def details_from(
     def graph_node(node: Node) -> GraphNode:
         name, op_type = os.fsdecode(node.name), os.fsdecode(node.operator)
         copy: Any = _COPIES.get(op_type)
-        known = by_name.get((op_type, name))
+        placed_node = by_name.get((op_type, name))
         only = by_type.get(op_type, set())
-        provider = known.provider if known is not None else next(iter(only)) if len(only) == 1 else None
+        provider = placed_node.provider if placed_node is not None else next(iter(only)) if len(only) == 1 else None
         return GraphNode(
             name,
             op_type,
             os.fsdecode(node.domain),
             CUDA if copy else provider,
-            known.kind if known is not None else None,
-            reason_of(known) if known is not None else None,
+            placed_node.kind if placed_node is not None else None,
+            reason_of(placed_node) if placed_node is not None else None,
             copy,
-            tuple(os.fsdecode(each) for each in node.inputs if each),
-            tuple(os.fsdecode(each) for each in node.outputs if each),
+            tuple(os.fsdecode(value) for value in node.inputs if value),
+            tuple(os.fsdecode(value) for value in node.outputs if value),
         )
 
     return PlacementDetails(model, tuple(map(graph_node, graph)), tuple((node, reason_of(node)) for node in placed))

@@ -1,8 +1,8 @@
-"""The plan of a session: what ONNX Runtime is asked for, and why.
+"""The plan of a session: the arguments for ONNX Runtime, and the reasons for them.
 
-A plan is made of facts alone, in the order in which they become known: of the request and the installed ONNX Runtime
-(:func:`plan_of`), of the GPUs (:func:`bind_gpu`), and of the model (:func:`fit_to_model`). Each step raises the
-GPUError of a request that cannot be met.
+A plan is made of facts alone, step by step: from the request and the installed ONNX Runtime (:func:`plan_of`), from the
+GPUs (:func:`bind_gpu`), and from the model (:func:`fit_to_model`). Each step raises the GPUError of a request that
+cannot be met.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _UNKNOWN = CudaDevice(0, None, None, None, None, None)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What ONNX Runtime is asked for.
+    """The arguments for ONNX Runtime.
 
     Attributes:
-        providers: those to bind, in order, with the options of the request and what it implies.
+        providers: the providers to bind, in order, with the options of the request and the options that it implies.
         device: the one device that the arguments and the options name.
-        gpu: the GPU that it is. Nothing of it is known before it is looked for, nor for the CPU.
-        chosen: what the caller left open: options of CUDA, and those ``OF_THE_SESSION``, with value and reason.
-        is_carried: the SessionOptions carry the providers, so none are passed, and only the open session shows them.
+        gpu: the GPU of ``device``. It is ``_UNKNOWN`` before the GPUs are read, and on the CPU.
+        chosen: options that the caller did not set, of CUDA and ``OF_THE_SESSION``, with value and reason.
+        is_carried: the SessionOptions carry the providers. So none are passed, and only the open session shows them.
     """
 
     request: SessionRequest
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def captures(self) -> bool:
-        """True if this library captures CUDA graphs. An option of the caller's leaves that to ONNX Runtime."""
+        """True if this library captures CUDA graphs. If the caller sets the option, ONNX Runtime captures them."""
         return CUDA in self.providers.names and (self.request.cuda_graph or CAPTURE in self.chosen)
 
     def provider_arguments(self) -> list[tuple[str, dict[str, str]]] | None:
@@ -90,12 +90,12 @@ class Plan:
 
     def drop_ordinal(self, name: str) -> Plan:
         """Return the plan without the option ``device_id`` of one provider."""
-        kept = {option: value for option, value in self.providers.options_of(name).items() if option != "device_id"}
-        return replace(self, providers=ProviderList(self.providers.names, {**self.providers.options, name: kept}))
+        options = {option: value for option, value in self.providers.options_of(name).items() if option != "device_id"}
+        return replace(self, providers=ProviderList(self.providers.names, {**self.providers.options, name: options}))
 
 
 class Opened(NamedTuple):
-    """A session that ONNX Runtime has opened: the plan that held, where its nodes are, and what is known by then."""
+    """A session that ONNX Runtime has opened: the plan that it was opened with, its placement, and the environment."""
 
     plan: Plan
     placement: Placement
@@ -148,14 +148,14 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
     if requested.names:
         available = runtime.available_providers or ()
         all_names = getattr(runtime.module, "get_all_providers", None)
-        known = tuple(all_names()) if all_names is not None else (*available, CUDA, CPU)
+        known_names = tuple(all_names()) if all_names is not None else (*available, CUDA, CPU)
         if not request.is_guarded:
-            requested = drop_unintended(requested, known, available)
+            requested = drop_unintended(requested, known_names, available)
             if requested.names != request.providers.names:
                 unmeant = [name for name in request.providers.names if name not in requested.names]
                 logger.info("left out of the providers of a session: %s", ", ".join(unmeant))
                 request = replace(request, providers=requested)
-        check_names(requested, known, available)
+        check_names(requested, known_names, available)
         check_options(requested, runtime.provider_library)
     return Plan(
         request,
@@ -170,11 +170,11 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
 
 
 def bind_gpu(plan: Plan, cuda: CudaState) -> Plan:
-    """Return the plan with the GPU that it names. Raises DeviceNotFoundError for one that this process does not see.
+    """Return the plan with the GPU that it names. Raises DeviceNotFoundError if this process does not see that GPU.
 
     Ordinal 0 is left out of the options unless the caller named it: 1.31 then logs a warning about plugins.
     """
-    if plan.is_carried and plan.device is None:  # the open session shows which one it is
+    if plan.is_carried and plan.device is None:  # The open session shows its GPU.
         return plan
     gpu = choose_visible(plan.device, cuda)
     providers = plan.providers
@@ -194,11 +194,11 @@ def bind_gpu(plan: Plan, cuda: CudaState) -> Plan:
 def _limit_arena(plan: Plan, total: int | None) -> Plan:
     """Return the plan with the limit that keeps the session within its budget, unless the caller set a limit.
 
-    A budget of the variable is left out where no limit would keep it.
+    The budget of the variable ORTGPU_MEMORY is ignored if no limit would keep it.
 
     Raises:
         ProviderRequestError: no limit would keep the budget of the argument.
-        ValueError: the budget is a part of a GPU whose memory is unknown.
+        ValueError: the budget is a part of a GPU, and the memory of the GPU is unknown.
     """
     request = plan.request
     size = request.memory if request.memory is not None else memory_by_variable()
@@ -215,9 +215,9 @@ def _limit_arena(plan: Plan, total: int | None) -> Plan:
 
 
 def fit_to_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline, record: Found | None = None) -> Plan:
-    """Return the plan with the options that suit the model. ``release``: of ONNX Runtime."""
+    """Return the plan with the options that suit the model. ``release`` is the release of ONNX Runtime."""
     request = plan.request
-    if request.is_guarded or request.others:  # further arguments change how the graph is optimised
+    if request.is_guarded or request.others:  # Further arguments change how the graph is optimised.
         return plan
     further = choose(request.providers, request.sess_options, release, outline)
     if record is not None:
@@ -237,20 +237,20 @@ def _may_need_plans(outline: GraphOutline) -> bool:
 
 
 def _recorded(record: Found, own: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Return what a record sets, without settings to which an option of the caller's (``own``) belongs."""
-    own = {*own, CAPTURE} if STREAM in own else set(own)  # a captured session has a stream of its own
-    chosen: dict[str, tuple[str, str]] = {}
+    """Return the options of a record, without settings that contain an option of the caller's (``own``)."""
+    own = {*own, CAPTURE} if STREAM in own else set(own)  # A captured session has a stream of its own.
+    choices: dict[str, tuple[str, str]] = {}
     for name, value in record.choice.settings.items():
-        if own.isdisjoint(option for each in SETTINGS[name].values() for option in each):
+        if own.isdisjoint(option for options in SETTINGS[name].values() for option in options):
             why = f"{name} {value}: {record.why}"
-            chosen |= {option: (wanted, why) for option, wanted in SETTINGS[name][value].items()}
-    if DIMENSIONS in chosen:
-        chosen[DIMENSIONS] = (json.dumps(record.record.dimensions), chosen[DIMENSIONS][1])
-    return chosen
+            choices |= {option: (option_value, why) for option, option_value in SETTINGS[name][value].items()}
+    if DIMENSIONS in choices:
+        choices[DIMENSIONS] = (json.dumps(record.record.dimensions), choices[DIMENSIONS][1])
+    return choices
 
 
 def why_untuned(request: SessionRequest) -> str | None:
-    """Return why the request uses no record of tune, whatever the record says; None if it may use one."""
+    """Return why the request uses no record of tune, whatever the record says; None if it may use a record."""
     if request.tuned is False or request.is_guarded:
         return "the session was not to choose options"
     if request.sess_options is not None:
@@ -265,7 +265,7 @@ def why_untuned(request: SessionRequest) -> str | None:
 
 
 def _enable_capture(request: SessionRequest) -> ProviderList:
-    """Return the providers, with capturing enabled if it is wanted. Raises ProviderRequestError for a contradiction."""
+    """Return the providers, with capturing enabled if requested. Raises ProviderRequestError for a contradiction."""
     requested = request.providers
     if not request.cuda_graph:
         return requested
@@ -290,16 +290,16 @@ def _device_named_by(request: SessionRequest) -> DeviceRequest:
     """Return the one device that the argument and the options name. Raises ProviderRequestError if they name two."""
     device, requested = request.device, request.providers
     options = {name: requested.options_of(name) for name in (CUDA, *TENSORRT)}
-    named = {name: int(own["device_id"]) for name, own in options.items() if "device_id" in own}
-    if not named:
+    ordinals = {name: int(settings["device_id"]) for name, settings in options.items() if "device_id" in settings}
+    if not ordinals:
         return device
-    ordinal = next(iter(named.values()))
-    if set(named.values()) != {ordinal} or (device is not None and ordinal_of(device) != ordinal):
+    ordinal = next(iter(ordinals.values()))
+    if set(ordinals.values()) != {ordinal} or (device is not None and ordinal_of(device) != ordinal):
         raise ProviderRequestError(
             "this session is asked for on different GPUs",
             evidence=[
                 *([f"device={device!r}"] if device is not None else []),
-                *(f"device_id={number} in the options of {name}" for name, number in named.items()),
+                *(f"device_id={number} in the options of {name}" for name, number in ordinals.items()),
             ],
             fixes=[manual("name the GPU once")],
             requested=requested.names,
@@ -308,7 +308,7 @@ def _device_named_by(request: SessionRequest) -> DeviceRequest:
 
 
 def bound_to(plan: Plan, ordinal: int, cuda: CudaState) -> Plan:
-    """Return the plan with the GPU that carried providers are bound to. Raises ProviderRequestError for another."""
+    """Return the plan with the GPU of carried providers. Raises ProviderRequestError if the request names another."""
     if plan.device is not None and plan.gpu.ordinal != ordinal:
         raise ProviderRequestError(
             "this session is asked for on different GPUs",

@@ -57,7 +57,7 @@ def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
     if carries_providers(session._request.sess_options):
         raise TypeError(f"cannot pickle {cls.__name__!r} object: its SessionOptions carry execution providers")
     state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
-    request = {each.name: getattr(session._request, each.name) for each in fields(SessionRequest)}
+    request = {field.name: getattr(session._request, field.name) for field in fields(SessionRequest)}
     del request["is_guarded"]  # a GPUSession opens it
     options = Carried(request.pop("sess_options"), request.pop("make_options"))
     return _opened_again, (cls, request, options, plugin), state or None
@@ -70,7 +70,8 @@ def _is_added(session: Reopened, name: str, value: Any) -> bool:
 
 
 def has_own_state(cls: type[Any]) -> bool:
-    return getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)  # from Python 3.11
+    # Python 3.11 added object.__getstate__.
+    return getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
 
 
 def _empty(cls: type[Any], plugin: str | None) -> Any:
@@ -81,14 +82,14 @@ def _empty(cls: type[Any], plugin: str | None) -> Any:
 
 def _opened_again(cls: type[Any], request: dict[str, Any], options: Carried, plugin: str | None) -> Any:
     session = _empty(cls, plugin)
-    wanted = SessionRequest(**request, sess_options=options.options, make_options=options.make)
+    session_request = SessionRequest(**request, sess_options=options.options, make_options=options.make)
     try:
-        made = options.make() if options.make is not None else options.options
-        session._open_request(replace(wanted, sess_options=made))
+        sess_options = options.make() if options.make is not None else options.options
+        session._open_request(replace(session_request, sess_options=sess_options))
     except Exception as error:
         if not _is_received(sys._getframe(1)):
             raise
-        session._request = wanted  # It pickles again, for a process in which it may open.
+        session._request = session_request  # The session pickles again. It may open in another process.
         refuse_from_the_start(session, error)
         session._own_names = frozenset((*vars(session), "_own_names"))
     return session
@@ -116,25 +117,25 @@ def set_class(session: object, cls: type[Any]) -> None:
 @contextlib.contextmanager
 def unchanged_on_error(session: object) -> Iterator[None]:
     """Restore an InferenceSession, its class and its attributes, if the block raises."""
-    cls, held = type(session), dict(vars(session))
-    pinned = vars(session).pop("_pinned", None)  # else opening it again would close it
+    cls, attributes = type(session), dict(vars(session))
+    pinned = vars(session).pop("_pinned", None)  # Opening the session again would close it.
     try:
         yield
     except BaseException:
         set_class(session, cls)
         vars(session).clear()
-        vars(session).update(held)
+        vars(session).update(attributes)
         raise
     if pinned is not None:
         pinned.close()
 
 
 _reopening = fork_safe_lock()
-_at_work: list[object] = []  # the session that is being opened again
+_at_work: list[object] = []  # the session that is opening again
 
 
 class _Awaited:
-    """The stand-in for what keeps the C++ session alive, while that is closed and opened again. A use waits."""
+    """The stand-in for an attribute that keeps the C++ session alive. A use waits until the session is open again."""
 
     def __init__(self, session: Reopened, name: str) -> None:
         self._session, self._name = weakref.ref(session), name
@@ -163,7 +164,7 @@ class _Awaited:
 def reopen(session: Reopened) -> None:
     """Open the C++ session of an outdated session again. The former one is freed first: a budget has no room for two.
 
-    Runs of other threads end before that if the session has a budget. Others end with the former C++ session.
+    If the session has a budget, this waits for runs of other threads. Otherwise they end with the former C++ session.
 
     Raises:
         GPUOutOfMemoryError: the GPU has no room now. The next use tries again.
@@ -171,9 +172,8 @@ def reopen(session: Reopened) -> None:
         GPUError: as the constructor raises.
     """
     with this_thread.holds, _reopening:
-        if session._gpu_context is not lifetime.OUTDATED or any(
-            each is session for each in _at_work
-        ):  # another thread opened it, or this one
+        # Another thread may have opened it again, or this thread may be opening it.
+        if session._gpu_context is not lifetime.OUTDATED or any(other is session for other in _at_work):
             return
         request, holdings = session._request, session._holdings
         if not isinstance(request.model, bytes) and stamp_of(request.model) != session._model_stamp:
@@ -212,7 +212,7 @@ def reopen(session: Reopened) -> None:
                 ) from error
             finally:
                 _at_work.clear()
-        session._request = replace(session._request, **{each: getattr(request, each) for each in _AS_REQUESTED})
+        session._request = replace(session._request, **{name: getattr(request, name) for name in _AS_REQUESTED})
 
 
 _AS_REQUESTED = ("device", "allow_cpu", "cpu_nodes", "tuned")

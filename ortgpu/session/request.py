@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 elif sys.version_info >= (3, 11):
     from typing import Unpack
 else:
-    Unpack = type  # For typing.get_type_hints alone, which needs a name that takes brackets.
+    Unpack = type  # Only typing.get_type_hints reads it, and needs a name that takes brackets.
 
 #: Arguments that GPUSession takes and InferenceSession ignores.
 OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit", "tuned", "memory", "trim_idle")
@@ -98,9 +98,9 @@ class SessionRequest:
     tuned: Tuned = True
     memory: GPUSize | None = None
     trim_idle: float | None = None
-    make_options: Callable[[], Any] | None = None  # made ``sess_options``
+    make_options: Callable[[], Any] | None = None  # the function that returned ``sess_options``
     shares_with_plans: bool = True  # False: a run needed the part of the budget that plans for further shapes had
-    is_guarded: bool = False  # of a library, which chose its options, and may have measured with them
+    is_guarded: bool = False  # A library opens the session. It chose its options, and may have measured with them.
     others: Mapping[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
 
 
@@ -117,10 +117,10 @@ FACTS = ("device", "placement", "options_chosen")
 
 
 def checked(request: SessionRequest) -> SessionRequest:
-    """Check the arguments of a GPUSession before anything is opened, and return them in one form each.
+    """Check the arguments of a GPUSession before anything is opened, and return each in its normal form.
 
-    Raises TypeError, ValueError, DeviceNotFoundError or ProviderRequestError, and GPUError for a pipe or a device in
-    place of a model file, which ONNX Runtime may read for ever.
+    Raises TypeError, ValueError, DeviceNotFoundError or ProviderRequestError. A pipe or a device file as the model
+    raises GPUError, because ONNX Runtime may read it for ever.
     """
     import onnxruntime
 
@@ -158,8 +158,8 @@ def checked(request: SessionRequest) -> SessionRequest:
 
 
 def _refuse_undecoded(path: str) -> None:
-    """Raise TypeError, as InferenceSession does, for a path that ONNX Runtime cannot be given, which takes UTF-8."""
-    if not path.isascii() and any("\ud800" <= each <= "\udfff" for each in path):
+    """Raise TypeError, as InferenceSession does, for a path that is not UTF-8. ONNX Runtime takes only UTF-8."""
+    if not path.isascii() and any("\ud800" <= character <= "\udfff" for character in path):
         encoding = sys.getfilesystemencoding()
         how = "rename it" if encoding == "utf-8" else "start Python with PYTHONUTF8=1, or with LC_ALL=C.UTF-8"
         raise TypeError(f"the name of the model file {path!a} is not in {encoding}, the encoding of names: {how}")
@@ -171,12 +171,12 @@ def _refuse_special_file(path: str | os.PathLike[str]) -> None:
         from ..model.contents import read_model
 
         error = unreadable(read_model(path))
-        if error is not None:  # a file may have taken its place
+        if error is not None:  # A regular file may have replaced it meanwhile.
             raise error
 
 
 def seconds(name: str, value: Any) -> float:
-    """Return a number of seconds. Raises TypeError or ValueError, which name the argument."""
+    """Return a number of seconds. Raises TypeError or ValueError with the name of the argument."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number of seconds, not {value!r}")
     if not 0 < value < threading.TIMEOUT_MAX:
@@ -224,7 +224,7 @@ def no_fallback(what: str) -> ProviderRequestError:
 
 
 def misspelt(names: Iterable[str], known: Iterable[str] = NAMES) -> dict[str, str]:
-    """Map names that are close to a known argument to it: InferenceSession would ignore ``device_id=1``."""
+    """Map each name close to a known argument to that argument: InferenceSession would ignore ``device_id=1``."""
     import difflib
 
     known = tuple(known)
@@ -234,8 +234,8 @@ def misspelt(names: Iterable[str], known: Iterable[str] = NAMES) -> dict[str, st
 
 def refuse_misspelt(kind: str, names: Iterable[str], known: Iterable[str] = NAMES) -> None:
     """Raise TypeError if a name looks misspelt. ``kind`` is the class that has the arguments."""
-    for name, meant in misspelt(names, known).items():
-        raise TypeError(f"{kind} has no argument {name!r}; did you mean {meant!r}?")
+    for name, suggestion in misspelt(names, known).items():
+        raise TypeError(f"{kind} has no argument {name!r}; did you mean {suggestion!r}?")
 
 
 def cpu_is_allowed_by_variable() -> bool:

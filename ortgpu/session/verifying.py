@@ -1,4 +1,4 @@
-"""Verify an open session: that it is on its GPU, with what it was planned with, and that its nodes can run there."""
+"""Verify an open session: that it is on its GPU, has the options of its plan, and can run its nodes there."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def verify(session: OpenedSession, opened: Opened, outline: GraphOutline) -> Ver
     """Return the facts of a session that is on its GPU.
 
     Raises:
-        GPUError: it is not, or its nodes cannot run there.
+        GPUError: the session is not on its GPU, or its nodes cannot run there.
     """
     try:
         return _verify(session, opened, outline)
     except UndiagnosedError as failure:
-        undiagnosed = failure.with_traceback(None)  # which names the session
+        undiagnosed = failure.with_traceback(None)  # The traceback refers to the session.
     raise diagnose(undiagnosed, outline).error
 
 
@@ -69,9 +69,9 @@ def _verify(session: OpenedSession, opened: Opened, outline: GraphOutline) -> Ve
 
 
 def verify_plan(session: OpenedSession, plan: Plan, runtime: Runtime, cuda: CudaState) -> Plan:
-    """Return the plan, with the GPU that carried providers are on, if the session is bound as planned."""
+    """Return the plan if the session is bound as planned. Add the GPU of providers that the SessionOptions carry."""
     expected = plan.providers.names
-    bound = tuple(InferenceSession.get_providers(session))  # a subclass may override it
+    bound = tuple(InferenceSession.get_providers(session))  # A subclass may override get_providers.
     ours = requests.CUDA in bound and {requests.CUDA, requests.CPU, *requests.TENSORRT}.issuperset(bound)
     if plan.is_carried and not ours:
         other = other_plugins.bound_plugin(bound)
@@ -80,7 +80,7 @@ def verify_plan(session: OpenedSession, plan: Plan, runtime: Runtime, cuda: Cuda
         return bound_to(plan, other_plugins.verified_ordinal(session, other, cuda), cuda)
     if requests.CUDA not in bound:
         raise undiagnosed_for(plan, runtime, cuda)
-    if plan.request.is_guarded:  # plain ONNX Runtime leaves out, without a word, plugins that it opens by device only
+    if plan.request.is_guarded:  # Plain ONNX Runtime silently leaves out plugins that it opens only by device.
         expected = tuple(name for name in expected if name in bound)
     if bound[: len(expected)] != expected and not plan.is_carried:
         raise ProviderFallbackError(
@@ -90,18 +90,18 @@ def verify_plan(session: OpenedSession, plan: Plan, runtime: Runtime, cuda: Cuda
         )
     options = InferenceSession.get_provider_options(session)[requests.CUDA]
     ignored = [name for name, (value, _) in plan.chosen.items() if options.get(name, value) != value]
-    if ignored:  # a plugin of 1.31.1 leaves enable_cudnn on, for instance
+    if ignored:  # A plugin of 1.31.1, for instance, leaves enable_cudnn on.
         plan = plan.without(ignored)
     if LIMIT in ignored:
         if plan.request.memory is not None:
             raise not_limited("the CUDA provider of this process ignores gpu_mem_limit")
         plan = replace(plan, budget=None)
-    found = options.get("device_id", "0")
+    gpu_id = options.get("device_id", "0")
     if plan.is_carried:
-        plan = bound_to(plan, int(found), cuda)
+        plan = bound_to(plan, int(gpu_id), cuda)
     ordinal = plan.gpu.ordinal
-    if found != str(ordinal):
-        raise ProviderFallbackError(f"ONNX Runtime bound cuda:{found} and cuda:{ordinal} was asked for", bound=bound)
+    if gpu_id != str(ordinal):
+        raise ProviderFallbackError(f"ONNX Runtime bound cuda:{gpu_id} and cuda:{ordinal} was asked for", bound=bound)
     if cuda.devices is not None and context_is_active(ordinal) is False:
         raise ProviderFallbackError(
             f"ONNX Runtime bound cuda:{ordinal}, and this process has no CUDA context there", bound=bound
@@ -110,7 +110,7 @@ def verify_plan(session: OpenedSession, plan: Plan, runtime: Runtime, cuda: Cuda
 
 
 def missing_cuda_error(bound: tuple[str, ...]) -> ProviderRequestError:
-    """Return the error for a session that the providers in its SessionOptions leave without CUDA."""
+    """Return the error of a session without CUDA among the providers of its SessionOptions."""
     return ProviderRequestError(
         "the providers that the SessionOptions carry leave this session "
         + ("on the CPU" if bound == (requests.CPU,) else "on other providers than CUDA"),
@@ -164,11 +164,11 @@ def check_libraries_of_nodes(
 
 
 def _cudnn_lacks_code(report: PreloadReport, capability: tuple[int, int] | None) -> bool:
-    held = _read_architectures_once(tuple(filter(None, map(report.path_of, CUDNN_CODE))))
-    return capability is not None and coverage_by(held, capability, os.environ) == "none"
+    architectures = _read_architectures_once(tuple(filter(None, map(report.path_of, CUDNN_CODE))))
+    return capability is not None and coverage_by(architectures, capability, os.environ) == "none"
 
 
-_read_architectures_once = functools.cache(read_architectures_of_cudnn)  # loaded files do not change
+_read_architectures_once = functools.cache(read_architectures_of_cudnn)  # Loaded files do not change.
 
 
 def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bool) -> frozenset[str]:
@@ -176,7 +176,8 @@ def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bo
     if cudnn or everything:
         stems |= {spec.stem for spec in LIBRARIES if spec.is_cudnn} | {"libnvrtc", "libcudart"}
         if not everything and not {"RNN", "GRU", "LSTM"} & set(cudnn):
-            stems -= {"libcudnn_adv", "libcudnn_ext"}  # recurrent networks and attention, causal convolutions
+            # They serve recurrent networks and attention, and causal convolutions.
+            stems -= {"libcudnn_adv", "libcudnn_ext"}
     if cufft or everything:
         stems |= {"libcufft", "libnvJitLink"}
     return frozenset(stems)
@@ -195,7 +196,7 @@ def check_cpu_nodes(session: object, placement: Placement, cpu_nodes: CPUNodes) 
 
 
 def _check_search(session: OpenedSession, placement: Placement, runtime: Runtime) -> None:
-    """Warn of a search for convolutions with which cuDNN 9 runs each by its slowest way."""
+    """Warn if the search for algorithms makes cuDNN 9 run each convolution by its slowest algorithm."""
     report = runtime.preload
     options = InferenceSession.get_provider_options(session)[requests.CUDA]
     warning = slow_search(options, placement, report.path_of("libcudnn") if report is not None else None)
