@@ -1,4 +1,4 @@
-"""Judge facts: run the checks, and put their findings in order; explain what has failed."""
+"""Judge facts: run the checks, put their findings in order, and explain a failure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 Check = Callable[[Facts], GPUError | None]
 
-# In the order in which causes turn out to be true
+# The order of the checks is the order of likely root causes.
 CHECKS: tuple[Check, ...] = (
     packages.platform_unsupported,
     packages.package_unreadable,
@@ -69,7 +69,7 @@ CHECKS: tuple[Check, ...] = (
     imports.visual_c_missing,
     imports.other_engine,
     imports.failed,
-    model_checks.collective_ops_missing,  # neither a library nor a driver nor a device helps
+    model_checks.collective_ops_missing,  # No library, driver or device helps.
     libraries.missing,
     imports.provider_unloadable,
     libraries.cudnn_missing,
@@ -102,11 +102,11 @@ CHECKS: tuple[Check, ...] = (
 
 
 def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUError, ...]:
-    """Return everything that is wrong. Pure and deterministic.
+    """Return all problems. The function is pure and deterministic.
 
     Fatal root causes come first, in the order of the checks; then their consequences, with ``consequence_of`` set; then
-    warnings. A missing package is no cause if installing it would not help: on a machine without an NVIDIA GPU, or if
-    another release of ONNX Runtime is needed, which brings its own libraries.
+    warnings. A missing package is no root cause if its installation would not help. That is so on a machine without an
+    NVIDIA GPU, and if another release of ONNX Runtime is needed: that release brings its own libraries.
     """
     found: list[GPUError] = []
     for check in checks:
@@ -149,13 +149,13 @@ def _is_of_missing_libraries(error: GPUError) -> bool:
 
 def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
     if isinstance(root, UnsupportedPlatformError) and packages.has_cuda(root.system, root.machine):
-        return False  # its C library is too old, which explains nothing else
+        return False  # The C library is too old, and that explains nothing else.
     if isinstance(error, NoDeviceError) and surroundings.are_hidden(facts.environment):
-        return False  # a variable hides it from any driver
+        return False  # A variable hides the GPU from any driver.
     if isinstance(root, BrokenPackageError) and isinstance(error, BrokenPackageError):
         return None in (root.package, error.package) or root.package == error.package
     if isinstance(root, BrokenPackageError) and isinstance(error, CPUOnlyPackageError):
-        return (root.package or "").startswith(PREFIX)  # of a plugin, whose files are missing
+        return (root.package or "").startswith(PREFIX)  # The files of a plugin are missing.
     return error.code in root.explains
 
 
@@ -164,14 +164,14 @@ class Diagnosis:
     """The problems, most likely cause first, and the facts behind them. ``str()`` shows the problems."""
 
     problems: tuple[GPUError, ...]
-    # Left out of repr(), which a notebook shows: these are pages long.
+    # A notebook shows repr(): these fields are pages long.
     environment: Environment = field(repr=False)
-    probe: ProbeResult | None = field(default=None, repr=False)  # None: there was no probe
-    training: object | None = field(default=None, repr=False)  # TrainingFacts; None: another profile
+    probe: ProbeResult | None = field(default=None, repr=False)  # It is None without a probe.
+    training: object | None = field(default=None, repr=False)  # It holds TrainingFacts; None: another profile.
 
     @property
     def ok(self) -> bool:
-        """True if no problem is fatal: sessions open, or for training, the driver, the API and MPI work."""
+        """True if no problem is fatal: sessions open. For training: the driver, the API and MPI work."""
         return not any(problem.severity == "fatal" for problem in self.problems)
 
     def __str__(self) -> str:
@@ -195,12 +195,12 @@ def diagnose_inference(
     check_timeout(timeout)
     result = None
     if probe:
-        from .probe.probing import run_probe  # not needed when a session explains why it failed
+        from .probe.probing import run_probe  # A session that explains its failure does not need it.
 
         result = run_probe(model, timeout=timeout)
     if result is None:
         environment = inspect_environment()
-    else:  # without the questions that the child did not survive; and what ended it may be an altered file
+    else:  # Leave out the questions that killed the child. An altered file may have killed it, too.
         environment = inspect_environment(unasked=result.deadly, compare_contents=result.crashed)
     request = request_for(GraphOutline(model)) if model is not None else Request()
     observed = Observed() if result is None else observed_by(result)
@@ -228,7 +228,7 @@ def request_for(outline: GraphOutline) -> Request:
 
 
 def observed_by(result: ProbeResult) -> Observed:
-    """Return what the child of a probe saw, for the checks."""
+    """Return the observations of a probe's child process for the checks."""
     imported, provider = result.step("import"), result.step("provider")
     providers = result.measured("import", "providers")
     problem = result.measured("provider", "plugin_problem")
@@ -243,7 +243,7 @@ def observed_by(result: ProbeResult) -> Observed:
     )
 
 
-# Why this process could not open a session
+# The functions below explain why this process could not open a session.
 
 _FOR_WHAT_NO_CHECK_KNOWS = (
     manual("run `ortgpu doctor`: it opens the driver, the provider and a small session in a process of its own"),
@@ -261,19 +261,19 @@ def why_unusable(
 ) -> GPUError | None:
     """Return the most likely error, with the other problems attached.
 
-    None if neither the environment nor the words of ``cause`` say anything about the GPU. Without a ``cause`` there is
-    always an error, at the last a :class:`ProviderFallbackError`. ``cuda``: the driver's answer to this process, if it
-    was asked.
+    The result is None if neither the environment nor the words of ``cause`` say anything about the GPU. Without a
+    ``cause`` there is always an error, in the worst case a :class:`ProviderFallbackError`. ``cuda``: the driver's
+    answer to this process, or None if it was not asked.
     """
     facts = Facts(inspect_environment(), request or Request(), _observed(runtime, request, cuda))
     problems = find_problems(facts)
     fatal = [problem for problem in problems if problem.severity == "fatal"]
-    # Altered files seemed harmless, and are a better guess than none.
+    # Altered files are only a warning, and still a better guess than no cause.
     fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
     said = classifier.explain_opening(str(cause), facts) if cause is not None else None
     if said is None and cause is not None:
         return None
-    if said is None or isinstance(said, ProviderFallbackError):  # which names no cause
+    if said is None or isinstance(said, ProviderFallbackError):  # The words name no cause.
         too_few = driver.too_few_descriptors(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
         explaining = fatal or ([too_few] if too_few is not None else [])
     elif isinstance(said, ProviderFailureError) and said.library in OF_WHEELS:
@@ -319,6 +319,6 @@ def _observed(runtime: Runtime, request: Request | None, cuda: CudaState | None)
         has_other_cuda_plugin=bool(list_other_cuda_plugins()),
         cuda=cuda,
         has_collective_ops=runtime.has_collective_ops if needs_collective_ops else None,
-        sessions=sessions() if cuda is not None and cuda.code == 0 else (),  # else none is on a GPU
+        sessions=sessions() if cuda is not None and cuda.code == 0 else (),  # Without CUDA no session is on a GPU.
         numpy_error=runtime.numpy_error,
     )

@@ -1,4 +1,4 @@
-"""The facts that checks judge: the environment, the request, and what was seen when something was tried."""
+"""The facts for the checks: the environment, the request, and the observations from real attempts."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class Request:
     """The request for a session, as far as a diagnosis needs it."""
 
     device: DeviceRequest = None
-    cudnn_operators: tuple[str, ...] = ()  # operators of the model that run on cuDNN; empty: none, or not known
-    cufft_operators: tuple[str, ...] = ()  # likewise
+    cudnn_operators: tuple[str, ...] = ()  # The model's operators on cuDNN; empty: none, or not known.
+    cufft_operators: tuple[str, ...] = ()  # The model's operators on cuFFT; empty: none, or not known.
     model: ModelFacts | None = None
-    cudnn_disabled: bool = False  # provider option enable_cudnn=0
-    collective_operators: tuple[str, ...] = ()  # operators of the model that work between processes
+    cudnn_disabled: bool = False  # The provider option enable_cudnn is 0.
+    collective_operators: tuple[str, ...] = ()  # The model's operators that work between processes.
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The result of what was really tried. None: it was not tried."""
+    """The results of real attempts. None: there was no attempt."""
 
-    import_error: str | None = None  # of `import onnxruntime`, as "Type: text"
-    has_session: bool | None = None  # the imported module has InferenceSession
+    import_error: str | None = None  # The failure of `import onnxruntime`, as "Type: text".
+    has_session: bool | None = None  # The imported module has InferenceSession.
     available_providers: tuple[str, ...] | None = None
     preload: PreloadReport | None = None
-    provider_error: str | None = None  # the loader's words about the provider file, if all its libraries are there
+    provider_error: str | None = None  # The loader's words about the provider file, if all its libraries are there.
     cuda: CudaState | None = None
     probe: ProbeResult | None = None
-    has_collective_ops: bool | None = None  # of the imported module
-    sessions: tuple[SessionRecord, ...] = ()  # open in this process
-    plugin_problem: str | None = None  # as in Runtime
+    has_collective_ops: bool | None = None  # The imported module has collective operators.
+    sessions: tuple[SessionRecord, ...] = ()  # They are open in this process.
+    plugin_problem: str | None = None  # It is the same as in Runtime.
     has_other_cuda_plugin: bool = False  # A registered plugin of another name lists a GPU of NVIDIA.
-    numpy_error: str | None = None  # NumPy's words if the import failed for it; a probe has what was printed
+    numpy_error: str | None = None  # NumPy's own words if it made the import fail; a probe has its output instead.
 
     @property
     def crashed(self) -> bool:
@@ -56,17 +56,17 @@ class Observed:
 
     @property
     def devices(self) -> tuple[CudaDevice, ...]:
-        """The devices that CUDA listed; empty also where it was not asked."""
+        """The devices in CUDA's list; empty, too, if CUDA was not asked."""
         return (self.cuda.devices if self.cuda is not None else None) or ()
 
     @property
     def loading(self) -> PreloadReport | ProbeResult | None:
-        """What loading the libraries gave in this process, else in the probe's."""
+        """The result of loading the libraries in this process, or else in the probe."""
         return self.preload or self.probe
 
     @property
     def printed(self) -> tuple[str, ...]:
-        """What was printed while the import failed: where NumPy did, the error says no more than that."""
+        """The output during the failed import: if NumPy fails, only the output names the cause."""
         printed = self.probe.measured("import", "printed") if self.probe is not None else None
         return (*(printed or ()), *filter(None, [self.numpy_error]))
 
@@ -75,7 +75,7 @@ class Observed:
         return self.probe.step(name) if self.probe is not None else None
 
     def failed(self, name: str) -> ProbeStep | None:
-        """Return the step if it was finished without success."""
+        """Return the step if it ended without success."""
         step = self.step(name)
         return step if step is not None and not step.ok else None
 

@@ -1,4 +1,4 @@
-"""Recognise lines that somebody pastes: of ONNX Runtime, of the loader, of this library, and of any machine."""
+"""Recognise pasted lines of ONNX Runtime, of the loader and of ortgpu, from any machine."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .checks.classifier import explain_line, explain_opening, explain_run
 from .checks.libraries import is_of_driver
 from .facts import Facts, Observed
 
-# A word that is not part of a path or of a longer name
+# This matches a word outside paths and longer names.
 _WORD = re.compile(r"(?:\bortgpu\.errors\.|(?<![\w./\\-]))([\w-]+)(?![\w/\\-]|\.\w)")
 _ADVICE = re.compile(r"\bortgpu explain ([\w-]+)")
 _LIBRARY = re.compile(r"\.(?:so|dll)\b", re.IGNORECASE)
 _BEFORE_THE_LOADER = re.compile("with error: |Error: ")
 
 
-# A machine on which nothing is known to be wrong
+# This machine has no known fault.
 _ELSEWHERE = Environment(
     host=Host("Linux", "x86_64", None, None, None, (3, 12, 0), "CPython", "python", None, None, False, None, False),
     installer=Installer("pip", "pip install", "pip uninstall -y"),
@@ -54,10 +54,10 @@ _ELSEWHERE = Environment(
 
 
 def recognise(text: str) -> tuple[str, str] | None:
-    """Return the code of the error that a text stands for, and the line that says so; None if no line is known.
+    """Return the error code for a text, and the deciding line; None if no line is known.
 
-    A line that names a cause counts before one that says only that ONNX Runtime left the GPU, or that names the base of
-    errors. The checks judge it on a machine of which nothing else is known.
+    A line with a cause comes before a line that says only that ONNX Runtime left the GPU, or that names a base class of
+    errors. The checks judge the line on a machine without any other facts.
     """
     vague = {ProviderFallbackError.code, *(code for code, cls in catalogue().items() if cls.__subclasses__())}
     found = [(code, line.strip()) for line in text.splitlines() for code in _codes_of(line.strip())]
@@ -66,13 +66,13 @@ def recognise(text: str) -> tuple[str, str] | None:
 
 @functools.cache
 def _own_names() -> dict[str, str]:
-    """Return codes by what this library writes for them. A code of one word may mean something else in a log."""
+    """Return codes by ortgpu's own spellings. A code of one word is left out: it may mean something else in a log."""
     codes = {code: code for code in catalogue() if "-" in code}
     return {**codes, **{cls.__name__: code for code, cls in catalogue().items()}}
 
 
 def _codes_of(line: str) -> Iterator[str]:
-    """Yield the codes that a line stands for, the likeliest first."""
+    """Yield the possible error codes for a line, the likeliest first."""
     names = _own_names()
     yield from (names[word] for word in _WORD.findall(line) if word in names)
     yield from (code for code in _ADVICE.findall(line) if code in catalogue())
@@ -87,7 +87,7 @@ def _judged(line: str) -> Iterator[GPUError | None]:
     words = _BEFORE_THE_LOADER.split(line)[-1]
     refused = _LIBRARY.search(words) is not None and loader_words.refuses(words)
     _, lacking = loader_words.lacks_symbol(words) or ("", None)
-    is_of_cuda = lacking is not None and spec_for(lacking) is not None  # whatever module was imported
+    is_of_cuda = lacking is not None and spec_for(lacking) is not None  # The imported module does not matter.
     if is_of_driver(loader_words.not_found_for(words) or ""):
         yield DriverNotFoundError(words)
     elif "ImportError" in line and not is_of_cuda and (refused or "onnxruntime" in line):

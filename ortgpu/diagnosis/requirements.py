@@ -1,8 +1,8 @@
 """Compare the published requirements with what is installed.
 
-Pure functions over the facts. The rows are those of ONNX Runtime's pages about CUDA. If the installed provider file
-differs from the page, the row states what the file says, and the note names the page's number. An unknown fact gives
-"unknown", never a guess.
+The functions are pure. The rows come from ONNX Runtime's pages about CUDA. If the installed provider file differs from
+the page, the row has the file's number, and the note has the page's number. An unknown fact gives "unknown", never a
+guess.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .remedies import fixes as remedies
 from .remedies.releases import FOR_CUDA_13
 
 Status = Literal["pass", "fail", "unknown"]
-Met = bool | None  # None: unknown
+Met = bool | None  # None means unknown.
 
-GB: Final = 10**9  # as the tables count: a machine sold with 8 GB shows a little less than 8 GiB
+GB: Final = 10**9  # The tables count so: a machine sold with 8 GB shows a little less than 8 GiB.
 _STATUS: Final[dict[Met, Status]] = {True: "pass", False: "fail", None: "unknown"}
 
 
@@ -52,7 +52,7 @@ def row(
 
 
 def reaches(value: Any, minimum: Any, recommended: Any) -> tuple[Met, Met]:
-    """Return if a value, None if it is unknown, is at least the minimum, and the recommendation."""
+    """Return whether a value reaches the minimum and the recommendation. ``value`` None: it is not known."""
     return (None, None) if value is None else (value >= minimum, value >= recommended)
 
 
@@ -239,12 +239,12 @@ def _package(environment: Environment, name: str, lowest: str = "any", note: str
     installed = environment.packages.other(name)
     if installed is not None:
         return row(name, lowest, lowest, installed.version, (True, True), note)
-    absent = "not on record in this environment"  # images often have its files without the metadata
+    absent = "not on record in this environment"  # Images often have the files without the metadata.
     return row(name, lowest, lowest, None, (None, None), f"{absent}; {note}" if note else absent)
 
 
 def _any(answers: Iterable[Met]) -> Met:
-    """Pass if one of several GPUs passes; an unknown one keeps the answer open if none does."""
+    """Return True if a GPU passes; None if none passes and the answer for a GPU is unknown; else False."""
     found = list(answers)
     if any(found):
         return True

@@ -1,11 +1,11 @@
-"""One table of what ONNX Runtime and CUDA say: which words become which error, while a session opens and while it runs.
+"""One table from the messages of ONNX Runtime and CUDA to errors of ortgpu, while a session opens and while it runs.
 
-The first row whose pattern is in a text, and whose function returns an error, decides. A text that says nothing about
-the GPU is not translated: the exception stays ONNX Runtime's own.
+A row has a pattern and a function. The first matching row decides if its function returns an error. A text that says
+nothing about the GPU is not translated: the exception stays ONNX Runtime's own.
 
-The texts are those of releases 1.17 to 1.31. Of a run they are those of 1.31.1 on an H200: out of memory is a plain
-Fail of the arena, a CUDA error a Fail or a RuntimeError with "CUDA failure N" in it, from any method. Those of CUDA's
-memory pools, of thrust and of TensorRT were read from the sources of ONNX Runtime 1.26 (cuda_mempool_arena.cc) and of
+The texts come from releases 1.17 to 1.31, the texts of a run from 1.31.1 on an H200. Out of memory is a plain Fail of
+the arena. A CUDA error is a Fail or a RuntimeError with "CUDA failure N" in it, from any method. The texts of CUDA's
+memory pools, of thrust and of TensorRT were read in the sources of ONNX Runtime 1.26 (cuda_mempool_arena.cc) and of
 thrust (system_error.h).
 """
 
@@ -77,12 +77,12 @@ _CUDNN, _CUFFT = SYSTEM.name(BY_STEM["libcudnn"], 9), SYSTEM.name(BY_STEM["libcu
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The text of an exception, and what is known beside it.
+    """The text of an exception, and the facts around it.
 
     Attributes:
-        text: without the name of the node, in a run.
-        facts: of this machine, while a session opens; None while it runs.
-        gpu: that of the session. None: it is not known.
+        text: The message. In a run the name of the node is left out.
+        facts: The facts of this machine while a session opens; None while it runs.
+        gpu: The GPU of the session; None if it is not known.
     """
 
     text: str
@@ -101,7 +101,7 @@ class Failed:
 
 
 def plain(error: Callable[..., GPUError], summary: str, *fixes: str, **details: str | type) -> Callable[..., GPUError]:
-    """Return a function for an error that says the same each time, but for the first group of its pattern.
+    """Return a function for an error with a fixed text, except for the first group of its pattern.
 
     A type among the ``details`` stands for that group.
     """
@@ -121,7 +121,7 @@ def plain(error: Callable[..., GPUError], summary: str, *fixes: str, **details: 
 def _old_driver(failed: Failed) -> GPUError:
     facts = failed.here
     words = "the NVIDIA driver is older than the CUDA that the installed ONNX Runtime was built with"
-    own = driver.not_found(facts) or driver.too_old(facts)  # cudart says this without any driver, too
+    own = driver.not_found(facts) or driver.too_old(facts)  # cudart reports 35 without any driver, too.
     return own or driver.older_than_needed(facts, words, failed.evidence, [remedies.update_driver(facts.environment)])
 
 
@@ -154,7 +154,8 @@ def _unknown_device(failed: Failed, code: int) -> GPUError:
 
 def _explain_missing_kernel(failed: Failed) -> GPUError:
     known = devices.unsupported(failed.facts) if failed.facts is not None else None
-    return known or devices.missing_code_error(  # the file has code for the GPU in other kernels
+    # Without an error here, the file has code for the GPU in other kernels.
+    return known or devices.missing_code_error(
         failed.gpu,
         "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
         failed.evidence,
@@ -174,7 +175,7 @@ def _busy(failed: Failed) -> DeviceBusyError:
 def _unusable_driver(failed: Failed, code: int) -> GPUError:
     name, meaning, facts = cuda_codes.name_of(code), failed.meaning(code), failed.facts
     if facts is None:
-        is_known = code in (cuda_codes.ECC_UNCORRECTABLE, cuda_codes.UNKNOWN)  # nothing more is known of others
+        is_known = code in (cuda_codes.ECC_UNCORRECTABLE, cuda_codes.UNKNOWN)  # Other codes have no known fix.
         known = meaning.fixes if is_known else ()
         return ProviderFailureError(
             f"CUDA failed: {name}", evidence=failed.evidence, fixes=known, library="CUDA", status=name
@@ -193,7 +194,7 @@ def _unusable_driver(failed: Failed, code: int) -> GPUError:
 
 
 class Code(NamedTuple):
-    """Codes of CUDA, and the function that returns the error for one of them, or None. ``opening_only`` as of a Row."""
+    """CUDA error codes, and a function from a code to an error or None. ``opening_only`` is the same as in Row."""
 
     codes: Collection[int]
     explain: Callable[[Failed, int], GPUError | None]
@@ -226,7 +227,7 @@ def _explain_code(failed: Failed, code: int) -> GPUError:
 
 
 def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
-    """Return the error for too little memory of the GPU; the pattern may name the bytes that were asked for."""
+    """Return the error for too little memory of the GPU; the pattern may name the requested bytes."""
     requested = int(match["size"]) if match is not None else None
     if failed.facts is not None:
         return devices.lacks_memory(failed.facts, failed.evidence, requested)
@@ -241,7 +242,7 @@ def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
             f"process {pid} holds {used // _MIB if used is not None else 'unknown'} MiB" for pid, used in others.items()
         ]
     own = devices.sessions_on_gpu(sessions(), device.uuid if device is not None else None)
-    if len(own) > 1:  # the running one is among them
+    if len(own) > 1:  # The running session is in the list, too.
         evidence += devices.named_sessions(own)
     lack, fixes = (
         "the GPU ran out of memory",
@@ -275,7 +276,7 @@ def _own_rank() -> list[str]:
 
 
 def _lacks_pinned_memory(failed: Failed) -> ProviderFailureError | None:
-    """Return the error if what CUDA lacks is page-locked memory of the host."""
+    """Return the error if CUDA lacks page-locked memory of the host."""
     if PINNED.search(failed.text) is None:
         return None
     return ProviderFailureError(
@@ -332,7 +333,7 @@ def _not_created(status: LibraryStatus, failed: Failed) -> ProviderFailureError:
         + (", though the GPU has free memory" if status.is_vague else ""),
         evidence=failed.evidence,
         fixes=[
-            # issue 26322 and pykeio/ort issue 467: of another CUDA; issue 15718: after a change of the driver
+            # The library is for another CUDA (issue 26322, pykeio/ort issue 467), or the driver changed (issue 15718).
             manual(
                 "look with `ortgpu doctor` whether this library is of another CUDA than ONNX Runtime or the driver is "
                 "too old; else whether this process reaches its limit of open files, or is capturing a CUDA graph"
@@ -370,12 +371,12 @@ def _explain_missing_cudnn(failed: Failed, _: Match, *, is_disabled: bool | None
 
 
 def _explain_missing_descriptor(failed: Failed, match: Match) -> GPUError | None:
-    """Return the error for the constructor of LRN if cuDNN, which it asks for a descriptor, is not there."""
+    """Return the error for the constructor of LRN if cuDNN is missing: it asks cuDNN for a descriptor."""
     return _explain_missing_cudnn(failed, match) if failed.facts is not None and lacks_cudnn(failed.facts) else None
 
 
 def _not_opened(library: str, name: str, failed: Failed) -> LibraryNotFoundError:
-    """Return the error for a library that releases from 1.28 on, for CUDA 13, open when a node needs it."""
+    """Return the error for a lazily opened library: releases from 1.28 on, for CUDA 13, wait until a node needs it."""
     return LibraryNotFoundError(
         f"the model reached an operator that needs {library}, which is not available to this session",
         evidence=failed.evidence,
@@ -391,7 +392,7 @@ def _mixed_cudnn(failed: Failed) -> GPUError:
 
 
 def _cudnn_without_code(failed: Failed) -> GPUError | None:
-    """Return the error of a cuDNN without code: a V100 with 9.11 gets CUDNN_STATUS_EXECUTION_FAILED (issue 25676)."""
+    """Return the error for a cuDNN without code: a V100 with 9.11 gets CUDNN_STATUS_EXECUTION_FAILED (issue 25676)."""
     paths = [path for path in read_mapped_libraries() if os.path.basename(path).startswith(CUDNN_CODE)]
     held = read_architectures_of_cudnn(paths)
     device = failed.gpu
@@ -409,7 +410,7 @@ def _cudnn_without_code(failed: Failed) -> GPUError | None:
 
 
 def _explain_generation(failed: Failed, _: Match) -> UnsupportedDeviceError:
-    """Return the error for an operator that reports that its kernels are for other generations of GPUs."""
+    """Return the error for an operator with kernels only for other generations of GPUs."""
     gpu = failed.gpu
     shown = devices.described(gpu.name, gpu.compute_capability) if gpu is not None else "this GPU"
     return devices.missing_code_error(
@@ -424,11 +425,10 @@ def _explain_generation(failed: Failed, _: Match) -> UnsupportedDeviceError:
 
 
 class Row(NamedTuple):
-    """A pattern, and the function that returns the error for a text with it, or None.
+    """A pattern, and a function from a matching text to an error or None.
 
-    ``elsewhere`` is the error that the words mean in a text from another machine, of which nothing else is known.
-    ``opening_only``: a run does not say it. With ``quotes`` the pattern is looked for in names, too, which the author
-    of a model may have given.
+    ``elsewhere`` is the error for a text from another machine, without any other facts. ``opening_only``: no run
+    reports the text. With ``quotes`` the search for the pattern includes names from the author of a model.
     """
 
     pattern: re.Pattern[str]
@@ -483,7 +483,7 @@ _REFUSED_VALUE = plain(
     provider=CUDA, option=str,
 )  # fmt: skip
 
-# The words of ONNX Runtime, and of programs and libraries around it
+# This table has the messages of ONNX Runtime, and of programs and libraries around it.
 TABLE = (
     Row(LIMIT, _ABOVE_ITS_LIMIT, opening_only=True),
     _any(
@@ -498,19 +498,19 @@ TABLE = (
     _opening(r'Failed to parse provider option "([^"]*)"', _REFUSED_VALUE),
     Row(LIBRARY, _explain_library),
     _opening("Please install TensorRT libraries", _MISSING_TENSORRT),
-    # The second comes from the registration of its plugins (onnxruntime_pybind_state.cc), before there is a provider.
+    # The second text comes from the registration of plugins (onnxruntime_pybind_state.cc), before there is a provider.
     _any(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps", _FAILED_TENSORRT),
     _any("cuDNN (?:handle is required|is unavailable|is not available)", _explain_missing_cudnn),
     _any(r"norm_desc_\.Set\(", _explain_missing_descriptor),
     _any("cuFFT is unavailable", lambda failed, _: None if failed.facts else _not_opened("cuFFT", _CUFFT, failed)),
-    _any(  # kernels that ask for a generation of GPUs; issue 19259
+    _any(  # Some kernels ask for a generation of GPUs (issue 19259).
         r"Was the plugin compiled on a compatible CUDA and SM version|compute capability (?:<|>=) ?\d|requires Ampere"
         r"|requires SM ?\d|requires sm ?>= ?\d|need sm\d|only supported on Ampere",
         _explain_generation,
         re.IGNORECASE,
     ),
-    # provider_bridge_ort.cc, where it does not log this only. On Windows the provider is given up with an exception
-    # where CUDA_PATH is set. 126 is a library that was not found, 127 a function that is not in one.
+    # provider_bridge_ort.cc raises this, or only logs it. On Windows it gives the provider up with an exception if
+    # CUDA_PATH is set. Error 126 means a missing library, error 127 a missing function in a library.
     _opening(r"(?:LoadLibrary failed with error|Error) 126\b.*onnxruntime_providers_tensorrt", _MISSING_TENSORRT),
     _opening(
         r"(?:Failed to load library|LoadLibrary failed|Error loading)\b.*onnxruntime_providers_tensorrt\b",
@@ -527,19 +527,19 @@ TABLE = (
     _opening(r"cuda_execution_provider\.cc", _NOT_SET_UP),
     _opening("CUDAExecutionProvider|CUDA EP", _NOT_SET_UP, quotes=False),
     _elsewhere("'CUDAExecutionProvider' is not in available provider names", CPUOnlyPackageError),
-    _elsewhere("`onnxruntime-gpu` package was not found", CPUOnlyPackageError),  # optimum
-    # ONNX Runtime's two warnings about a session that is on the GPU, and this library's
+    _elsewhere("`onnxruntime-gpu` package was not found", CPUOnlyPackageError),  # The package optimum says this.
+    # ONNX Runtime has two warnings about a session on the GPU, and ortgpu has one.
     _elsewhere("Memcpy nodes are added to the graph|not assigned to the preferred execution", PlacementError),
     _elsewhere("CPUNodesWarning:", PlacementError),
     _elsewhere("No module named '?onnxruntime'?$", OnnxRuntimeNotInstalledError),
-    # What every release has
+    # Every release has these attributes and this module.
     _elsewhere("module 'onnxruntime' has no attribute '(?:InferenceSession|SessionOptions)'", BrokenPackageError),
     _elsewhere("module 'onnxruntime' has no attribute '(?:get_available_providers|__version__)'", BrokenPackageError),
     _elsewhere(r"No module named 'onnxruntime\.capi", BrokenPackageError),
 )
 
-# Texts of ONNX Runtime 1.18 to 1.31 that quote names, which may say anything: of inputs and outputs, with the prefix of
-# its bindings, and of nodes whose inputs do not fit together.
+# These texts of ONNX Runtime 1.18 to 1.31 quote names, and a name may say anything. They are about inputs and outputs,
+# with the prefix of its bindings, and about nodes with inputs that do not fit together.
 _QUOTES_WHAT_WAS_GIVEN = re.compile(
     r"(?:Error [a-z ]+: )?(?:\[ONNXRuntimeError\] : 2 : |Invalid (?:input|output|feed) name|Failed to find NodeArg "
     r"with name|Failed to find (?:input|output) name in the mapping)|.*: (?:left|right) operand cannot broadcast on",
@@ -548,17 +548,17 @@ _QUOTES_WHAT_WAS_GIVEN = re.compile(
 
 
 def explain_opening_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
-    """Return the error for a CUDA code that was reported while a session was being opened."""
+    """Return the error for a CUDA code from the opening of a session."""
     return _explain_code(Failed("", evidence, facts, devices.requested_gpu(facts)), code)
 
 
 def explain_run_code(code: int, text: str, device: Device | None) -> GPUError:
-    """Return the error for a code of CUDA that came up in a run, as ``text`` says."""
+    """Return the error for a CUDA code from a run. ``text``: the message of the exception."""
     return _explain_code(Failed(text, [telling_line(text)], gpu=device), code)
 
 
 def explain_opening(text: str, facts: Facts) -> GPUError | None:
-    """Return the error behind the text of an exception that ONNX Runtime raised while a session was being opened."""
+    """Return the error behind the text of ONNX Runtime's exception while a session opened."""
     if "is not a registered function/op" in text:
         return collective_ops_missing(facts)
     if is_of_the_model(text):
@@ -575,7 +575,7 @@ def explain_run(text: str, exception: str | None, device: Device | None) -> GPUE
     """
     if exception == "InvalidArgument" or _QUOTES_WHAT_WAS_GIVEN.match(text):
         return None
-    words = text.rpartition("Status Message: ")[2]  # before it is the name of the node, which may say anything
+    words = text.rpartition("Status Message: ")[2]  # The name of the node comes before it, and may say anything.
     failed = Failed(words, [telling_line(words)], gpu=device)
     found = _classify(failed, (row for row in TABLE if not row.opening_only), words)
     if found is None and (exception == "EPFail" or ": EP_FAIL :" in text):
@@ -592,5 +592,5 @@ def _classify(failed: Failed, rows: Iterable[Row], words: str) -> GPUError | Non
 
 
 def explain_line(line: str) -> GPUError | None:
-    """Return the error that a line of a log means, whichever machine wrote it; None if that takes facts of it."""
+    """Return the error for a line of any machine's log; None if the judgement needs facts of that machine."""
     return next((row.elsewhere(line) for row in TABLE if row.elsewhere is not None and row.pattern.search(line)), None)

@@ -1,4 +1,4 @@
-"""Check which GPUs this process may see, whether the requested one is among them, and whether it can serve."""
+"""Check for visible GPUs, for the requested GPU among them, and for everything that a session needs of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NAMED = 5
 
 
 def sessions_on_gpu(sessions: Iterable[SessionRecord], uuid: str | None) -> list[SessionRecord]:
-    """Return the sessions that hold memory of the GPU, or may: a plain InferenceSession does not say where it is."""
+    """Return the sessions with memory on the GPU. A plain InferenceSession does not name its GPU, and counts too."""
     return [
         session
         for session in sessions
@@ -66,11 +66,12 @@ def close_those_that_are_done_with() -> Fix:
     )
 
 
-_OF_A_JOB_WITHOUT = "NoDevFiles"  # CUDA_VISIBLE_DEVICES in a job of Slurm that asked for no GPU
+# Slurm sets CUDA_VISIBLE_DEVICES to this value in a job without a GPU.
+_OF_A_JOB_WITHOUT = "NoDevFiles"
 
 
 def named_device(facts: Facts) -> GPUError | None:
-    """Check that the requested device exists: by CUDA's answer, or by NVML's if CUDA was not asked."""
+    """Check that the requested device exists in CUDA's list, or in NVML's list if CUDA was not asked."""
     requested, cuda = facts.request.device, facts.observed.cuda
     hidden = facts.environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     if requested is None or requested == "auto":
@@ -106,7 +107,7 @@ def none_visible(facts: Facts) -> GPUError | None:
     if facts.observed.devices or not (hidden or empty or nothing):
         return None
     if not hidden and not empty and environment.driver.libcuda is None:
-        return None  # without a driver there is no device: driver.not_found says it
+        return None  # Without a driver there is no device: driver.not_found reports it.
     fixes = []
     if value == _OF_A_JOB_WITHOUT:
         ask = "ask the scheduler for a GPU, as with sbatch --gres=gpu:1: this job has none"
@@ -121,7 +122,7 @@ def none_visible(facts: Facts) -> GPUError | None:
 
 
 def _seen(facts: Facts) -> list[str]:
-    """Return what CUDA, NVML, the variable and the container say about GPUs, as evidence."""
+    """Return evidence about GPUs from CUDA, NVML, the variable and the container."""
     environment = facts.environment
     nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     seen = []
@@ -191,7 +192,7 @@ def busy(facts: Facts) -> GPUError | None:
 
 
 def unsupported(facts: Facts) -> GPUError | None:
-    """Check that the provider has code for the GPU. Without it the provider binds, and fails at the first kernel."""
+    """Check that the provider has code for the GPU. Without code the provider binds, and fails at the first kernel."""
     provider = facts.environment.provider
     capabilities = _capabilities(facts)
     if provider is None or not capabilities:
@@ -224,7 +225,7 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
     environment, request = facts.environment, facts.request
     provider, held = environment.provider, environment.cudnn_architectures
     variables = environment.variables.now
-    # If the provider has code for none of the GPUs, unsupported() says it.
+    # If the provider has no code for any of the GPUs, unsupported() reports it.
     usable = [
         (name, capability)
         for name, capability in _capabilities(facts)
@@ -255,7 +256,7 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
 def _passed_over(
     name: str | None, capability: tuple[int, int], held: tuple[str, ...], environment: Environment
 ) -> UnsupportedDeviceError:
-    """Return the error for code that a variable makes CUDA ignore: releases from 1.29 on hold no PTX."""
+    """Return the error if an environment variable makes CUDA ignore the code: releases from 1.29 on hold no PTX."""
     variables = environment.variables.now
     guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
     evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
@@ -272,7 +273,7 @@ def _passed_over(
 def missing_code_error(
     gpu: GPU | Device | None, summary: str, evidence: list[str], fixes: list[Fix]
 ) -> UnsupportedDeviceError:
-    """Return the error for a kernel or operator that reports it. ``gpu`` None: which GPU it is, is not known."""
+    """Return the error for a kernel or operator without code for the GPU. ``gpu`` None: the GPU is not known."""
     name, capability = (gpu.name, gpu.compute_capability) if gpu is not None else (None, None)
     return UnsupportedDeviceError(summary, evidence=evidence, fixes=fixes, device=name, compute_capability=capability)
 
@@ -295,7 +296,7 @@ def _build_for(facts: Facts, capability: tuple[int, int]) -> Fix:
 def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
     """Return name and compute capability of the possible devices, from CUDA if it was asked, else from NVML.
 
-    Empty if that of one is unknown: it may be the one that serves.
+    The list is empty if one capability is unknown: the session may use just this device.
     """
     meant = _chosen(facts) if facts.observed.devices else _meant(facts)
     known = [(one.name, one.compute_capability) for one in meant if one.compute_capability is not None]
@@ -303,7 +304,7 @@ def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
 
 
 def _chosen(facts: Facts) -> list[CudaDevice]:
-    """Return the devices of CUDA's list that the request may mean: one, several for "auto", none if it is not there."""
+    """Return the devices in CUDA's list that fit the request: one, all for "auto", none for an absent device."""
     if facts.request.device == "auto":
         return list(facts.observed.devices)
     try:
@@ -313,7 +314,7 @@ def _chosen(facts: Facts) -> list[CudaDevice]:
 
 
 def _meant(facts: Facts) -> list[GPU]:
-    """Return NVML's GPUs that the request may mean."""
+    """Return the GPUs in NVML's list that fit the request."""
     gpus = surroundings.visible_gpus(facts.environment)
     ordinal = ordinal_of(facts.request.device)
     if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
@@ -325,7 +326,7 @@ def _meant(facts: Facts) -> list[GPU]:
 
 
 def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None) -> InsufficientDeviceMemoryError:
-    """Return the error for too little GPU memory. ``requested``: bytes, if ONNX Runtime names them."""
+    """Return the error for too little GPU memory. ``requested``: bytes, or None if ONNX Runtime names none."""
     gpu = requested_gpu(facts)
     free, total = (gpu.memory_free, gpu.memory_total) if gpu is not None else (None, None)
     if gpu is not None and free is not None and total is not None:
@@ -348,7 +349,7 @@ def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None
 
 
 def requested_gpu(facts: Facts) -> GPU | None:
-    """Return what NVML says about the requested GPU; None if that could be several, or none."""
+    """Return NVML's facts about the requested GPU; None if several GPUs fit the request, or no GPU does."""
     meant = _chosen(facts) if facts.observed.devices else _meant(facts)
     if len(meant) != 1:
         return None

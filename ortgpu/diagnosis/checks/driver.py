@@ -1,4 +1,4 @@
-"""Check that there is a driver, that its parts go together, and that they serve this process."""
+"""Check that there is a driver, that its parts match, and that this process can use it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _said_by_nvml(driver: Driver) -> list[str]:
 
 def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     environment = facts.environment
-    if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
+    if environment.driver.libcuda_elsewhere:  # See huggingface/text-generation-inference issue 291.
         return [remedies.prepend_library_path(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
     if environment.driver.libcuda_unlinked:
         return [_way_to_its_link(environment.driver.libcuda_unlinked[0])]
@@ -111,7 +111,7 @@ def _way_to_its_link(file: UnlinkedFile) -> Fix:
 
 
 def _rest_of_the_driver(facts: Facts) -> Fix | None:
-    """Return how to install the missing part: distributions split the driver, and a display needs no CUDA."""
+    """Return the fix for a missing part of the driver: distributions split it, and a display needs no CUDA."""
     environment = facts.environment
     version, major = environment.driver.version, environment.cuda_major
     if major is None or not remedies.is_enough(environment, major):
@@ -132,7 +132,7 @@ def too_old(facts: Facts) -> GPUError | None:
     if (other := _older(facts, major)) is not None:
         return other
     if driver.cuda_version is None and remedies.is_enough(environment, major):
-        return None  # NVML answered by a libcuda.so.1 that only NVML found
+        return None  # NVML answered through a libcuda.so.1 that only NVML found.
     fixes = [remedies.update_driver(environment)]
     older = FOR_CUDA_12.why_not_for(environment.host) is None and all(
         FOR_CUDA_12.runs_on(environment.host, gpu.compute_capability) for gpu in surroundings.visible_gpus(environment)
@@ -160,7 +160,7 @@ def too_old(facts: Facts) -> GPUError | None:
 
 
 def older_than_needed(facts: Facts, summary: str, evidence: list[str], fixes: list[Fix]) -> DriverTooOldError:
-    """Return the error for a driver, or a library of it, that is too old for the CUDA of ONNX Runtime."""
+    """Return the error for a driver, or a driver library, too old for the CUDA of ONNX Runtime."""
     driver, major = facts.environment.driver, facts.environment.cuda_major
     return DriverTooOldError(
         summary,
@@ -173,14 +173,14 @@ def older_than_needed(facts: Facts, summary: str, evidence: list[str], fixes: li
 
 
 def _older(facts: Facts, cuda_major: int) -> DriverTooOldError | None:
-    """Return the error for a loaded libcuda that is too old although the driver itself is new enough."""
+    """Return the error for an old libcuda in this process although the driver itself is new enough."""
     driver = facts.environment.driver
     loaded, by_nvml = driver.cuda_version, driver.nvml.cuda_version
     if loaded is None or loaded[0] >= cuda_major:
         return None
     if by_nvml is not None and by_nvml[0] >= cuda_major:
         own = f"this machine's driver up to {by_nvml[0]}.{by_nvml[1]}"
-    elif remedies.is_enough(facts.environment, cuda_major):  # NVML's answer may be that of the loaded libcuda, too
+    elif remedies.is_enough(facts.environment, cuda_major):  # NVML may answer for the loaded libcuda, too.
         own = f"this machine's driver, {driver.version}, is new enough for CUDA {cuda_major}"
     else:
         return None
@@ -194,7 +194,7 @@ def _older(facts: Facts, cuda_major: int) -> DriverTooOldError | None:
 
 
 def mismatched_libcuda(code: int, facts: Facts, evidence: list[str]) -> DriverUnusableError | None:
-    """Return the error for a libcuda that CUDA calls incompatible: 803, or 804 if it took it for cuda-compat's."""
+    """Return the error for an incompatible libcuda: CUDA reports 803, or 804 if it takes the file for cuda-compat's."""
     driver = facts.environment.driver
     differs = None not in (driver.libcuda_version, driver.version) and driver.libcuda_version != driver.version
     if _is_compat(facts):
@@ -216,9 +216,10 @@ def mismatched_libcuda(code: int, facts: Facts, evidence: list[str]) -> DriverUn
 
 
 def linux_driver_in_wsl(facts: Facts) -> DriverUnusableError | None:
-    """Check for a driver package inside WSL, which hides the driver of Windows, the only one there (faults C15).
+    """Check for a driver package inside WSL: it hides the driver of Windows, the only driver there (faults C15).
 
-    Its file is named after a driver; that of Windows is libcuda.so.1.1 (NVIDIA/nvidia-container-toolkit issue 289).
+    The package names its file after a driver version. Windows brings libcuda.so.1.1 (NVIDIA/nvidia-container-toolkit
+    issue 289).
     """
     environment, code = facts.environment, facts.observed.cuda_code
     path, supported = environment.driver.libcuda or "", environment.driver.cuda_version
@@ -240,7 +241,7 @@ def linux_driver_in_wsl(facts: Facts) -> DriverUnusableError | None:
 
 
 def drop_libcuda(facts: Facts) -> Fix | None:
-    """Take the loaded libcuda out of LD_PRELOAD, or its folder out of LD_LIBRARY_PATH; None where neither has it."""
+    """Take the loaded libcuda out of LD_PRELOAD, or its folder out of LD_LIBRARY_PATH; None if both lack it."""
     environment, driver = facts.environment, facts.environment.driver
     if driver.libcuda_preload is not None:
         return remedies.drop_from_variable(environment, "LD_PRELOAD", driver.libcuda_preload)
@@ -266,7 +267,7 @@ def _is_compat(facts: Facts) -> bool:
 
 
 def versions(facts: Facts) -> list[str]:
-    """Return as evidence the driver's library that is loaded, and the driver in the kernel."""
+    """Return the loaded driver library and the version of the kernel driver as evidence."""
     driver = facts.environment.driver
     own = f", of driver {driver.libcuda_version}" if driver.libcuda_version else ""
     loaded = [f"loaded: {driver.libcuda}{own}"] if driver.libcuda else []
@@ -290,27 +291,27 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
             manual("or start the container again, if the driver of its host was upgraded meanwhile", needs="host"),
         ]
     if numbers_of(driver.libcuda_version or "0") > numbers_of(driver.kernel_version or ""):
-        return list(UNUSABLE[MISMATCH].fixes)  # upgraded, and not restarted
+        return list(UNUSABLE[MISMATCH].fixes)  # The driver was upgraded, and not restarted.
     return [manual(f"let the libcuda.so.1 of the driver be found before {driver.libcuda}", needs="root")]
 
 
 def _update(facts: Facts) -> list[Fix]:
-    """Return an update of the driver if it is too old even without cuda-compat."""
+    """Return a driver update if the driver is too old even without cuda-compat."""
     major, version = facts.environment.cuda_major, facts.environment.driver.version
     if major is None or version is None or remedies.is_enough(facts.environment, major):
         return []
     return [remedies.update_driver(facts.environment)]
 
 
-# Codes that cuInit returns if the kernel module is not there, or does not answer.
+# cuInit returns these codes if the kernel module is missing, or does not answer.
 _VAGUE = frozenset({1, 3, 100, 101, 304, 801, 999})
 
-_NOT_LOADED, _LOST, _DIFFERS = 9, 15, 18  # nvmlReturn_t, nvml.h
+_NOT_LOADED, _LOST, _DIFFERS = 9, 15, 18  # They are values of nvmlReturn_t in nvml.h.
 
 _IN_WSL = manual("in WSL: update it (wsl --update) and the NVIDIA driver of Windows, and restart it", needs="host")
 
 _SAID_BY_NVML: dict[int, Meaning] = {
-    _LOST: Meaning(  # Xid 79
+    _LOST: Meaning(  # The kernel logs Xid 79.
         "a GPU is lost: it does not answer on its bus any more",
         (
             manual("reboot; a GPU that is lost again has to be taken out of service", needs="reboot"),
@@ -321,7 +322,7 @@ _SAID_BY_NVML: dict[int, Meaning] = {
         "the GPU has to be reset before it computes again",
         (shell("sudo nvidia-smi --gpu-reset", needs="root"), manual("or reboot", needs="reboot")),
     ),
-    17: Meaning(  # microsoft/WSL issue 9962
+    17: Meaning(  # See microsoft/WSL issue 9962.
         "the operating system refuses the GPU to this process",
         (_IN_WSL,),
     ),
@@ -329,7 +330,7 @@ _SAID_BY_NVML: dict[int, Meaning] = {
 
 
 def not_ready(facts: Facts) -> DriverUnusableError | None:
-    """Explain by NVML a ``cuInit`` that failed with a code that says nothing."""
+    """Explain a vague code of ``cuInit`` with the help of NVML."""
     environment, code = facts.environment, facts.observed.cuda_code
     nvml, host = environment.driver.nvml, environment.host
     if code not in _VAGUE or surroundings.hides_everything(environment):
@@ -352,7 +353,7 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
 
 def _not_loaded(facts: Facts) -> Meaning:
     host = facts.environment.host
-    if host.wsl and not host.container:  # which has no module of NVIDIA's: microsoft/WSL issue 9134
+    if host.wsl and not host.container:  # WSL has no kernel module of NVIDIA: microsoft/WSL issue 9134.
         return Meaning(
             "WSL does not reach the NVIDIA driver of Windows", (surroundings.wsl_advice(facts.environment) or _IN_WSL,)
         )
@@ -375,13 +376,13 @@ _UVM = "/dev/nvidia-uvm"
 
 
 def device_files_closed(facts: Facts) -> GPUError | None:
-    """Check that the device files exist and may be opened; otherwise CUDA sees no GPU, or gives no reason."""
+    """Check that this process can open the device files; without them CUDA sees no GPU, or gives no reason."""
     driver, code = facts.environment.driver, facts.observed.cuda_code
     if driver.libcuda is None or code == 0:
         return None
     refused = {node.path: node for node in driver.refused_nodes}
     gpus = [path for path in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", path)]
-    # Some GPUs may be kept from a job on purpose.
+    # A job may have only some of the GPUs on purpose.
     needed = [path for path in ("/dev/nvidiactl", _UVM, TEGRA_MEMORY) if path in refused] + (
         gpus if gpus and all(path in refused for path in gpus) else []
     )
@@ -396,7 +397,7 @@ def device_files_closed(facts: Facts) -> GPUError | None:
             cuda_code=code,
         )
     has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
-    # On a machine itself cuInit makes the file, by nvidia-modprobe: it says nothing before that was called.
+    # Outside containers cuInit creates the file, through nvidia-modprobe. Its absence means nothing before that call.
     is_final = code is not None or facts.environment.host.container is not None
     if has_own and is_final and not facts.environment.host.wsl and not driver.is_tegra:
         whole = surroundings.how(facts.environment)
@@ -413,7 +414,7 @@ def device_files_closed(facts: Facts) -> GPUError | None:
 
 def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
     container = facts.environment.host.container
-    if any(node.error == "EPERM" for node in nodes):  # NVIDIA/nvidia-container-toolkit issue 48
+    if any(node.error == "EPERM" for node in nodes):  # See NVIDIA/nvidia-container-toolkit issue 48.
         return [
             manual(
                 "start this container or job again with its GPU: what it may open was changed under it, as "
@@ -431,7 +432,7 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
             )
         ]
     groups = sorted({node.group for node in nodes if node.group is not None} - {"root"})
-    if groups and container is not None:  # its own /etc/group has no effect there
+    if groups and container is not None:  # Its own /etc/group has no effect on device files.
         options = " ".join(f"--group-add {name}" for name in groups)
         return [
             manual(
@@ -446,12 +447,13 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
     return remedies.move_to_host(facts.environment, [manual(let_it, needs="root")])
 
 
-_DESCRIPTORS_NEEDED = 48  # that are left, to be sure: the driver opens its devices some 30 times for a first session
+# The driver opens its devices some 30 times for a first session. The rest is a margin.
+_DESCRIPTORS_NEEDED = 48
 _DESCRIPTORS_ENOUGH = 65_536
 
 
 def descriptors_exhausted(facts: Facts) -> DriverUnusableError | None:
-    """Check that ``cuInit`` did not fail for want of file descriptors."""
+    """Check that ``cuInit`` had enough file descriptors."""
     code = facts.observed.cuda_code
     if not code or surroundings.hides_everything(facts.environment):
         return None
@@ -459,9 +461,10 @@ def descriptors_exhausted(facts: Facts) -> DriverUnusableError | None:
 
 
 def too_few_descriptors(code: int | None, facts: Facts, evidence: list[str]) -> DriverUnusableError | None:
-    """Return the error if few descriptors are left. ``code``: of the CUDA call that failed; None: unknown.
+    """Return the error if few descriptors are left. ``code``: the result of the failed CUDA call; None: unknown.
 
-    With fewer than 30 left, driver 580 on an H100 gave 304, 999, 100 and, from a context, 46, by how many.
+    With fewer than 30 left, driver 580 on an H100 returned 304, 999, 100 and, from a context, 46. The code depends on
+    the number.
     """
     files = facts.environment.host.open_files
     if files is None or files.limit - files.used >= _DESCRIPTORS_NEEDED:

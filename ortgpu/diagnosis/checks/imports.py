@@ -1,4 +1,4 @@
-"""Find out why `import onnxruntime` fails, or why the file of the CUDA provider does not open with its libraries."""
+"""Find out why `import onnxruntime` fails, or why the CUDA provider's file does not open although its libraries do."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def failed(facts: Facts) -> GPUError | None:
         text = "AttributeError: module 'onnxruntime' has no attribute 'InferenceSession'"
     installed = facts.environment.packages.onnxruntime
     if installed.folder is None or not installed.importable:
-        return None  # not_installed or broken_files says it
+        return None  # The checks not_installed and broken_files report it.
     if (unfit := c_library_unfit(facts, text, "import onnxruntime fails")) is not None:
         return unfit
     absent = re.search(rf"(?!libonnxruntime){loader_words.SONAME}: cannot open shared object", text)
     if absent is not None and not loader_words.is_blocked(text):
         if spec_for(absent[1]) is not None or is_of_driver(absent[1]):
-            return None  # the extension itself links CUDA (1.27.0): libraries.missing or driver.not_found reports it
+            return None  # The extension itself links CUDA (1.27.0): libraries.missing or driver.not_found reports it.
         return LibraryNotFoundError(
             f"import onnxruntime fails: {absent[1]}, which it links, is not on this system",
             evidence=[text],
@@ -52,7 +52,7 @@ def failed(facts: Facts) -> GPUError | None:
         )
     if (other := version_mismatch(text, "ONNX Runtime's module", facts)) is not None:
         return other
-    if text == IN_SUB_INTERPRETER:  # in which the extension waits for a lock without end
+    if text == IN_SUB_INTERPRETER:  # The extension waits for a lock for ever there.
         main = (
             "let this program have Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, "
             "single-interpreter = true for uWSGI"
@@ -85,7 +85,7 @@ def failed(facts: Facts) -> GPUError | None:
     if whole is None and (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
     if ("DLL load failed" in text and visual_c_missing(facts)) or other_engine(facts):
-        return None  # these report it
+        return None  # The two checks report it.
     return BrokenPackageError(
         "import onnxruntime fails",
         evidence=dict.fromkeys([text, *([whole[0]] if whole is not None else [])]),
@@ -109,7 +109,7 @@ def _ways_to_import_it(facts: Facts, text: str) -> list[Fix]:
 
 
 def _file_in(words: str, facts: Facts) -> str:
-    """Return the file that the loader names: NumPy's may lie on another file system than ONNX Runtime's."""
+    """Return the file in the loader's words: NumPy may lie on another file system than ONNX Runtime."""
     paths = (part[part.find("/") :] for part in words.split(": ")[:-1] if "/" in part)
     installed = facts.environment.packages.onnxruntime
     module = installed.extension or os.path.join(installed.folder or "", "__init__.py")
@@ -117,13 +117,13 @@ def _file_in(words: str, facts: Facts) -> str:
 
 
 def _quote_numpy_too(facts: Facts, text: str) -> list[str]:
-    """Return the words of the import and, if it failed for NumPy, NumPy's own, as evidence."""
-    words = " ".join((facts.observed.numpy_error or "").split())  # of several lines
+    """Return the words of the import as evidence, and NumPy's own words if NumPy failed."""
+    words = " ".join((facts.observed.numpy_error or "").split())  # The text has several lines.
     return list(dict.fromkeys(filter(None, (text, words))))
 
 
 def _hiding_a_standard_module(facts: Facts, text: str) -> str | None:
-    """Return the file of the user's, such as numbers.py, that hides the module of Python which the words quote."""
+    """Return the user's file, such as numbers.py, that hides a module of Python; the words name the module."""
     quoted = {name for line in (text, *facts.observed.printed) for name in re.findall(r"'(\w+)['.]", line)}
     hiding = facts.environment.packages.hiding_standard
     return next((path for path in hiding if os.path.basename(path).removesuffix(".py") in quoted), None)
@@ -156,7 +156,7 @@ def _numpy_imported_again(facts: Facts, text: str) -> GPUError:
 
 
 def _processor_too_old(facts: Facts, text: str) -> GPUError:
-    """Return the error that NumPy reports. Its wheels are for x86-64-v2 from 2.4 on: numpy issue 31073."""
+    """Return the error for a processor too old for NumPy: wheels from 2.4 on need x86-64-v2 (numpy issue 31073)."""
     numpy = facts.environment.packages.other("numpy")
     version = numpy.version if numpy is not None else None
     fixes: list[Fix] = [
@@ -177,11 +177,12 @@ def _processor_too_old(facts: Facts, text: str) -> GPUError:
     )
 
 
-_DISTRIBUTIONS = {"google": "protobuf"}  # of modules that go by another name
+# These modules have another name than their distribution.
+_DISTRIBUTIONS = {"google": "protobuf"}
 
 
 def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
-    """Return the error for a package that ONNX Runtime imports and that cannot be imported."""
+    """Return the error for a dependency of ONNX Runtime that Python cannot import."""
     absent = re.search(r"No module named '(\w+)", text)
     packages = facts.environment.packages
     numpy = packages.other("numpy")
@@ -240,10 +241,10 @@ def _before(version: str | None, other: tuple[int, ...]) -> bool:
 
 
 def visual_c_missing(facts: Facts) -> GPUError | None:
-    """Check that the libraries of Visual C++ are here: LoadLibrary says 126 otherwise, and no name.
+    """Check that the Visual C++ libraries are installed: otherwise LoadLibrary returns 126, without a name.
 
-    1.31.1 links MSVCP140_ATOMIC_WAIT.dll, which older redistributables lack, and 1.29.0 does not. It is a warning until
-    something was tried: another package may let Windows search a folder of its own.
+    1.31.1 links MSVCP140_ATOMIC_WAIT.dll, and 1.29.0 does not. Older redistributables lack this file. The error is a
+    warning before the first attempt: another package may let Windows search a folder of its own.
     """
     absent, observed = facts.environment.system_libraries_missing, facts.observed
     failed = observed.import_error or observed.provider_error
@@ -259,7 +260,7 @@ def visual_c_missing(facts: Facts) -> GPUError | None:
 
 
 def other_engine(facts: Facts) -> GPUError | None:
-    """Check for the older onnxruntime.dll that Windows 11 has in System32 (microsoft/winml-cli issue 689)."""
+    """Check for the older onnxruntime.dll in System32 of Windows 11 (microsoft/winml-cli issue 689)."""
     observed, installed = facts.observed, facts.environment.packages.onnxruntime
     words = (observed.import_error, observed.provider_error, *observed.printed)
     wanted = re.compile(r"requested API version \[\d+\] is not available")
@@ -279,7 +280,7 @@ def other_engine(facts: Facts) -> GPUError | None:
 
 
 def provider_unloadable(facts: Facts) -> GPUError | None:
-    """Explain why the provider cannot be opened, or registered, although every library is there."""
+    """Explain why the provider does not open, or register, although every library is there."""
     report = facts.observed.preload
     text = facts.observed.provider_error
     if text is None:
@@ -303,7 +304,7 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         return unfit
     absent = loader_words.not_found_for(text)
     if absent in facts.environment.system_libraries_missing:
-        return None  # visual_c_missing says it
+        return None  # The check visual_c_missing reports it.
     if absent is not None and not absent.startswith("libonnxruntime"):
         wheel = remedies.wheel_of(absent, report.provider.cuda_major) if report and report.provider else None
         missing = MissingLibrary(absent, True, wheel, ())
@@ -334,7 +335,7 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
 
 
 def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
-    """Return the error for a missing function of the driver; those of CUDA libraries begin with cuda, cublas, cudnn."""
+    """Return the error for a missing driver function, such as cuInit: other CUDA libraries have longer prefixes."""
     if driver.too_old(facts) is not None:
         return None
     return driver.older_than_needed(

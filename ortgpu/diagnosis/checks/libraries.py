@@ -1,4 +1,4 @@
-"""Check that the CUDA libraries are there, whole, and of the right version."""
+"""Check that the CUDA libraries are installed, intact, and of the right version."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from . import surroundings
 
 
 def missing(facts: Facts) -> GPUError | None:
-    """Check that the linked libraries are there, whole and of the right version. One error names all of them."""
+    """Check that the linked libraries are there, intact and of the right version. One error names all of them."""
     absent = _missing(facts, required=True)
     for library in absent:
         for file in library.rejected:
@@ -40,9 +40,9 @@ def missing(facts: Facts) -> GPUError | None:
 
 
 def _add_missing_driver(facts: Facts, error: GPUError | None) -> GPUError | None:
-    """Return the error for missing libraries, which says so first if there is no driver and no file of them either.
+    """Return the error for missing libraries; if every file and the driver are missing too, it names the driver first.
 
-    A file that is missing or broken beside whole ones was there for a GPU: the driver comes after it.
+    If only some files are missing or broken, the machine was set up for a GPU: the driver comes after them.
     """
     environment = facts.environment
     some_file = any(one.candidates or one.rejected for one in environment.libraries if one.required)
@@ -60,7 +60,7 @@ def _add_missing_driver(facts: Facts, error: GPUError | None) -> GPUError | None
 
 
 def cudnn_missing(facts: Facts) -> GPUError | None:
-    """Check for a lazily opened cuDNN (ONNX Runtime 1.28 and newer): fatal only to a model that needs it."""
+    """Check for a lazily opened cuDNN (ONNX Runtime 1.28 and newer): fatal only to a model with operators on cuDNN."""
     if facts.request.cudnn_disabled:
         return None
     return _lazily_opened_missing(facts, "libcudnn", facts.request.cudnn_operators, "convolutions and others")
@@ -97,7 +97,7 @@ def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
 
 
 def _only_in_this_process(facts: Facts) -> set[str]:
-    """Return the libraries that only this process has, and that a new child does not find."""
+    """Return the libraries that this process has, and a new child does not find."""
     sources = ("already loaded", "beside a loaded one")
     return {found.soname for found in facts.environment.libraries if any(c.source in sources for c in found.candidates)}
 
@@ -114,7 +114,7 @@ def judge_missing(
         return None
     passed_over = [line for library in absent for line in _evidence(library)]
     absent = _find_root_libraries(absent)
-    # By soname, a file that would serve if another library of this process were not loaded
+    # This maps a soname to a file that conflicts with a loaded library of this process.
     unfit = {library.soname: file for library in absent for file in library.rejected if file.unfit_for is not None}
     fixes, facts_of_fixes = _ways_to_have(facts, absent, unfit, further)
     evidence = [*passed_over, _where_needed(facts), *facts_of_fixes]
@@ -151,7 +151,7 @@ def judge_missing(
 def _ways_to_have(
     facts: Facts, absent: tuple[MissingLibrary, ...], unfit: Mapping[str, Candidate], further: Iterable[str]
 ) -> tuple[list[Fix], list[str]]:
-    """Return fixes, and the facts behind them. Only libraries that nothing else blocks are to be installed."""
+    """Return fixes, and the facts behind them. Fixes install a library only if it has no other obstacle."""
     environment = facts.environment
     fixes: list[Fix] = []
     evidence: list[str] = []
@@ -182,7 +182,7 @@ def _ways_to_have(
     to_install = [library for library in absent if library.soname not in otherwise]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     if wheels:
-        # nvidia/cublas/lib/libcublas.so.12: the folder nvidia
+        # For nvidia/cublas/lib/libcublas.so.12 this is the folder nvidia.
         dead = dict.fromkeys(str(PurePath(file.path).parents[2]) for _, file in passed_over if _is_dead_link(file))
         fixes.append(remedies.install_libraries(environment, {**wheels, **dict.fromkeys(further)}, dead))
     if unknown := [library.soname for library in to_install if not library.wheel]:
@@ -191,7 +191,7 @@ def _ways_to_have(
 
 
 def _find_root_libraries(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLibrary, ...]:
-    """Leave out libraries that are there, and that the loader refuses because a library that they link is missing."""
+    """Leave out present libraries that the loader refuses only because another library is missing."""
     names = {library.soname for library in absent}
     roots = tuple(
         library
@@ -203,7 +203,7 @@ def _find_root_libraries(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLib
 
 
 def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
-    """Return, by soname, the file that this user may not read, or the folder of wheels that may hold it."""
+    """Return unreadable files by soname, or else the unreadable folder of wheels that may hold the file."""
     refused = [each.path for each in facts.environment.packages.refused]
     folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
     closed: dict[str, str] = {}
@@ -227,19 +227,19 @@ def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]
 
 
 def _is_dead_link(file: Candidate) -> bool:
-    """Return True for a link in the folder of a wheel to nothing, or to itself."""
+    """Return True for a link to nothing, or to itself, in the folder of a wheel."""
     problem = (file.problem or "").lower()
     return file.source == "nvidia wheels" and problem.startswith(("no such file", "too many levels of symbolic links"))
 
 
 def _foreign_dependency(file: Candidate) -> str | None:
-    """Return the library, not CUDA's, that the loader did not find for this file: libgcc_s.so.1, for example."""
+    """Return the missing library outside CUDA that the loader reports for this file, such as libgcc_s.so.1."""
     name = loader_words.not_found_for(file.problem or "")
     return name if name and spec_for(name) is None and not is_of_driver(name) else None
 
 
 def is_of_driver(library: str) -> bool:
-    """Return True for the name of a library that the driver brings to Linux or to Windows."""
+    """Return True for the name of a driver library on Linux or Windows."""
     return library.lower().startswith(("libcuda.so", "nvcuda."))
 
 
@@ -265,7 +265,7 @@ def _where_needed(facts: Facts) -> str:
 
 
 def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
-    """Check which CUDA the loaded cuDNN is for: libcudnn.so.9 exists for CUDA 12 and for CUDA 13."""
+    """Check that the loaded cuDNN is for ONNX Runtime's CUDA: libcudnn.so.9 exists for CUDA 12 and for CUDA 13."""
     seen, provider, major = facts.observed.loading, facts.environment.provider, facts.environment.cuda_major
     cudnn = seen.cudnn if seen is not None else None
     if cudnn is None or provider is None or major in (None, cudnn[1]):
@@ -281,8 +281,8 @@ def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
     )
 
 
-# The sources before which a further wheel does not come: a loaded library stays, and a folder was requested. On Windows
-# the folder of torch is searched first too.
+# A further wheel does not come before these sources: a loaded library stays, and a folder was requested. On Windows
+# the search looks first into the folder of torch, too.
 _BEFORE_WHEELS = ("already loaded", "directory", "nvidia wheels")
 
 
@@ -302,7 +302,7 @@ def _ways_to_the_right_cudnn(facts: Facts, loaded: LoadedLibrary, built_for: int
 
 
 def cudnn_mixed(facts: Facts) -> GPUError | None:
-    """Check that cuDNN's parts are of one release; else a convolution fails (pytorch issue 185512)."""
+    """Check that all parts of cuDNN are from one release; else a convolution fails (pytorch issue 185512)."""
     seen = facts.observed.loading
     if seen is None or not seen.cudnn_mixed:
         return None
@@ -316,7 +316,7 @@ def cudnn_mixed(facts: Facts) -> GPUError | None:
 
 
 def not_as_installed(facts: Facts) -> GPUError | None:
-    """Check that libraries are the installed files: a part of cuDNN has one name in all releases."""
+    """Check that libraries are the installed files: a part of cuDNN has the same name in all releases."""
     environment = facts.environment
     major = environment.cuda_major
     right = {wheel_name(found.spec.wheels[major]) for found in environment.libraries if major in found.spec.wheels}
@@ -326,7 +326,7 @@ def not_as_installed(facts: Facts) -> GPUError | None:
         wheel: files
         for wheel in environment.packages.nvidia
         if wheel.name in right
-        # The same wheel for another CUDA writes the same files: cudnn_of_other_cuda judges which of them are there.
+        # The same wheel for another CUDA writes the same files: cudnn_of_other_cuda judges the result.
         and sum(name.split("-cu1")[0] == wheel.name.split("-cu1")[0] for name in names) == 1
         and (files := used.intersection(os.path.join(wheel.location, *name.split("/")) for name in wheel.altered_files))
     }
@@ -383,7 +383,7 @@ def _enumerate(names: tuple[str, ...] | list[str]) -> str:
 
 
 def version_mismatch(text: str, user: str, facts: Facts) -> LibraryVersionError | None:
-    """Return the error for a library that has the right name and lacks a function which ``user`` needs."""
+    """Return the error for a library with the right name that lacks a function. ``user``: its caller."""
     report = facts.observed.preload
     lacked = loader_words.lacks_symbol(text) or loader_words.lacks_function(text)
     if lacked is None or lacked[1] is None:
@@ -405,7 +405,7 @@ def version_mismatch(text: str, user: str, facts: Facts) -> LibraryVersionError 
 
 
 def older_c_library(words: str) -> tuple[str, str | None] | None:
-    """Return what the loaded C or C++ library lacks, such as GLIBCXX_3.4.32, and its path if it is not the system's."""
+    """Return the missing version of the C or C++ library, such as GLIBCXX_3.4.32, and its path outside the system."""
     version = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", words)
     if version is None:
         return None
@@ -416,9 +416,9 @@ def older_c_library(words: str) -> tuple[str, str | None] | None:
 
 
 def c_library_unfit(facts: Facts, text: str, what: str) -> GPUError | None:
-    """Return the error for a C library that is old, or no glibc, if ``text`` says so. ``what``: the failed step."""
+    """Return the error for an old C library, or for one other than glibc, by ``text``. ``what``: the failed step."""
     host, old = facts.environment.host, older_c_library(text)
-    if loader_words.is_musl(text):  # issues 2909 and 17986; gcompat, Alpine's substitute, lacks what ONNX Runtime needs
+    if loader_words.is_musl(text):  # Alpine's gcompat is not enough: issues 2909 and 17986.
         lacks = "is built for glibc, and this system has another C library (musl, that of Alpine)"
         fixes = [manual("use a container image with glibc: of Debian, Ubuntu or NVIDIA's CUDA", needs="host")]
     elif old is None:
@@ -452,7 +452,7 @@ def newer_c_library(environment: Environment, path: str | None) -> Fix:
 
 
 def _that_would_be_loaded(facts: Facts) -> tuple[LoadedLibrary, ...]:
-    """Return the libraries that a child process loaded, which searches as this process does."""
+    """Return the libraries that a child process loads: its search is the same as in this process."""
     return tuple(
         LoadedLibrary(found.soname, first.path, first.source, first.root, found.required)
         for found in facts.environment.libraries
@@ -465,8 +465,8 @@ def _ways_to_a_whole_library(facts: Facts, culprits: list[LoadedLibrary], wheels
     locations = {wheel.location for wheel in environment.packages.nvidia}
     for lib in culprits:
         home = os.path.dirname(lib.root)
-        # The installer would install beside this file, which would be found first again.
+        # The installer would write beside this file, and the search would find the old file first again.
         if lib.source == "nvidia wheels" and (home not in locations or remedies.comes_first(environment, home)):
             return [remedies.drop_from_search_path(environment, home)]
-    # The newest release replaces a library that is too old, and one that is damaged.
+    # The newest release replaces an old library as well as a damaged one.
     return [remedies.install(environment, wheels, upgrade=True, again=True)]

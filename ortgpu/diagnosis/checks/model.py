@@ -9,7 +9,7 @@ from ...model.contents import LEAVES, ModelFacts
 from ...provider.placement import PlacedNode, Placement, refusal
 from ..facts import Facts
 
-# The domains whose operators are part of ONNX Runtime: core/graph/constants.h.
+# The operators of these domains are part of ONNX Runtime: core/graph/constants.h.
 _KNOWN_DOMAINS = frozenset(
     {
         "", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training", "ai.onnx.training", "com.microsoft",
@@ -17,15 +17,15 @@ _KNOWN_DOMAINS = frozenset(
     }
 )  # fmt: skip
 
-# Words of ONNX Runtime 1.31 about what it does not know: model_load_utils.h, model.cc and graph.cc
+# ONNX Runtime 1.31 says this about unknown opsets and operators: model_load_utils.h, model.cc and graph.cc.
 _UNKNOWN = re.compile("Opset|IR version|No Op registered|not a registered function/op")
 
-_NAMED, _FILES_SHOWN = 4, 12  # files with weights: in a sentence, and as evidence
+_NAMED, _FILES_SHOWN = 4, 12  # A sentence names four files with weights, and the evidence twelve.
 _CHECK = "check the path, and that the file is whole: the command check-model of the package onnx reads it"
 
 
 def judge_file(model: ModelFacts) -> tuple[GPUError, ...]:
-    """Return what is wrong with a model file, or unusual, whatever the environment is."""
+    """Return the faults and oddities of a model file, independent of the environment."""
     found = (unreadable(model), data_missing(model), custom_domains(model))
     return tuple(error for error in found if error is not None)
 
@@ -63,7 +63,7 @@ def data_missing(model: ModelFacts | None) -> GPUError | None:
 
 
 def custom_domains(model: ModelFacts | None) -> GPUError | None:
-    """Warn of operators that only a library registered with the session options brings."""
+    """Warn of operators that need a library registered with the session options."""
     operators = model.operators if model is not None else frozenset[tuple[str, str]]()
     foreign = sorted((domain, op) for op, domain in operators if domain not in _KNOWN_DOMAINS)
     if not foreign:

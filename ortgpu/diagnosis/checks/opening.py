@@ -1,4 +1,4 @@
-"""Check that the driver and a session opened, here and in a probe."""
+"""Check that the driver and a session opened, in this process and in a probe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def unusable(facts: Facts) -> GPUError | None:
     code = facts.observed.cuda_code
     explained = (driver.device_files_closed, driver.linux_driver_in_wsl, driver.not_ready)
     if not code or code == cuda_codes.NO_DEVICE or any(check(facts) for check in explained):
-        return None  # devices.none_visible judges that code
+        return None  # The check devices.none_visible judges that code.
     evidence = [cuda_codes.returned_by_cuinit(code)]
     return (
         _lacks_host_memory(facts, evidence)
@@ -58,10 +58,10 @@ def session_failed(facts: Facts) -> GPUError | None:
 
 
 def model_failed(facts: Facts) -> GPUError | None:
-    """Check that the session of the caller's model opened, or without any session, that ONNX Runtime can read it."""
+    """Check that the caller's model opened in a session, or could be read if there was no session."""
     step, model = facts.observed.failed("load"), facts.request.model
     if step is not None:
-        # Reported by checks of their own: an unreadable file, operators of a library to register
+        # Other checks report an unreadable file, and operators of a library to register.
         known = unreadable(model) or ("not a registered function/op" in step.detail and custom_domains(model))
         return None if known else explain_opening(step.detail, facts) or not_loaded(step.detail)
     step = facts.observed.failed("model")

@@ -1,4 +1,4 @@
-"""Check that there is an ONNX Runtime for GPUs, that it is whole, and that this process can use it."""
+"""Check that a GPU build of ONNX Runtime is installed and intact, and that this process can use it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def not_installed(facts: Facts) -> GPUError | None:
 
 
 def _another_environment(facts: Facts) -> tuple[str, str] | None:
-    """Return variable and folder of an environment that is active in the shell and not used by this process."""
+    """Return the variable and folder of the shell's active environment if this process runs in another one."""
     environment = facts.environment
     mine = (environment.host.executable, environment.installer.folder)
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
@@ -130,14 +130,14 @@ def _archive_error(facts: Facts, stray: str) -> GPUError:
 
 
 def _is_of_another_python(facts: Facts) -> bool:
-    """Return True for a package outside this interpreter's folders whose library this interpreter cannot import."""
+    """Return True for a package outside this interpreter's folders, with a library for another Python."""
     installed, environment = facts.environment.packages.onnxruntime, facts.environment
     is_of_this = python_of(installed) in (None, environment.host.python[:2])
     return not is_of_this and not environment.installer.owns(installed.home)
 
 
 def python_of(installed: OnnxRuntime) -> tuple[int, int] | None:
-    """Return the Python that the package is built for; None where the name of its library does not say, on Windows."""
+    """Return the Python version of the build, from the name of its library; None on Windows: the name has no version."""
     built = re.search(r"\.cpython-3(\d+)t?-", os.path.basename(installed.extension or ""))
     return (3, int(built[1])) if built is not None else None
 
@@ -157,7 +157,7 @@ def _other_python_error(facts: Facts) -> GPUError:
 
 
 def _is_checkout(facts: Facts) -> bool:
-    """Return True for a package that no distribution owns, without the library that every build has."""
+    """Return True for a package without an owning distribution and without the library of every build."""
     installed = facts.environment.packages.onnxruntime
     return installed.importable and not installed.owners and installed.extension is None
 
@@ -181,7 +181,7 @@ def _checkout(facts: Facts) -> GPUError:
 
 
 def conflicting(facts: Facts) -> GPUError | None:
-    """Check for several distributions in one folder. Fatal if the result is not a whole GPU build."""
+    """Check for several distributions in one folder. It is fatal if the result is not an intact GPU build."""
     installed = facts.environment.packages.onnxruntime
     owners = installed.owners
     if len(owners) < 2 or not installed.importable or _is_of_another_python(facts):
@@ -210,7 +210,7 @@ def conflicting(facts: Facts) -> GPUError | None:
 
 
 def held_at_another_version(facts: Facts) -> GPUError | None:
-    """Check that what `ortgpu hold` has written has the version of the GPU build, which may be newer by now."""
+    """Check that the version in the record of `ortgpu hold` is the version of the GPU build: an upgrade changes it."""
     packages = facts.environment.packages
     gpu = next((owner for owner in packages.onnxruntime.owners if owner.name == "onnxruntime-gpu"), None)
     other = next((one for one in packages.held if gpu is not None and one.version != gpu.version), None)
@@ -246,7 +246,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     owner = installed.owners[0] if len(installed.owners) == 1 else None
     name = installed.build_name or (owner.name if owner else "onnxruntime")
     if _is_for_cuda(name) and (available is None or CUDA in available or installed.imported_as is not None):
-        return None  # a GPU build without its provider file, or installed after the import: other checks report it
+        return None  # Other checks report a GPU build without its provider file, or installed after the import.
     version = installed.build_version or (owner.version if owner else None)
     evidence = [f"import onnxruntime finds {name} {version or ''} in {installed.folder}".replace("  ", " ")]
     if available is not None:
@@ -273,7 +273,7 @@ def _plugin_instead(facts: Facts) -> list[Fix]:
 
 
 def provider_missing(facts: Facts) -> GPUError | None:
-    """Check that a GPU build has its provider: without it onnxruntime still lists CUDA as available (faults B23)."""
+    """Check that a GPU build has its provider file: without it, CUDA is still listed as available (faults B23)."""
     installed = facts.environment.packages.onnxruntime
     if (
         not installed.importable
@@ -283,7 +283,7 @@ def provider_missing(facts: Facts) -> GPUError | None:
         return None
     owner = installed.owners[0] if installed.owners else None
     if owner is not None and any("providers_cuda" in name for name in owner.missing_files):
-        return None  # broken_files says it, with the rest of what is missing
+        return None  # The check broken_files reports it, with the other missing files.
     return BrokenPackageError(
         "the CUDA provider library of ONNX Runtime is not there",
         evidence=[f"expected beside the package in {os.path.join(installed.folder or '', 'capi')}"],
@@ -294,9 +294,10 @@ def provider_missing(facts: Facts) -> GPUError | None:
 
 
 def _keep_away(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
-    """Return ``fixes`` that also keep away what they remove.
+    """Return ``fixes`` that also keep the removed packages away.
 
-    A lock file brings it back, and so does the next library that requires ``onnxruntime``: the GPU build is held then.
+    A lock file brings a package back. The next library that requires ``onnxruntime`` does so, too, unless the GPU build
+    is held.
     """
     environment = facts.environment
     installer, requirers = environment.installer, environment.packages.requirers
@@ -325,7 +326,7 @@ def _first_install(facts: Facts) -> list[Fix]:
 
 
 def _leave_out(facts: Facts) -> Fix:
-    """Take the folder that holds the package off the search path, and install a GPU build if it hides none."""
+    """Take the folder of the package off the search path, and install a GPU build if the folder hides none."""
     installed = facts.environment.packages.onnxruntime
     then = [] if _hides_a_gpu_build(installed) else _first_install(facts)
     return remedies.drop_from_search_path(facts.environment, installed.home, *then)
@@ -341,15 +342,15 @@ def replace_build(facts: Facts) -> list[Fix]:
     packages = facts.environment.packages
     shared = any(one.location == home for one in (*packages.others, *packages.nvidia))
     off = remedies.drop_from_variable(facts.environment, "PYTHONPATH", home)
-    bundled = facts.environment.host.frozen and off is None  # a pex has a folder for each of its packages
+    bundled = facts.environment.host.frozen and off is None  # A pex has a folder for each of its packages.
     mended = not _hides_a_gpu_build(installed) or installer.owns(home) or installer.hides(home)
-    if shared or bundled or (is_for_packages(home) and mended):  # removing it from the path would remove others too
+    if shared or bundled or (is_for_packages(home) and mended):  # Without this folder other packages would go, too.
         return [remedies.reinstall_onnxruntime(facts.environment)]
-    return [_leave_out(facts)]  # a folder that somebody put on the search path hides the package behind it
+    return [_leave_out(facts)]  # A folder on the search path hides the installed package behind it.
 
 
 def _is_for_cuda(names: str) -> bool:
-    """Return True if a name has the part gpu, as onnxruntime-gpu does; onnxruntime-webgpu has no CUDA."""
+    """Return True if a name has the part gpu, as in onnxruntime-gpu; onnxruntime-webgpu has no CUDA."""
     return "gpu" in re.split(r"[-_\s]", names)
 
 
@@ -358,9 +359,9 @@ def _shadowed_by(installed: OnnxRuntime) -> list[str]:
 
 
 def broken_files(facts: Facts) -> GPUError | None:
-    """Check the files of the only owner. Several owners are a conflict, which explains missing files.
+    """Check the files of the only owner. Several owners are a conflict, and explain missing files.
 
-    A warning if the files were tried and work: somebody patched them on purpose, with `patchelf` for example.
+    It is a warning if the files were tried and work: somebody patched them on purpose, with `patchelf` for example.
     """
     installed = facts.environment.packages.onnxruntime
     if installed.folder is None and not installed.owners:
@@ -370,7 +371,7 @@ def broken_files(facts: Facts) -> GPUError | None:
     if len(installed.owners) != 1:
         return None
     owner = installed.owners[0]
-    # Images are trimmed of tools and licences on purpose: only files that a session needs count.
+    # Some images leave out tools and licences on purpose: only the files for a session count.
     missing, altered = (list(filter(is_vital, names)) for names in (owner.missing_files, owner.altered_files))
     damaged = (*missing, *altered)
     if not damaged:
@@ -395,7 +396,7 @@ def broken_files(facts: Facts) -> GPUError | None:
 def _same_again(facts: Facts, owner: Distribution, damaged: tuple[str, ...]) -> Fix:
     provider = facts.environment.packages.onnxruntime.provider_library
     has_cuda = provider is not None or any("providers_cuda" in name for name in damaged)
-    is_public = "==" in remedies.published(owner.name, owner.version)  # no index has private and nightly builds
+    is_public = "==" in remedies.published(owner.name, owner.version)  # No index has private and nightly builds.
     # Under the name onnxruntime an index has a build without CUDA.
     if not is_public or (has_cuda and owner.name == "onnxruntime"):
         return remedies.reinstall_onnxruntime(facts.environment)
@@ -436,10 +437,10 @@ def is_vital(name: str) -> bool:
 
 
 def did_its_work(facts: Facts, name: str) -> bool:
-    """Return True if this file was used with success, so that it is no obstacle. False: nobody tried."""
+    """Return True if this file was used with success. False: it failed, or nobody tried."""
     observed = facts.observed
     session, preload = observed.step("session"), observed.preload
-    if session is not None and not session.ok:  # if its words say why, the package is not the cause
+    if session is not None and not session.ok:  # If its words name a cause, the package is not the cause.
         said = explain_opening(session.detail, facts)
         return said is not None and not isinstance(said, ProviderFallbackError)
     if session is not None:
@@ -470,7 +471,7 @@ def library_damaged(facts: Facts) -> GPUError | None:
     arrival = installed.arrival
     plugin = arrival.package if arrival is not None and [*damaged] == [arrival.library] else None
     said = plugin is None and any(name.endswith(os.path.basename(path)) for name in recorded for path in damaged)
-    if not damaged or said:  # by broken_files or conflicting
+    if not damaged or said:  # The check broken_files or conflicting reports it.
         return None
     blocked = [path for path, problem in damaged.items() if loader_words.is_blocked(problem)]
     whole = len(blocked) == len(damaged)
@@ -489,7 +490,7 @@ def library_damaged(facts: Facts) -> GPUError | None:
 
 
 def numpy_damaged(facts: Facts) -> GPUError | None:
-    """Check the files of NumPy, which ONNX Runtime imports. They are compared only after a crash."""
+    """Check the files of NumPy: ONNX Runtime imports it. The files are compared only after a crash."""
     numpy = facts.environment.packages.other("numpy")
     if numpy is None or not numpy.altered_files:
         return None
@@ -503,7 +504,7 @@ def numpy_damaged(facts: Facts) -> GPUError | None:
 
 
 def package_unreadable(facts: Facts) -> GPUError | None:
-    """Check that this user may read ONNX Runtime's package, or else the folders that may hold it."""
+    """Check that this user may read ONNX Runtime's package, or the folders of packages if it is not visible."""
     packages = facts.environment.packages
     folder = packages.onnxruntime.folder
     if folder is None:
@@ -527,7 +528,7 @@ def package_unreadable(facts: Facts) -> GPUError | None:
 
 
 def guard_unreadable(facts: Facts) -> GPUError | None:
-    """Warn that ORTGPU_ENFORCE does not reach this user's programs, of which Python says nothing."""
+    """Warn that ORTGPU_ENFORCE does not reach this user's programs: Python ignores the unreadable file in silence."""
     names = [each for each in facts.environment.packages.refused if os.path.basename(each.path) in START_FILES]
     if not names or "ORTGPU_ENFORCE" not in facts.environment.variables.now:
         return None
@@ -543,15 +544,15 @@ def guard_unreadable(facts: Facts) -> GPUError | None:
 
 
 def replaced_after_import(facts: Facts) -> GPUError | None:
-    """Check that the package was not replaced after this process imported it, as by a cell of a notebook.
+    """Check that the package was not replaced after this process imported it, for example in a notebook.
 
-    Its provider does not fit the loaded module, which has none or ends the process with it.
+    The new provider does not fit the loaded module: the module has none, or the process crashes.
     """
     installed = facts.environment.packages.onnxruntime
     if installed.imported_as is None or (
         installed.imported_as[0].endswith("-gpu") and not installed.is_of_another_release
     ):
-        return None  # a CPU build of the same release leaves the provider: it breaks the next process
+        return None  # A CPU build of the same release leaves the provider file: it breaks the next process.
     return BrokenPackageError(
         "ONNX Runtime was replaced after this process had imported it, and a process goes on with what it imported",
         evidence=[
@@ -563,13 +564,13 @@ def replaced_after_import(facts: Facts) -> GPUError | None:
     )
 
 
-# CUDA as a plugin: the package that brings it, and what came of registering it
+# The checks below are about CUDA as a plugin: its package, and its registration.
 
 
 def plugin_incomplete(facts: Facts) -> GPUError | None:
     """Check that a package of a CUDA plugin has the provider's library: a warning if CUDA comes another way.
 
-    A meta-package has none, nor a module, and requires one that has.
+    A meta-package has neither library nor module, and requires a package with both.
     """
     installed = facts.environment.packages.onnxruntime
     whole = any(one.library for one in installed.plugins)
@@ -588,7 +589,7 @@ def plugin_incomplete(facts: Facts) -> GPUError | None:
 
 
 def plugin_of_another_release(facts: Facts) -> GPUError | None:
-    """Check that a plugin that uses internals of ONNX Runtime belongs to the installed release."""
+    """Check that a plugin with calls to internals of ONNX Runtime belongs to the installed release."""
     environment = facts.environment
     installed, wanted = environment.packages.onnxruntime, environment.release_wanted
     arrival, name = installed.arrival, installed.build_name or "onnxruntime"
@@ -621,7 +622,7 @@ def plugin_without_device(facts: Facts) -> GPUError | None:
 
 
 def plugin_unregistered(facts: Facts) -> GPUError | None:
-    """Check that a session of others has the plugin: the guard judges sessions and registers nothing."""
+    """Check that the plugin is registered in a session that another library opened: the guard registers nothing."""
     installed = facts.environment.packages.onnxruntime
     if facts.observed.plugin_problem != "not registered" or installed.arrival is None:
         return None
@@ -642,7 +643,7 @@ def plugin_unregistered(facts: Facts) -> GPUError | None:
 
 
 def plugins_unknown(facts: Facts) -> GPUError | None:
-    """Check that this release of ONNX Runtime takes plugins."""
+    """Check that this release of ONNX Runtime supports plugins."""
     installed = facts.environment.packages.onnxruntime
     if facts.observed.plugin_problem != "no plugins":
         return None

@@ -1,4 +1,4 @@
-"""Find out which GPUs this process has: by its variables, and by the container or service that runs it."""
+"""Find the GPUs of this process: by its variables, and by the container or service that runs it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ...environment.gpu.driver import GPU
 from ...environment.inspection import Environment
 from ...errors import Fix, manual
 
-# Of the runtimes that environment/host.py knows. docs.nvidia.com/datacenter/cloud-native, "CDI Support" and "NVIDIA
-# device plugin"; apptainer.org/docs, "GPU Support"
+# The keys are the runtimes in environment/host.py. Sources: docs.nvidia.com/datacenter/cloud-native, "CDI Support" and
+# "NVIDIA device plugin"; apptainer.org/docs, "GPU Support".
 _BY_RUNTIME = {
     "kubernetes": "resources: limits: nvidia.com/gpu: 1 in the specification of its pod, with NVIDIA's device plugin "
     "in the cluster, and runtimeClassName: nvidia where that is not the default",
@@ -18,7 +18,7 @@ _BY_RUNTIME = {
 }
 _BY_DOCKER = "docker run --gpus all ..."
 
-# colab.research.google.com, "Resource limits"; kaggle.com/docs/notebooks; docs.aws.amazon.com/lambda;
+# Sources: colab.research.google.com, "Resource limits"; kaggle.com/docs/notebooks; docs.aws.amazon.com/lambda;
 # docs.cloud.google.com/run, "GPU support for services"; modal.com/docs/guide/gpu; huggingface.co/docs/hub, "Using GPU
 # Spaces" and "ZeroGPU"
 _BY_SERVICE = {
@@ -32,11 +32,11 @@ _BY_SERVICE = {
     "Hugging Face Spaces": "choose hardware with a GPU in the settings of this Space",
 }
 
-_AMD, _NVIDIA = 0x1002, 0x10DE  # PCI vendors
+_AMD, _NVIDIA = 0x1002, 0x10DE  # These are the numbers of PCI vendors.
 
 
 def give_the_gpu(environment: Environment, and_also: str = "") -> Fix:
-    """Return how to give a container the GPU. ``and_also`` is for runtimes that use variables, as Docker does."""
+    """Return the fix for a container without the GPU. ``and_also`` is for runtimes with variables, such as Docker."""
     return manual(f"in a container: give it the GPU ({how(environment)}){and_also}", needs="host")
 
 
@@ -46,7 +46,7 @@ def how(environment: Environment) -> str:
 
 
 def service_advice(environment: Environment) -> tuple[str, Fix] | None:
-    """Return evidence and fix for a service that gives a GPU only on request, if no GPU is visible in it."""
+    """Return evidence and fix if no GPU is visible in a service that gives GPUs only on request."""
     driver, service = environment.driver, environment.host.service
     if service is None or driver.device_nodes or driver.kernel_version or driver.nvml.gpus:
         return None
@@ -61,7 +61,7 @@ def has_nvidia(environment: Environment) -> bool:
 def no_nvidia_advice(environment: Environment) -> tuple[str, Fix] | None:
     """Return evidence and fix if the PCI bus has display controllers, and nothing of NVIDIA is visible."""
     host, driver = environment.host, environment.driver
-    vendors = host.display_vendors if not host.wsl else None  # which has Microsoft's in the place of all
+    vendors = host.display_vendors if not host.wsl else None  # WSL lists only a device of Microsoft.
     if not vendors or has_nvidia(environment) or driver.device_nodes or driver.kernel_version or driver.nvml.available:
         return None
     if _AMD in vendors:
@@ -123,16 +123,16 @@ def visible_gpus(environment: Environment) -> list[GPU]:
     for name in _visible_names(value):
         match = _match(name, gpus)
         if match is None:
-            break  # so does CUDA: CUDA C++ Programming Guide, "CUDA Environment Variables"
+            break  # CUDA does the same: CUDA C++ Programming Guide, "CUDA Environment Variables".
         chosen.append(match)
     return chosen
 
 
 def _visible_names(value: str) -> list[str]:
-    """Return the ordinals and UUIDs of CUDA_VISIBLE_DEVICES that count.
+    """Return the ordinals and UUIDs in CUDA_VISIBLE_DEVICES that CUDA heeds.
 
-    The first name that means nothing ends the list, and a repeated one empties it. A number ends with its digits, so
-    "1gpu" is 1. torch.cuda._parse_visible_devices counts so, as CUDA does.
+    The first invalid name ends the list, and a repeated name empties it. A number ends with its digits, so "1gpu" is 1.
+    torch.cuda._parse_visible_devices follows the same rules as CUDA.
     """
     names: list[str] = []
     for part in map(str.strip, value.split(",")):
@@ -150,11 +150,11 @@ def _match(name: str, gpus: list[GPU]) -> GPU | None:
     if name.isdecimal():
         return gpus[int(name)] if int(name) < len(gpus) else None
     found = [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(name.lower()) or name in gpu.mig_uuids]
-    return found[0] if len(found) == 1 else None  # the beginning of several UUIDs names none of them
+    return found[0] if len(found) == 1 else None  # The beginning of several UUIDs is ambiguous.
 
 
 def given_to_container(environment: Environment) -> list[str]:
-    """Return as evidence which GPUs the variable tells the runtime to give to the container."""
+    """Return the variable that tells the container runtime to give it GPUs, as evidence."""
     value = environment.variables.now.get("NVIDIA_VISIBLE_DEVICES")
     if value is None:
         return []

@@ -1,7 +1,7 @@
-"""The error codes of CUDA: their names, the one that a text reports, and what each means for a session.
+"""The error codes of CUDA: their names, their recognition in a text, and their meaning for a session.
 
-CUresult in cuda.h and cudaError_t in driver_types.h agree from 100 upwards. The causes are those of the issues named in
-each line.
+CUresult in cuda.h and cudaError_t in driver_types.h agree from 100 upwards. The causes come from the issues in the
+comments.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ...environment.gpu.cuda import RESULT_NAMES
 from ...errors import Fix, PoisonedContextError, ProviderFailureError, manual, shell
 
-# The names that cudaGetErrorName of CUDA 13.0 returns, without those of what ONNX Runtime does not use: textures and
-# surfaces, peers, graphics, mapped and registered memory, kernels that start kernels.
+# cudaGetErrorName of CUDA 13.0 returns these names. Names for features that ONNX Runtime does not use are left out:
+# textures and surfaces, peers, graphics, mapped and registered memory, kernels that start kernels.
 CODES = {
     "cudaErrorInvalidValue": 1, "cudaErrorMemoryAllocation": 2, "cudaErrorInitializationError": 3,
     "cudaErrorInvalidConfiguration": 9, "cudaErrorInvalidSymbol": 13, "cudaErrorInvalidMemcpyDirection": 21,
@@ -42,13 +42,13 @@ CODES = {
 }  # fmt: skip
 NAMES = {code: name for name, code in CODES.items()}
 
-# "CUDA error NAME:text" is what ONNX Runtime says of a kernel that was not launched (cuda_kernel.h), "NAME: text" what
-# thrust says (system_error.h); the number comes from cuda_call.cc.
+# ONNX Runtime reports "CUDA error NAME:text" for a kernel that was not launched (cuda_kernel.h), and thrust reports
+# "NAME: text" (system_error.h). The number comes from cuda_call.cc.
 REPORTED = re.compile(r"CUDA (?:failure|error)[ :]+(\d+)|\b(?:" + "|".join(CODES) + r"):")
 
 
 def code_in(match: re.Match[str]) -> int:
-    """Return the code that a match of ``REPORTED`` names."""
+    """Return the code in a match of ``REPORTED``."""
     return int(match[1]) if match[1] else CODES[match[0].rstrip(":")]
 
 
@@ -174,7 +174,7 @@ _ON_WINDOWS: dict[int, Meaning] = {
 # its PTX cannot be compiled for this one (kijai/ComfyUI-WanAnimatePreprocess issue 4, on an RTX 5090).
 NO_CODE = frozenset({98, 200, 209, 218})
 
-# Codes about the GPU rather than the driver, for which no check of the device has a better answer.
+# These codes are about the GPU rather than the driver, and no check of the device has a better answer.
 OF_THE_DEVICE: dict[int, Meaning] = {
     36: Meaning(
         "a CUDA library calls what only a newer driver has",
@@ -190,30 +190,30 @@ OF_THE_DEVICE: dict[int, Meaning] = {
     ),
 }
 
-# Codes of a libcuda.so.1 that is not the driver's.
+# A libcuda.so.1 from outside the driver returns these codes.
 OF_ANOTHER_LIBRARY = frozenset({34, 804})
 
-# Codes of a driver that has to restart.
+# A driver that has to restart returns these codes.
 OF_A_DRIVER_TO_RESTART = frozenset({3, 803, 999})
 
 
-# Errors after which every later CUDA call of the process fails: driver_types.h of CUDA 13 says of each that "the
-# process must be terminated and relaunched". The process, not the device: nothing is promised for its other GPUs.
+# After these errors every later CUDA call of the process fails. driver_types.h of CUDA 13 says: "the process must be
+# terminated and relaunched". This is about the process, not the device: its other GPUs may fail, too.
 STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
 
-# A stream of this process is being captured as a CUDA graph, which forbids much of what other streams and threads want:
+# A capture of a CUDA graph in this process forbids many calls of other streams and threads:
 # cudaErrorStreamCaptureUnsupported and its neighbours in driver_types.h.
 CAPTURING = frozenset(range(900, 909))
 
-# Errors that mean that a device is gone, and say nothing about the process (cuda.h): not available, removed, memory or
-# NVLink beyond correction, its context destroyed, a failure without a reason.
+# These errors mean that a device is gone, and say nothing about the process (cuda.h): it is not available or removed,
+# memory or NVLink is beyond correction, its context is destroyed, or it failed without a reason.
 LOST = frozenset({46, 100, 101, 214, 220, 709, 999})
 
 
 def process_error(code: int, evidence: list[str]) -> PoisonedContextError | ProviderFailureError | None:
-    """Return the error for a code that is about this process, whatever the session was about to do; None for others.
+    """Return the error for a code about this process, independent of the session's call; None for other codes.
 
-    A capture is that of another part of the process, not of a session with ``cuda_graph=True``.
+    Another part of the process captures a graph, not a session with ``cuda_graph=True``.
     """
     if code in STICKY:
         return PoisonedContextError(

@@ -1,8 +1,8 @@
-"""ONNX Runtime's own words: which of them say why a session does not open, and the line among them that does.
+"""ONNX Runtime's own words: find the words, and the line, with the reason why a session does not open.
 
-Its provider reports by text; the texts here were taken from releases 1.18.1 to 1.31.1. A failure of a library is
-``CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED`` in older releases; 1.31.1 asks cublasGetStatusString instead, which
-says ``the resource allocation failed``. The number is the same, so the status of cuBLAS is named by it.
+Its provider reports by text; the texts here come from releases 1.18.1 to 1.31.1. A failure of a library is
+``CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED`` in older releases. 1.31.1 asks cublasGetStatusString, and reports
+``the resource allocation failed``. The number is the same, so the number gives the name of the status.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 LIBRARY = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
 OF_WHEELS = frozenset({"CUBLAS", "CUDNN", "CUFFT", "CURAND"})
-FOR_A_HANDLE = 1 << 30  # bytes; more than a handle of cuBLAS or cuDNN needs, with its kernels
+FOR_A_HANDLE = 1 << 30  # A handle of cuBLAS or cuDNN needs fewer bytes, even with its kernels.
 _CREATION = re.compile(r"\b(?:cublas|cublasLt|cudnn)Create\(")
 
-# cublasStatus_t of cublas_api.h, CUDA 13.1; the numbers have been the same since CUDA 6
+# These are values of cublasStatus_t in cublas_api.h, CUDA 13.1; they have been the same since CUDA 6.
 _CUBLAS = {
     1: "NOT_INITIALIZED",
     3: "ALLOC_FAILED",
@@ -23,8 +23,8 @@ _CUBLAS = {
     13: "EXECUTION_FAILED",
     14: "INTERNAL_ERROR",
 }
-# cudnnStatus_t of cudnn_graph.h, for which some releases have no more words than "unrecognized error code"
-# (triton-inference-server/server issue 7296); those of cuDNN 8 are below 1000
+# These are values of cudnnStatus_t in cudnn_graph.h. Some releases call them only "unrecognized error code"
+# (triton-inference-server/server issue 7296). In cuDNN 8 the values are below 1000.
 _CUDNN = {
     1001: "NOT_INITIALIZED",
     1002: "SUBLIBRARY_VERSION_MISMATCH",
@@ -46,13 +46,14 @@ class LibraryStatus:
     library: str
     status: str
     says_memory: bool
-    is_creation: bool = False  # no handle of the library could be made, whatever the model is
-    is_vague: bool = False  # and the status says nothing more
+    is_creation: bool = False  # The library created no handle: the model does not matter.
+    is_vague: bool = False  # The status names no cause.
 
     def lacks_memory(self, free: int | None) -> bool:
-        """Return True if the GPU's memory was too little. ``free``: bytes that it has; None if unknown.
+        """Return True if the GPU had too little memory. ``free``: its free bytes; None if unknown.
 
-        A handle takes GPU memory, and without it either library gives a status that does not say so (faults C11, C12).
+        A handle takes GPU memory. Without enough memory both libraries return a status about something else (faults
+        C11, C12).
         """
         if self.says_memory or not self.is_creation:
             return self.says_memory
@@ -60,7 +61,7 @@ class LibraryStatus:
 
     @property
     def is_mixture(self) -> bool:
-        """True if cuDNN's parts are of several releases."""
+        """True if the parts of cuDNN are from several releases."""
         return re.search("(?<!SERIALIZATION_)VERSION_MISMATCH", self.status) is not None
 
     @property
@@ -74,7 +75,7 @@ def read_library_status(match: re.Match[str]) -> LibraryStatus:
     library, code, word = match[1], int(match[2]), match[3]
     name = {"CUBLAS": _CUBLAS, "CUDNN": {} if word.isupper() else _CUDNN}.get(library, {}).get(code)
     status = f"{library}_STATUS_{name}" if name else word if word.isupper() else f"status {code}"
-    # For the host's memory cuDNN 9 has another status; CURAND_STATUS_ALLOCATION_FAILED is cuRAND's.
+    # cuDNN 9 has another status for host memory. cuRAND has CURAND_STATUS_ALLOCATION_FAILED.
     says_memory = re.search(r"(?<!HOST_)ALLOC(ATION)?_FAILED", status) is not None
     is_vague = "NOT_INITIALIZED" in status
     return LibraryStatus(library, status, says_memory, bool(_CREATION.search(match.string)), is_vague)
@@ -83,7 +84,7 @@ def read_library_status(match: re.Match[str]) -> LibraryStatus:
 PINNED = re.compile(r"expr=cuda(?:MallocHost|HostAlloc)\(")
 LIMIT = re.compile(r"Available memory of \d+ is smaller than requested bytes of (?P<size>\d+)")
 
-# Reported before a provider is asked. These texts quote the path and names of nodes, which may say anything.
+# ONNX Runtime reports these before it asks a provider. The texts quote paths and node names: they may say anything.
 _OF_THE_MODEL = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : (?:NO_SUCHFILE|NO_MODEL|INVALID_PROTOBUF|INVALID_GRAPH"
     r"|\w+ : (?:Load model|This is an invalid model|Invalid model|External data path|Type Error|Node(?= \()"
@@ -111,7 +112,7 @@ _TELLING = re.compile(
 
 
 def telling_line(text: str) -> str:
-    """Return the part of ONNX Runtime's text that says something, without the C++ signatures before it."""
+    """Return the telling part of ONNX Runtime's text, without the C++ signatures before it."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     telling = [match.start() for match in _TELLING.finditer(line)]
     line = line[telling[-1] :] if telling else re.sub(r"^/\S+\.(cc|h):\d+ ", "", line)

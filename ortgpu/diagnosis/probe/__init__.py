@@ -1,1 +1,1 @@
-"""Try what has to be tried in a child process: its start, its program, its report, its judgement."""
+"""The probe: attempts in a child process, from its start to the judgement of its report."""

@@ -1,4 +1,4 @@
-"""Judge what the probe's child process tried."""
+"""Judge the steps of the probe's child process."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _DOING = {
 
 
 def died(facts: Facts) -> GPUError | None:
-    """Check that the child was not killed by a signal, and returned. The step says in whose code it was."""
+    """Check that no signal killed the child, and that it returned. The last step points to the code at fault."""
     probe = facts.observed.probe
-    # After "start" nothing is known: the interpreter did not start. The wing judges "training".
+    # After "start" nothing is known: the interpreter did not start. The profile for training judges "training".
     if probe is None or probe.died_in in (None, "start", "training"):
         return None
     how = f"did not return within {probe.seconds:.0f} s" if probe.timed_out else f"ended the process ({ending(probe)})"
     summary = f"{_DOING.get(probe.died_in, _DOING['session'])} {how}"
     first: list[Fix] = []
-    if probe.timed_out:  # gigabytes are read, and a GPU takes seconds to start
+    if probe.timed_out:  # The child reads gigabytes, and a GPU takes seconds to start.
         enough = min(max(120, 4 * round(probe.seconds)), 3600)
         first = [manual(f"if this machine is only slow, give it more time: ortgpu doctor --timeout {enough}")]
     evidence = [f"{step.name}: {'ok' if step.ok else 'failed'}, {step.detail}" for step in probe.steps]
@@ -76,7 +76,7 @@ def died(facts: Facts) -> GPUError | None:
     )
 
 
-# Signals that say nothing about the library in whose code they came: who sent them, and the fix.
+# These signals say nothing about the running library. The values are the sender and the fix.
 _FROM_OUTSIDE = {
     "SIGKILL": (
         "the system, as it does when memory runs out (OOM)",
@@ -90,7 +90,7 @@ _FROM_OUTSIDE = {
         manual("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),
     ),
     **dict.fromkeys(
-        ("SIGILL", "exception 0xC000001D"),  # on Windows
+        ("SIGILL", "exception 0xC000001D"),  # Windows has the exception.
         (
             "the processor, which has no such instruction",
             manual(
@@ -116,9 +116,9 @@ def _ended_from_outside(probe: ProbeResult, evidence: list[str], facts: Facts) -
 
 
 def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
-    """Return the package of a file, and what to install: the wheel of a CUDA library, else ONNX Runtime.
+    """Return the package of a file, and the fix: install the wheel of a CUDA library, else ONNX Runtime.
 
-    A library of the system or of conda is in no package that is known. The search finds the wheel before it.
+    The package of a library from the system or conda is not known. The search finds the wheel before such a library.
     """
     environment = facts.environment
     requirement = remedies.wheel_of(os.path.basename(path or ""), environment.cuda_major)
@@ -131,7 +131,7 @@ def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
 
 
 def _another_release(environment: Environment) -> Fix | None:
-    """Return another release for a package whose files are whole; None if they are not, or none is known."""
+    """Return another release for a package with intact files; None for damaged files, or if no release is known."""
     installed = environment.packages.onnxruntime
     owners = [owner for owner in installed.owners if not (owner.missing_files or owner.altered_files)]
     known = {release.cuda_major: release for release in (FOR_CUDA_12, FOR_CUDA_13)}

@@ -1,7 +1,7 @@
 """Open the driver, the provider and a session in a child process: the last step of a diagnosis.
 
 NVML may work where CUDA does not, and a library may abort the process that opens it, or never return. The child
-reports each step before and after it is tried; the parent kills it, with all that it started, at a deadline.
+reports each step before and after it is tried. At a deadline the parent kills it, with all of its own children.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ else:
     extension = late("onnxruntime.capi.onnxruntime_pybind11_state")
     numpy = late("numpy")
 
-# y = Relu(x) for four floats: opset 13, IR version 7, which every release since 1.7 reads.
+# y = Relu(x) for four floats: opset 13 and IR version 7 are readable by every release since 1.7.
 RELU = bytes.fromhex(
     "080712003a370a0c0a0178120179220452656c75120570726f62655a0f0a0178120a0a08080112040a020804620f0a0179120a0a08080112040a"
     "02080442040a00100d"
@@ -56,7 +56,7 @@ _Outcome = tuple[bool, str, dict[str, Any]]
 def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: float = 30.0) -> ProbeResult:
     """Try every step in a child process, and wait for it, at most ``timeout`` seconds.
 
-    Nothing is raised for what happens to it, nor where it cannot be started: ``died_in`` is "start" then.
+    No failure of the child raises an exception. If the child cannot start, ``died_in`` is "start".
     """
     if not isinstance(model, bytes):
         model = os.path.abspath(os.fsdecode(model)) if model and not is_special_file(model) else None
@@ -77,23 +77,23 @@ def run_probe_child(function: Callable[..., None], *arguments: Any, timeout: flo
                 timed_out, returncode = error.timed_out, child.returncode
             child.kill()
             output = child.output()
-    except GPUError as error:  # it cannot be started
+    except GPUError as error:  # The child cannot start.
         return ProbeResult((), False, None, None, False, "start", time.monotonic() - started, "\n".join(error.evidence))
     return result_of(entries, output, None if timed_out else returncode, time.monotonic() - started, timed_out)
 
 
 @contextlib.contextmanager
 def _environ() -> Iterator[dict[str, str]]:
-    """Yield the variables of a child in which ONNX Runtime's telemetry runs, as in the program that is diagnosed.
+    """Yield the variables of a child with ONNX Runtime's telemetry, as in the diagnosed program.
 
-    A damaged library may crash there. The telemetry writes to a temporary folder of its own, which no other user knows.
+    A damaged library may crash in the telemetry. It writes to a private temporary folder.
     """
     environ = environ_of_child()
     if "ORT_DISABLE_TELEMETRY" in os.environ:
         yield environ
         return
     with contextlib.ExitStack() as opened:
-        with contextlib.suppress(OSError):  # there is no room, or no folder: the telemetry stays off
+        with contextlib.suppress(OSError):  # Without space or a folder the telemetry stays off.
             environ["TMPDIR"] = opened.enter_context(private_folder("ortgpu-probe-"))
             del environ["ORT_DISABLE_TELEMETRY"]
         yield environ
@@ -102,11 +102,11 @@ def _environ() -> Iterator[dict[str, str]]:
 def result_of(
     entries: Sequence[dict[str, Any]], output: bytes, returncode: int | None, seconds: float, timed_out: bool = False
 ) -> ProbeResult:
-    """Return what the child told and printed as a result."""
+    """Return a result from the child's reports and output."""
     steps: list[ProbeStep] = []
     current: str | None = None
     opening: str | None = None
-    before = 0  # the length of the output when the current step began
+    before = 0  # The output had this length at the start of the current step.
     for entry in entries:
         if "begin" in entry:
             current, before = entry["begin"], entry["printed"]
@@ -182,11 +182,11 @@ def _report(entry: dict[str, Any]) -> None:
     parent.tell({**entry, "printed": os.fstat(1).st_size})
 
 
-_ACCESS_VIOLATION = 0xC0000005 - (1 << 32)  # as the signed number that os._exit takes
+_ACCESS_VIOLATION = 0xC0000005 - (1 << 32)  # os._exit takes a signed number.
 
 
 def _driver() -> _Outcome:
-    # The parent asks the driver only what this process survives.
+    # The parent asks the driver only the questions that this process survives.
     _report({"opening": NVML})
     read_nvml()
     _report({"opening": LIBCUDA})
@@ -194,7 +194,7 @@ def _driver() -> _Outcome:
     _report({"opening": path})
     state = initialise()
     if state.has_crashed:
-        os._exit(_ACCESS_VIOLATION)  # as it ends a process in which the CUDA runtime initialises it
+        os._exit(_ACCESS_VIOLATION)  # The same crash ends a process if the CUDA runtime initialises the driver.
     devices = None if state.devices is None else [asdict(device) for device in state.devices]
     count = "unknown" if devices is None else str(len(devices))
     detail = "there is no driver" if state.code is None else f"cuInit {state.code}, devices: {count}"
@@ -202,7 +202,7 @@ def _driver() -> _Outcome:
 
 
 def _record(model: str | bytes) -> _Outcome:
-    """Say what a record of tune does for the model on the first GPU."""
+    """Describe the effect of a record of tune for the model on the first GPU."""
     return True, describe_record(model, next(iter(initialise().devices or ()), None)), {}
 
 
@@ -257,7 +257,7 @@ def _provider() -> _Outcome:
 def _load(model: str | bytes) -> _Outcome:
     """Read the model with ONNX Runtime, without a GPU.
 
-    No weights are read from other files, and the model is not made ready to run, which may take long and means other
+    It reads no weights from other files. It does not make the model ready to run: that may take long, and needs other
     kernels on the CPU.
     """
     extension.InferenceSession(onnxruntime.SessionOptions(), model, isinstance(model, str), False)

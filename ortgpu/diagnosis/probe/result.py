@@ -1,4 +1,4 @@
-"""The result of the probe: the steps that its child process tried, and how it ended."""
+"""The result of the probe: the steps of its child process, and the end of it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ...environment.gpu.driver import LIBCUDA, Asked
 from ...environment.libraries.search import Candidate
 from ...provider.preloading import LoadedLibrary, MissingLibrary
 
-NVML = "NVML"  # the value of ``ProbeResult.opening``: nvidia-ml-py knows the path
+NVML = "NVML"  # ProbeResult.opening has this value, because only nvidia-ml-py knows the path.
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeStep:
     """One step. ``detail``: its result, or the words of its failure.
 
-    ``data`` holds what the step measured, and under "printed" what libraries printed while it failed.
+    ``data`` holds the measurements of the step, and under "printed" the output of libraries during a failure.
     """
 
     name: str
@@ -28,7 +28,7 @@ class ProbeStep:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The result of the child. ``died_in``: the step during which it was killed, crashed or ran out of time."""
+    """The result of the child. ``died_in``: the last step before it was killed, crashed or ran out of time."""
 
     steps: tuple[ProbeStep, ...]
     completed: bool
@@ -37,14 +37,14 @@ class ProbeResult:
     timed_out: bool
     died_in: str | None
     seconds: float
-    output: str  # the end of what the libraries printed
-    opening: str | None = None  # what was being opened when it died: the path of a library, or "NVML"
+    output: str  # It holds the end of the libraries' output.
+    opening: str | None = None  # The path of the library that was opening when the child died, or "NVML".
 
     def step(self, name: str) -> ProbeStep | None:
         return next((step for step in self.steps if step.name == name), None)
 
     def measured(self, name: str, key: str) -> Any:
-        """Return what a step measured; None: it was not tried, or does not say."""
+        """Return a measurement of a step; None: the step was not tried, or has no such measurement."""
         step = self.step(name)
         return step.data.get(key) if step is not None else None
 
@@ -61,13 +61,13 @@ class ProbeResult:
 
     @property
     def cudnn(self) -> tuple[LoadedLibrary, int] | None:
-        """The cuDNN of the child, as in PreloadReport."""
+        """The cuDNN in the child, in the same form as in PreloadReport."""
         found = self.measured("libraries", "cudnn")
         return (LoadedLibrary(**found[0]), found[1]) if found is not None else None
 
     @property
     def cudnn_mixed(self) -> tuple[str, ...]:
-        """The files of cuDNN in the child if they are of several releases, as in PreloadReport."""
+        """The files of cuDNN in the child if several releases are mixed, in the same form as in PreloadReport."""
         return tuple(self.measured("libraries", "cudnn_mixed") or ())
 
     @property

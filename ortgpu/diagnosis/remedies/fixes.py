@@ -1,4 +1,4 @@
-"""Write fixes for this environment, of what is installed and of the system around it: driver, limits, permissions."""
+"""Write fixes for this environment: for its packages, and for the driver, limits and permissions of the system."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .releases import Release, cuda_major_of, newest_for
 
 
 def chain_steps(environment: Environment, *steps: str) -> Fix:
-    """Return one fix of several steps, each a command or a :class:`Fix`: a command if all of them are, else a sentence.
+    """Return one fix from several steps: a command if all steps are commands, else a sentence.
 
-    On Windows each command has a line of its own, because Windows PowerShell has no &&.
+    On Windows every command has its own line, because Windows PowerShell has no &&.
     """
     fixes = [step if isinstance(step, Fix) else shell(step) for step in steps]
     if all(fix.kind == "shell" for fix in fixes):
@@ -49,22 +49,22 @@ def install(
     upgrade: bool = False,
     instead_of: Distribution | None = None,
 ) -> Fix:
-    """Return how to install. ``again`` replaces what the installer takes for installed.
+    """Return the fix that installs requirements. ``again`` replaces packages that the installer takes for installed.
 
-    ``instead_of`` is replaced where it lies, if it would be found before what the installer installs.
+    ``instead_of`` is replaced in its own folder if Python would find it before the new installation.
     """
     wanted = list(requirements)
     if _is_rebuilt(environment):
         return _bundle(environment, wanted)
     if instead_of is not None and comes_first(environment, instead_of.location):
-        if instead_of.name.startswith("nvidia-"):  # pip --target removes their common folder first, with other wheels
+        if instead_of.name.startswith("nvidia-"):  # pip --target would remove the wheels' common folder.
             return drop_from_search_path(environment, instead_of.location, install(environment, wanted, again=again))
         return shell(_install_into(environment, instead_of.location, wanted))
     return _skip_obstacle(environment, _install(environment, wanted, again=again, upgrade=upgrade))
 
 
 def install_again(environment: Environment, *installed: Distribution) -> Fix:
-    """Replace the files of packages by those of the same versions."""
+    """Replace the files of packages by fresh files of the same versions."""
     first = next((one for one in installed if comes_first(environment, one.location)), None)
     wanted = [published(one.name, one.version) for one in installed]
     return install(environment, wanted, again=True, instead_of=first)
@@ -79,13 +79,13 @@ def _install(environment: Environment, wanted: list[str], *, again: bool = False
 
 
 def _install_into(environment: Environment, folder: str, wanted: list[str]) -> str:
-    """Return the command for a folder that pip and uv do not own: they replace there only what they put there."""
+    """Return the command for a folder outside the installer: pip and uv replace only their own files there."""
     options = f"--target {words_of(environment, [folder])} --upgrade --force-reinstall --no-deps"
     return f"{environment.installer.install} {options} {words_of(environment, wanted)}"
 
 
 def comes_first(environment: Environment, folder: str) -> bool:
-    """Return True if the installer neither owns a folder nor hides its packages by what it installs."""
+    """Return True if the installer does not own a folder, and its new packages do not hide the folder."""
     installer = environment.installer
     return not installer.owns(folder) and not installer.hides(folder)
 
@@ -110,7 +110,7 @@ def reinstall_onnxruntime(
         return instead
     installed, installer = environment.packages.onnxruntime, environment.installer
     home = installed.home
-    # Without a RECORD, behind the installer's folder: a package of the system (Debian's python3-onnxruntime).
+    # A system package, such as Debian's python3-onnxruntime, has no RECORD, and comes after the installer's folder.
     of_system = home and any(not one.record_readable for one in installed.owners) and installer.hides(home)
     if home and (of_system or not installer.owns(home)):
         if installer.hides(home):
@@ -127,7 +127,7 @@ def _removal(environment: Environment) -> list[str]:
     installed, uninstall = environment.packages.onnxruntime, environment.installer.uninstall
     without_record = [one for one in installed.owners if not one.record_readable]
     if without_record and (files := _recorded_in(installed.home, environment)):
-        return [_delete(environment, files)]  # pip refuses to uninstall without a RECORD
+        return [_delete(environment, files)]  # pip refuses to uninstall without a RECORD.
     # An installer removes one record of a name at a time; a killed upgrade leaves two.
     names = [owner.name for owner in installed.owners]
     again = dict.fromkeys(name for name in names if names.count(name) > 1)
@@ -146,7 +146,7 @@ def drop_from_search_path(environment: Environment, folder: str, *then: Fix) -> 
 
 
 def _delete(environment: Environment, paths: Iterable[str]) -> str:
-    """Return a command; on Windows one of Python, because cmd.exe and PowerShell have no other in common."""
+    """Return a command that deletes paths; on Windows it uses Python, because cmd.exe and PowerShell differ."""
     if not environment.host.is_windows:
         return f"rm -rf {words_of(environment, paths)}"
     python, words = quote_program(environment.host.executable, windows=True), words_of(environment, paths)
@@ -154,9 +154,9 @@ def _delete(environment: Environment, paths: Iterable[str]) -> str:
 
 
 def _recorded_in(home: str, environment: Environment) -> list[str] | None:
-    """Return ONNX Runtime's folder and its records, if all of it was installed in this folder.
+    """Return ONNX Runtime's folder and its records if all of it was installed in this folder; else None.
 
-    Else None: it may be somebody's sources or build with an egg-info beside it, which nobody deletes.
+    Another folder may be somebody's sources or build with an egg-info beside it: ortgpu must not delete them.
     """
     owners = environment.packages.onnxruntime.owners
     records = [one.folder for one in owners if one.location == home and one.folder is not None]
@@ -173,9 +173,9 @@ def published(name: str, version: str | None) -> str:
 
 
 def gpu_requirements(environment: Environment) -> list[str]:
-    """Return the GPU package to install, and what is not there of the libraries that it needs.
+    """Return the GPU package to install, and the missing libraries for it.
 
-    Its version is the one that is here already, else the newest that the driver can run.
+    Its version is the installed version, or else the newest that the driver can run.
     """
     installed, versions = environment.packages.onnxruntime, _gpu_versions(environment)
     if not versions:
@@ -193,21 +193,21 @@ def newest_requirements(environment: Environment) -> list[str]:
 
 
 def _libraries_not_there(environment: Environment, cuda_major: int | None) -> list[str]:
-    """Return the wheels with what ONNX Runtime needs for a CUDA major and was not found.
+    """Return the wheels with the missing libraries of ONNX Runtime for a CUDA major.
 
-    None are returned for another CUDA than that of the provider file, because nobody has looked for its libraries.
+    The list is empty for a CUDA major without a search for its libraries.
     """
     if environment.provider is not None and environment.cuda_major == cuda_major:
         there: Collection[str] = [each.spec.stem for each in environment.libraries if each.chosen]
     else:
         there = environment.libraries_by_cuda.get(cuda_major or 0, catalogue.BY_STEM)
-    if "libcublas" not in there:  # then the cuDNN is not for this CUDA: its name is the same for another
+    if "libcublas" not in there:  # Then cuDNN is for another CUDA: its name is the same for all.
         there = ()
     return fitting(environment, _wheels(environment, cuda_major, there))
 
 
 def _wheels(environment: Environment, cuda_major: int | None, there: Collection[str] = ()) -> list[str]:
-    """Return the wheels of a CUDA major that ONNX Runtime uses on this system, without those of libraries ``there``."""
+    """Return the wheels of a CUDA major for ONNX Runtime on this system. ``there``: stems of present libraries."""
     names = (places.WINDOWS if environment.host.is_windows else places.LINUX).names
     used = (each for each in catalogue.LIBRARIES if each.part_of is None and each.stem not in there)
     return list(dict.fromkeys(each.wheels[cuda_major] for each in used if cuda_major and cuda_major in names(each)))
@@ -224,7 +224,7 @@ def newest_release(environment: Environment) -> Release:
 
 
 def why_none_fits(environment: Environment) -> Fix | None:
-    """Return what to do if the package index has no wheel of ONNX Runtime for this machine; None if it has one."""
+    """Return the fix if the package index has no wheel of ONNX Runtime for this machine; None if it has one."""
     if environment.driver.is_tegra:
         return fix_jetson_build()
     release = newest_release(environment)
@@ -245,11 +245,11 @@ def other_release(environment: Environment, release: Release) -> Fix:
 
 
 def replace_onnxruntime(fixes: Iterable[Fix]) -> bool:
-    """Return True if one of the fixes installs another release, with the libraries that it needs."""
+    """Return True if one of the fixes installs another release with its libraries."""
     return any("onnxruntime-gpu" in str(fix) and "nvidia-" in str(fix) for fix in fixes)
 
 
-# The oldest GPUs for which cuDNN 9.11 and newer have code; 9.10 has it from 5.0 on. Read from both: see wheel.py
+# cuDNN 9.11 and newer have code from this compute capability on, 9.10 from 5.0 on. Both files were read: see wheel.py.
 _OF_NEWER_CUDNN = (7, 5)
 
 
@@ -263,7 +263,7 @@ def fitting(environment: Environment, wheels: Iterable[str], capability: tuple[i
 
 
 def another_cudnn(environment: Environment, path: str, capability: tuple[int, int]) -> Fix:
-    """Return how to replace the cuDNN at ``path`` by one with code for this compute capability."""
+    """Return the fix that replaces the cuDNN at ``path`` by a release with code for this compute capability."""
     major = environment.cuda_major
     older = capability < _OF_NEWER_CUDNN
     which = "9.10 or older, the last with code for such GPUs" if older else "a newer release"
@@ -275,7 +275,7 @@ def another_cudnn(environment: Environment, path: str, capability: tuple[int, in
 
 
 def newer_cuda(environment: Environment, sonames: list[str]) -> list[Fix]:
-    """Return fixes for libraries of a CUDA that is newer than ortgpu, which does not know its wheels."""
+    """Return fixes for libraries of a CUDA newer than ortgpu: it does not know the wheels of that CUDA."""
     major = environment.cuda_major
     if major is None or major <= catalogue.TOOLKIT_MAJORS[-1] or not all(map(spec_for, sonames)):
         return []
@@ -287,10 +287,10 @@ def newer_cuda(environment: Environment, sonames: list[str]) -> list[Fix]:
 
 
 def install_libraries(environment: Environment, wheels: Iterable[str], with_dead_links: Iterable[str] = ()) -> Fix:
-    """Install wheels; reinstall those on record whose libraries are missing.
+    """Install wheels; reinstall a wheel on record if its libraries are missing.
 
-    Dead links in the folders ``with_dead_links`` are removed first: pip leaves them when it uninstalls, and fails to
-    write through one.
+    Dead links in the folders ``with_dead_links`` are removed first: pip does not uninstall them, and fails to write
+    through a dead link.
     """
     wanted = fitting(environment, wheels)
     if _is_rebuilt(environment):
@@ -318,7 +318,7 @@ def _is_rebuilt(environment: Environment) -> bool:
 
 
 def _bundle(environment: Environment, requirements: list[str], without: Iterable[str] = ()) -> Fix:
-    """Return the fix for a frozen program, which has no installer, or for an environment of one run."""
+    """Return the fix for a frozen program without an installer, or for an environment of one run."""
     out = "".join(f", leave out {name}," for name in without)
     if not environment.host.frozen:
         options = " ".join(f"--with {words_of(environment, [requirement])}" for requirement in requirements)
@@ -358,7 +358,7 @@ def drop_from_variable(environment: Environment, variable: str, folder: str) -> 
 
 
 def shadowing_file(packages: Packages, name: str) -> str | None:
-    """Return the file that is imported as numpy, if it is not the installed one."""
+    """Return the file that Python imports as numpy, if it is not the installed file."""
     file = packages.numpy_file if name == "numpy" else None
     installed = packages.other(name)
     return None if file is None or installed is None or _is_below(file, installed.location) else file
@@ -379,11 +379,11 @@ def fix_shadowing(environment: Environment, file: str) -> Fix:
 def belongs_to_other_python(environment: Environment, folder: str) -> bool:
     """Return True if a folder of the search path has the packages of another interpreter.
 
-    PYTHONPATH brings it where a module system or ROS sets it. Its compiled files are not for this interpreter.
+    A module system or ROS may name such a folder in PYTHONPATH. Its compiled files are not for this interpreter.
     """
     if not comes_first(environment, folder):
         return False
-    # python3/dist-packages is that of Debian's own
+    # Debian's own interpreter uses python3/dist-packages.
     of = re.search(r"python(\d+)(?:\.(\d+)t?)?/(?:site|dist)-packages/?$", folder)
     return of is not None and (of[2] is None or (int(of[1]), int(of[2])) != environment.host.python[:2])
 
@@ -411,7 +411,7 @@ def why_not_held(environment: Environment) -> str | None:
 
 
 def why_not_held_in(environment: Environment, location: str) -> str | None:
-    """Return why nothing can be held in a folder of packages; None if it can."""
+    """Return why nothing can be held in a folder of packages; None if holding works."""
     installer = environment.installer
     if (manager := installer.manager) is not None:
         return f"{manager.name} keeps this environment as {manager.lock} says, and would remove what is not in it"
@@ -420,10 +420,11 @@ def why_not_held_in(environment: Environment, location: str) -> str | None:
     return None
 
 
-# Outside the Python environment
+# The fixes below are for the system outside the Python environment.
 
-# Lowest driver per CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility". For Windows:
-# release notes of CUDA 11.8 and 12.9; those of 13 name none, and R580 is the first branch for it there.
+# Every CUDA major has a lowest driver: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility". The
+# versions for Windows come from the release notes of CUDA 11.8 and 12.9. The notes of CUDA 13 name none: R580 is the
+# first branch for it on Windows.
 LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 LOWEST_DRIVER_OF_WINDOWS = {11: "452.39", 12: "528.33", 13: "580"}
 
@@ -433,14 +434,14 @@ WSL_DRIVER = "/usr/lib/wsl/lib"
 def prepend_library_path(folder: str) -> Fix:
     """Put a folder first on LD_LIBRARY_PATH; whether the system's library is there depends on the host.
 
-    No colon if the variable is not set: an empty entry is the working directory (ld.so(8)).
+    The value gets no colon if the variable is not set: an empty entry means the working directory (ld.so(8)).
     """
     rest = '"${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
     return shell(f"export LD_LIBRARY_PATH={shlex.quote(folder)}{rest}", needs="host")
 
 
 def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
-    """Return ``fixes`` of a driver that has to restart; WSL has no kernel module of NVIDIA, and nothing to reboot."""
+    """Return ``fixes`` for a driver that has to restart; WSL has no kernel module of NVIDIA, and nothing to reboot."""
     if environment.host.is_windows:
         return [RESTART_WINDOWS]
     if not environment.host.wsl:
@@ -450,7 +451,7 @@ def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
 
 
 def move_to_host(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
-    """Return ``fixes`` of the driver; a container has neither its kernel modules nor the right to change them."""
+    """Return ``fixes`` for the driver; a container has neither its kernel modules nor the right to change them."""
     if environment.host.container is None:
         return list(fixes)
     ways = ("root", "reboot", "driver")
@@ -470,7 +471,7 @@ def is_enough(environment: Environment, cuda_major: int) -> bool:
 
 
 def update_driver(environment: Environment) -> Fix:
-    """Return the update for the CUDA of the installed ONNX Runtime."""
+    """Return the driver update for the CUDA of the installed ONNX Runtime."""
     host, cuda_major = environment.host, environment.cuda_major or 13
     wanted, version = f"install an NVIDIA driver for CUDA {cuda_major}", lowest_driver(environment, cuda_major)
     if host.wsl:
@@ -485,7 +486,7 @@ def update_driver(environment: Environment) -> Fix:
 
 
 def administrator_command(environment: Environment, command: str) -> Fix:
-    """Return a command for the one who administers this system."""
+    """Return a command for the administrator of this system."""
     if environment.host.is_windows:
         return manual(f"in a terminal of an administrator: {command}", needs="root")
     return move_to_host(environment, [shell(f"sudo {command}", needs="root")])[0]
@@ -504,7 +505,7 @@ def serve_the_gpu() -> list[Fix]:
 
 
 def fix_jetson_build() -> Fix:
-    """Return the fix for a Jetson, whose GPUs have compute capability 7.2, 8.7 and 11.0."""
+    """Return the fix for a Jetson: its GPUs have compute capability 7.2, 8.7 and 11.0."""
     return manual(
         "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: that of the package index holds no code for "
         "its GPU",
@@ -524,7 +525,7 @@ def raise_thread_limit(environment: Environment) -> Fix:
 
 
 def fix_load_refusal(environment: Environment, words: str, path: str) -> Fix | None:
-    """Return the fix for a whole file that the loader refuses with these words; None if it may be another fault."""
+    """Return the fix for an intact file that the loader refuses with these words; None if it may be another fault."""
     if loader_words.cannot_be_mapped(words):
         return fix_mapping_refusal(environment, os.path.dirname(path))
     if loader_words.is_blocked(words):
@@ -546,7 +547,7 @@ _SYSTEM_PACKAGES = {
 }
 
 
-# Microsoft's link to the newest.
+# Microsoft's link leads to the newest release.
 _REDISTRIBUTABLE = "https://aka.ms/vs/17/release/vc_redist.x64.exe"
 _OF_VISUAL_C = re.compile(r"(msvcp|vcruntime|concrt|vcomp|vccorlib)\d", re.IGNORECASE)
 
@@ -570,7 +571,7 @@ def system_package(sonames: Iterable[str]) -> Fix:
 
 
 def limit_on_memory(environment: Environment) -> str | None:
-    """Say which limit keeps this process from mapping libraries, the lower of two. None: there is none."""
+    """Return the limit that keeps this process from mapping libraries, the lower of two; None without a limit."""
     space, data = environment.host.address_space, environment.host.data
     if space is not None and (data is None or space <= data):
         known = f"it is {space >> 20} MiB, and CUDA maps many times that"
@@ -582,7 +583,7 @@ def limit_on_memory(environment: Environment) -> str | None:
 
 
 def fix_mapping_refusal(environment: Environment, folder: str) -> Fix:
-    """Return the fix for whole files that this process may not map: a new installation would not help."""
+    """Return the fix for intact files that this process may not map: a new installation would not help."""
     limit = limit_on_memory(environment)
     if environment.host.is_windows:
         return manual(
@@ -597,7 +598,7 @@ def fix_mapping_refusal(environment: Environment, folder: str) -> Fix:
 
 
 def unblock(environment: Environment, path: str) -> Fix:
-    """Return the fix for a whole file that the system refuses for what it is."""
+    """Return the fix for an intact file that a security program of the system refuses."""
     folder = words_of(environment, [os.path.dirname(path) + os.sep])
     guards = "fapolicyd or a virus scanner"
     how = f". For fapolicyd: sudo fapolicyd-cli --file add {folder} && sudo fapolicyd-cli --update"

@@ -1,7 +1,8 @@
 """The releases of onnxruntime-gpu on the package index, and the machines that they are for.
 
-Advice must not name one that pip cannot find. An installed wheel is read (environment/libraries/wheel.py); these are
-not installed. Read from the index and from the fat binaries of its wheels when 1.31.1 was the newest.
+Advice must not name a release that pip cannot find. ortgpu reads an installed wheel itself
+(environment/libraries/wheel.py); these releases are not installed. The figures come from the index and from the fat
+binaries of its wheels when 1.31.1 was the newest.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from ...environment.host import Host
 from ...environment.packages.metadata import numbers_of
 
 _LINUX, _AARCH64, _WINDOWS = ("Linux", "x86_64"), ("Linux", "aarch64"), ("Windows", "AMD64")
-_GLIBC = {_LINUX: (2, 28), _AARCH64: (2, 34)}  # that the wheels need
+_GLIBC = {_LINUX: (2, 28), _AARCH64: (2, 34)}  # The wheels need this version or a newer one.
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The GPUs that a release has code for."""
+    """The GPUs with code in a release."""
 
-    lowest: tuple[int, int]  # machine code for this compute capability and every later one below 10.0
-    exact: tuple[tuple[int, int], ...]  # machine code for these
-    ptx: tuple[int, int]  # this one and newer by just-in-time compilation
+    lowest: tuple[int, int]  # Machine code exists for this compute capability and every later one below 10.0.
+    exact: tuple[tuple[int, int], ...]  # Machine code exists for these, too.
+    ptx: tuple[int, int]  # Just-in-time compilation serves this capability and newer ones.
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         return self.lowest <= capability < (10, 0) or capability in self.exact or capability >= self.ptx
@@ -30,20 +31,20 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One release, or a range of them that is alike in what is said here."""
+    """One release, or a range of releases with the same properties."""
 
     requirement: str
     cuda_major: int
-    pythons: tuple[tuple[int, int], tuple[int, int]]  # the first and the last with wheels
-    code: Mapping[tuple[str, str], Code | None]  # by platform that has wheels; None: not known
+    pythons: tuple[tuple[int, int], tuple[int, int]]  # These are the first and the last Python with wheels.
+    code: Mapping[tuple[str, str], Code | None]  # The keys are the platforms with wheels; None: not known.
 
     def runs_on(self, host: Host, capability: tuple[int, int] | None) -> bool:
-        """Return True if it has code for a GPU, or nothing is known about it."""
+        """Return True if the release has code for a GPU, or if nothing is known about it."""
         code = self.code.get((host.system, host.machine))
         return code is None or capability is None or code.runs_on(capability)
 
     def why_not_for(self, host: Host) -> str | None:
-        """Return what to use instead of this machine or Python if there is no wheel for it; else None."""
+        """Return advice for another machine or Python if there is no wheel for this one; else None."""
         if host.implementation != "CPython":
             return f"use CPython: the package index has no wheel of {self.requirement} for {host.implementation}"
         platform = (host.system, host.machine)
@@ -61,7 +62,7 @@ class Release:
         return f"use an image with {needed} or newer, which the wheels of {self.requirement} need: this has {host.libc}"
 
 
-# The newest per CUDA major; 1.27.0 was the first for CUDA 13, 1.29.0 the first for aarch64.
+# These are the newest per CUDA major; 1.27.0 was the first for CUDA 13, 1.29.0 the first for aarch64.
 _NONE = (1000, 0)
 FOR_CUDA_12 = Release("onnxruntime-gpu>=1.20,<1.27", 12, ((3, 10), (3, 14)), {
     _LINUX: Code((6, 0), (), (9, 0)),
@@ -73,7 +74,8 @@ FOR_CUDA_13 = Release("onnxruntime-gpu>=1.28", 13, ((3, 11), (3, 14)), {
 })  # fmt: skip
 FOR_AARCH64 = Release("onnxruntime-gpu>=1.29", 13, ((3, 11), (3, 14)), {_AARCH64: None})
 
-# For GPUs for which the newest has no code; newest first. The code of the first and the last is alike on each platform.
+# These serve GPUs without code in the newest release, newest first. The first and the last have the same code on each
+# platform.
 _OF_1_28, _OF_1_19 = Code((7, 5), ((10, 0), (12, 0)), (12, 0)), Code((5, 2), (), (8, 0))
 FOR_OTHER_GPUS = (
     Release("onnxruntime-gpu==1.28.0", 13, ((3, 11), (3, 14)), {_LINUX: _OF_1_28, _WINDOWS: _OF_1_28}),
@@ -98,7 +100,7 @@ def newest_for(
 def newest_for_gpus(
     host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]]
 ) -> Release | None:
-    """Return the newest release with code for one of these GPUs, for which the newest of all has none; else None."""
+    """Return the newest older release with code for one of these GPUs; None if there is none."""
     for release in FOR_OTHER_GPUS:
         if driver_cuda is not None and driver_cuda[0] < release.cuda_major:
             continue
@@ -108,7 +110,7 @@ def newest_for_gpus(
 
 
 def cuda_major_of(version: str) -> int | None:
-    """Return the CUDA major of onnxruntime-gpu of this version on the package index; None if it is no number."""
+    """Return the CUDA major of this version of onnxruntime-gpu on the package index; None if it is no version."""
     numbers = numbers_of(version)[:2]
     if len(numbers) < 2:
         return None
