@@ -108,25 +108,27 @@ def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUEr
     warnings. A missing package is no root cause if its installation would not help. That is so on a machine without an
     NVIDIA GPU, and if another release of ONNX Runtime is needed: that release brings its own libraries.
     """
-    found: list[GPUError] = []
+    problems: list[GPUError] = []
     for check in checks:
         error = check(facts)
-        if error is not None and (error.code, error.summary) not in {(each.code, each.summary) for each in found}:
-            found.append(error)
+        if error is not None and (error.code, error.summary) not in {
+            (problem.code, problem.summary) for problem in problems
+        }:
+            problems.append(error)
     roots: list[GPUError] = []
-    for error in (each for each in found if each.severity == "fatal"):
+    for error in (problem for problem in problems if problem.severity == "fatal"):
         cause = next((root for root in roots if _explains(root, error, facts)), None)
         if cause is None:
             roots.append(error)
         else:
             error.consequence_of = cause.code
     for root in roots:
-        moot = [error for error in found if _is_moot(error, root)]
+        moot = [error for error in problems if _is_moot(error, root)]
         codes = {error.code for error in moot}
-        for error in found:
+        for error in problems:
             if error in moot or error.consequence_of in codes:
                 error.consequence_of = root.code
-    return tuple(sorted(found, key=lambda error: (error.severity != "fatal", error.consequence_of is not None)))
+    return tuple(sorted(problems, key=lambda error: (error.severity != "fatal", error.consequence_of is not None)))
 
 
 def _is_moot(error: GPUError, root: GPUError) -> bool:
@@ -270,35 +272,35 @@ def why_unusable(
     fatal = [problem for problem in problems if problem.severity == "fatal"]
     # Altered files are only a warning, and still a better guess than no cause.
     fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
-    said = classifier.explain_opening(str(cause), facts) if cause is not None else None
-    if said is None and cause is not None:
+    error = classifier.explain_opening(str(cause), facts) if cause is not None else None
+    if error is None and cause is not None:
         return None
-    if said is None or isinstance(said, ProviderFallbackError):  # The words name no cause.
+    if error is None or isinstance(error, ProviderFallbackError):  # The words name no cause.
         too_few = driver.too_few_descriptors(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
         explaining = fatal or ([too_few] if too_few is not None else [])
-    elif isinstance(said, ProviderFailureError) and said.library in OF_WHEELS:
+    elif isinstance(error, ProviderFailureError) and error.library in OF_WHEELS:
         # A known problem of the libraries explains why one of them fails.
         explaining = fatal or [problem for problem in problems if isinstance(problem, LibraryConflictError)]
     else:
-        explaining = [problem for problem in fatal if said.code in problem.explains and problem.code != said.code]
+        explaining = [problem for problem in fatal if error.code in problem.explains and problem.code != error.code]
     if explaining:
-        cause, others = explaining[0], [problem for problem in problems if said is None or problem.code != said.code]
+        cause, others = explaining[0], [problem for problem in problems if error is None or problem.code != error.code]
         cause.severity = "fatal"
-        if said is not None and not isinstance(said, ProviderFallbackError):
-            said.consequence_of = cause.code
-            others.insert(0, said)
+        if error is not None and not isinstance(error, ProviderFallbackError):
+            error.consequence_of = cause.code
+            others.insert(0, error)
         return cause.with_others(others)
-    if said is None:
-        said = ProviderFallbackError(
+    if error is None:
+        error = ProviderFallbackError(
             "ONNX Runtime did not bind its CUDA provider, and no check knows why",
             evidence=[
                 *([runtime.import_error] if runtime.import_error else []),
                 f"providers in this build: {', '.join(runtime.available_providers or ())}",
             ],
         )
-    if isinstance(said, ProviderFallbackError):
-        said.fixes = _FOR_WHAT_NO_CHECK_KNOWS
-    return said.with_others(problem for problem in problems if problem.code != said.code)
+    if isinstance(error, ProviderFallbackError):
+        error.fixes = _FOR_WHAT_NO_CHECK_KNOWS
+    return error.with_others(problem for problem in problems if problem.code != error.code)
 
 
 def why_no_module(runtime: Runtime) -> GPUError:

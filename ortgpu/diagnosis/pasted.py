@@ -60,8 +60,8 @@ def recognise(text: str) -> tuple[str, str] | None:
     errors. The checks judge the line on a machine without any other facts.
     """
     vague = {ProviderFallbackError.code, *(code for code, cls in catalogue().items() if cls.__subclasses__())}
-    found = [(code, line.strip()) for line in text.splitlines() for code in _codes_of(line.strip())]
-    return min(found, key=lambda each: each[0] in vague, default=None)
+    matches = [(code, line.strip()) for line in text.splitlines() for code in _codes_of(line.strip())]
+    return min(matches, key=lambda each: each[0] in vague, default=None)
 
 
 @functools.cache

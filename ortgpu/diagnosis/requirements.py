@@ -77,23 +77,25 @@ def check_inference(environment: Environment) -> tuple[Requirement, ...]:
 
 def _compute_capability(environment: Environment) -> Requirement:
     provider = environment.provider
-    known = {_name(gpu): gpu.compute_capability for gpu in visible_gpus(environment) if gpu.compute_capability}
-    held = tuple(str(one) for one in (provider.architectures if provider is not None else None) or ())
-    coverage = {name: provider.coverage(one) if provider is not None else None for name, one in known.items()}
+    capabilities = {_name(gpu): gpu.compute_capability for gpu in visible_gpus(environment) if gpu.compute_capability}
+    architectures = tuple(str(code) for code in (provider.architectures if provider is not None else None) or ())
+    coverage = {
+        name: provider.coverage(value) if provider is not None else None for name, value in capabilities.items()
+    }
     note = ""
-    if held:
+    if architectures:
         without, compiled = ([name for name, how in coverage.items() if how == kind] for kind in ("none", "jit"))
         note = "from the provider file, not the published 3.7"
         note += f"; no code for {', '.join(without)}" if without else ""
         note += f"; the driver compiles it at first use for {', '.join(compiled)}" if compiled else ""
     return row(
         "compute capability",
-        f"one of {', '.join(held)}" if held else "3.7, published",
+        f"one of {', '.join(architectures)}" if architectures else "3.7, published",
         "8.0, which Flash Attention needs",
-        ", ".join(dict.fromkeys(map(dotted, known.values()))) or None,
+        ", ".join(dict.fromkeys(map(dotted, capabilities.values()))) or None,
         (
             _any(None if how is None else how != "none" for how in coverage.values()),
-            _any(one >= (8, 0) for one in known.values()),
+            _any(capability >= (8, 0) for capability in capabilities.values()),
         ),
         note,
     )
@@ -106,12 +108,12 @@ def _cuda(environment: Environment) -> Requirement:
         text = "not known: no provider file says"
         return row("CUDA", text, text, None, (None, None), published)
     linked = [library.chosen for library in environment.libraries if library.required and not library.spec.is_cudnn]
-    sources = [chosen.source for chosen in linked if chosen is not None]
+    sources = [file.source for file in linked if file is not None]
     places = f"{len(sources)} of {len(linked)} linked libraries, from {', '.join(dict.fromkeys(sources))}"
     met = len(sources) == len(linked)
     note = f"the provider file links this major and no other; {published}"
-    found = f"{major}.x: {places}" if sources else "none of the linked libraries"
-    return row("CUDA", f"{major}.x", f"{major}.x", found, (met, met), note)
+    fact = f"{major}.x: {places}" if sources else "none of the linked libraries"
+    return row("CUDA", f"{major}.x", f"{major}.x", fact, (met, met), note)
 
 
 def _cudnn(environment: Environment) -> Requirement:
@@ -119,14 +121,14 @@ def _cudnn(environment: Environment) -> Requirement:
     if resolution is None:
         return row("cuDNN", "8.x, published", "9.x, published", None, (None, None))
     number = f"{major_of(resolution.soname)}.x"
-    found = f"{number}: {resolution.chosen.path}" if resolution.chosen is not None else "not found"
+    fact = f"{number}: {resolution.chosen.path}" if resolution.chosen is not None else "not found"
     met = resolution.chosen is not None
     note = (
         "the provider file links it: without it no session opens"
         if resolution.required
         else "opened at the first convolution: models without operators that run on cuDNN do without"
     )
-    return row("cuDNN", number, number, found, (met, met), note)
+    return row("cuDNN", number, number, fact, (met, met), note)
 
 
 def _driver(environment: Environment) -> Requirement:
@@ -147,12 +149,12 @@ def _driver(environment: Environment) -> Requirement:
     better = met
     if met and major == 12:
         better = None if version is None else is_at_least(version, "535")
-    found = f"{version or 'version not known'}" + (f", CUDA up to {dotted(supported)}" if supported else "")
+    fact = f"{version or 'version not known'}" + (f", CUDA up to {dotted(supported)}" if supported else "")
     return row(
         "driver",
         f"{lowest} for CUDA {major}" if lowest else "470, published",
         f"{recommended} for CUDA {major}" if recommended else "535, published",
-        found if version or supported else None,
+        fact if version or supported else None,
         (met, better),
         note,
     )
@@ -174,9 +176,9 @@ def _python(environment: Environment) -> Requirement:
 
 def _host(environment: Environment) -> Iterator[Requirement]:
     host = environment.host
-    here = (host.system, host.machine)
-    met = (has_cuda(*here), here == ("Linux", "x86_64"))
-    yield row("operating system", "Linux or Windows, x86_64", "Linux x86_64", " ".join(here), met)
+    platform = (host.system, host.machine)
+    met = (has_cuda(*platform), platform == ("Linux", "x86_64"))
+    yield row("operating system", "Linux or Windows, x86_64", "Linux x86_64", " ".join(platform), met)
 
     note = "the smaller of what the machine has and what this process may use"
     yield _size("memory", 8, 32, host.memory_total, note)
@@ -187,20 +189,20 @@ def _host(environment: Environment) -> Iterator[Requirement]:
 
 
 def _size(name: str, minimum: int, recommended: int, size: int | None, note: str) -> Requirement:
-    found = f"{size / GB:.1f} GB" if size is not None else None
-    return row(name, f"{minimum} GB", f"{recommended} GB", found, reaches(size, minimum * GB, recommended * GB), note)
+    fact = f"{size / GB:.1f} GB" if size is not None else None
+    return row(name, f"{minimum} GB", f"{recommended} GB", fact, reaches(size, minimum * GB, recommended * GB), note)
 
 
 def _libraries(environment: Environment) -> Requirement:
     whole = [library for library in environment.libraries if library.spec.part_of is None]
-    linked, lazy = ([library for library in whole if library.required is each] for each in (True, False))
+    linked, lazy = ([library for library in whole if library.required is is_required] for is_required in (True, False))
     absent = [library.soname for library in whole if library.chosen is None]
-    here = f"{len(whole) - len(absent)} of {len(whole)}"
+    count = f"{len(whole) - len(absent)} of {len(whole)}"
     return row(
         "libraries",
         ", ".join(map(short_name, linked)) or "cublas, cublasLt, cudart, cufft, curand, cudnn, published",
         f"also {', '.join(map(short_name, lazy))}" if lazy else "nvrtc, nvJitLink, published",
-        here + (f"; not found: {', '.join(absent)}" if absent else "") if whole else None,
+        count + (f"; not found: {', '.join(absent)}" if absent else "") if whole else None,
         (
             all(library.chosen is not None for library in linked) if linked else None,
             not absent if whole else None,
@@ -213,26 +215,26 @@ def _engine(environment: Environment) -> Requirement:
     installed = environment.packages.onnxruntime
     name = installed.build_name or next((owner.name for owner in installed.owners), None)
     nameless = "of unknown name" if installed.folder else "not installed"
-    found = " ".join(filter(None, (name, installed.version))) or nameless
+    fact = " ".join(filter(None, (name, installed.version))) or nameless
     whole = installed.importable and installed.provider_library is not None
     note = "" if not installed.folder or whole else f"there is no CUDA provider in {installed.folder}"
-    return row("onnxruntime-gpu", "with the CUDA provider", "1.18 or newer", found, (whole, whole), note)
+    return row("onnxruntime-gpu", "with the CUDA provider", "1.18 or newer", fact, (whole, whole), note)
 
 
 def _cudnn_package(environment: Environment) -> Requirement:
     resolution = _library(environment, "libcudnn")
     cudnn = str(major_of(resolution.soname) if resolution is not None else 9)
     name = f"nvidia-cudnn-cu{environment.cuda_major or 13}"
-    wheel = next((one for one in environment.packages.nvidia if one.name == name), None)
-    met, found = None, None
+    wheel = next((package for package in environment.packages.nvidia if package.name == name), None)
+    met, fact = None, None
     if wheel is not None and wheel.version is not None:
-        met, found = wheel.version.partition(".")[0] == cudnn, wheel.version
+        met, fact = wheel.version.partition(".")[0] == cudnn, wheel.version
     elif resolution is not None and resolution.chosen is not None:
-        met, found = True, f"not this package; cuDNN comes from {resolution.chosen.source}"
+        met, fact = True, f"not this package; cuDNN comes from {resolution.chosen.source}"
     elif resolution is not None:
-        met, found = False, "not installed"
+        met, fact = False, "not installed"
     note = "published so; a cuDNN from anywhere else serves as well"
-    return row(name, f"{cudnn}.x", f"{cudnn}.x", found, (met, met), note)
+    return row(name, f"{cudnn}.x", f"{cudnn}.x", fact, (met, met), note)
 
 
 def _package(environment: Environment, name: str, lowest: str = "any", note: str = "") -> Requirement:
@@ -245,10 +247,10 @@ def _package(environment: Environment, name: str, lowest: str = "any", note: str
 
 def _any(answers: Iterable[Met]) -> Met:
     """Return True if a GPU passes; None if none passes and the answer for a GPU is unknown; else False."""
-    found = list(answers)
-    if any(found):
+    values = list(answers)
+    if any(values):
         return True
-    return None if not found or None in found else False
+    return None if not values or None in values else False
 
 
 def _library(environment: Environment, stem: str) -> Resolution | None:

@@ -121,8 +121,8 @@ def plain(error: Callable[..., GPUError], summary: str, *fixes: str, **details: 
 def _old_driver(failed: Failed) -> GPUError:
     facts = failed.here
     words = "the NVIDIA driver is older than the CUDA that the installed ONNX Runtime was built with"
-    own = driver.not_found(facts) or driver.too_old(facts)  # cudart reports 35 without any driver, too.
-    return own or driver.older_than_needed(facts, words, failed.evidence, [remedies.update_driver(facts.environment)])
+    cause = driver.not_found(facts) or driver.too_old(facts)  # cudart reports 35 without any driver, too.
+    return cause or driver.older_than_needed(facts, words, failed.evidence, [remedies.update_driver(facts.environment)])
 
 
 def _driver_older_than_a_library(failed: Failed, code: int) -> DriverTooOldError:
@@ -143,8 +143,8 @@ def _no_device(failed: Failed) -> GPUError:
 
 
 def _unknown_device(failed: Failed, code: int) -> GPUError:
-    named = devices.named_device(failed.here) or devices.none_visible(failed.here)
-    return named or DeviceNotFoundError(
+    device_error = devices.named_device(failed.here) or devices.none_visible(failed.here)
+    return device_error or DeviceNotFoundError(
         "CUDA knows no GPU of this number",
         evidence=failed.evidence,
         fixes=failed.meaning(code).fixes,
@@ -153,9 +153,9 @@ def _unknown_device(failed: Failed, code: int) -> GPUError:
 
 
 def _explain_missing_kernel(failed: Failed) -> GPUError:
-    known = devices.unsupported(failed.facts) if failed.facts is not None else None
+    device_error = devices.unsupported(failed.facts) if failed.facts is not None else None
     # Without an error here, the file has code for the GPU in other kernels.
-    return known or devices.missing_code_error(
+    return device_error or devices.missing_code_error(
         failed.gpu,
         "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
         failed.evidence,
@@ -176,13 +176,13 @@ def _unusable_driver(failed: Failed, code: int) -> GPUError:
     name, meaning, facts = cuda_codes.name_of(code), failed.meaning(code), failed.facts
     if facts is None:
         is_known = code in (cuda_codes.ECC_UNCORRECTABLE, cuda_codes.UNKNOWN)  # Other codes have no known fix.
-        known = meaning.fixes if is_known else ()
+        known_fixes = meaning.fixes if is_known else ()
         return ProviderFailureError(
-            f"CUDA failed: {name}", evidence=failed.evidence, fixes=known, library="CUDA", status=name
+            f"CUDA failed: {name}", evidence=failed.evidence, fixes=known_fixes, library="CUDA", status=name
         )
     evidence = [*failed.evidence, *driver.versions(facts)]
-    if (said := facts.environment.driver.nvml.error) is not None:
-        evidence.append(f"NVML: {said}")
+    if (nvml_error := facts.environment.driver.nvml.error) is not None:
+        evidence.append(f"NVML: {nvml_error}")
     if code in cuda_codes.OF_ANOTHER_LIBRARY:
         off = driver.drop_libcuda(facts)
         fixes = [off] if off is not None else list(meaning.fixes)
@@ -234,16 +234,16 @@ def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
     device, free, total = failed.gpu, None, None
     evidence = [*_own_rank(), *failed.evidence]
     if device is not None and device.uuid is not None:
-        if (known := nvml.read_gpu_memory(device.uuid)) is not None:
-            free, total = known
+        if (memory := nvml.read_gpu_memory(device.uuid)) is not None:
+            free, total = memory
             evidence.append(f"{device}: {free // _MIB} of {total // _MIB} MiB free")
         others = {pid: used for pid, used in nvml.processes_on(device.uuid).items() if pid != os.getpid()}
         evidence += [
             f"process {pid} holds {used // _MIB if used is not None else 'unknown'} MiB" for pid, used in others.items()
         ]
-    own = devices.sessions_on_gpu(sessions(), device.uuid if device is not None else None)
-    if len(own) > 1:  # The running session is in the list, too.
-        evidence += devices.named_sessions(own)
+    open_sessions = devices.sessions_on_gpu(sessions(), device.uuid if device is not None else None)
+    if len(open_sessions) > 1:  # The running session is in the list, too.
+        evidence += devices.named_sessions(open_sessions)
     lack, fixes = (
         "the GPU ran out of memory",
         [
@@ -258,7 +258,7 @@ def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
         evidence=evidence,
         fixes=[
             *map(manual, ("use a smaller batch; the session works on", *fixes)),
-            *([devices.close_those_that_are_done_with()] if len(own) > 1 else []),
+            *([devices.close_those_that_are_done_with()] if len(open_sessions) > 1 else []),
         ],
         requested=requested,
         free=free,
@@ -323,8 +323,8 @@ def _explain_library(failed: Failed, match: Match) -> GPUError:
 def _free_memory(failed: Failed) -> int | None:
     if failed.facts is not None:
         return failed.gpu.memory_free if isinstance(failed.gpu, GPU) else None
-    known = nvml.read_gpu_memory(failed.gpu.uuid) if failed.gpu is not None and failed.gpu.uuid is not None else None
-    return known[0] if known is not None else None
+    memory = nvml.read_gpu_memory(failed.gpu.uuid) if failed.gpu is not None and failed.gpu.uuid is not None else None
+    return memory[0] if memory is not None else None
 
 
 def _not_created(status: LibraryStatus, failed: Failed) -> ProviderFailureError:
@@ -394,18 +394,18 @@ def _mixed_cudnn(failed: Failed) -> GPUError:
 def _cudnn_without_code(failed: Failed) -> GPUError | None:
     """Return the error for a cuDNN without code: a V100 with 9.11 gets CUDNN_STATUS_EXECUTION_FAILED (issue 25676)."""
     paths = [path for path in read_mapped_libraries() if os.path.basename(path).startswith(CUDNN_CODE)]
-    held = read_architectures_of_cudnn(paths)
+    architectures = read_architectures_of_cudnn(paths)
     device = failed.gpu
     capability = device.compute_capability if device is not None else None
-    if device is None or capability is None or coverage_by(held, capability, os.environ) != "none":
+    if device is None or capability is None or coverage_by(architectures, capability, os.environ) != "none":
         return None
     return UnsupportedDeviceError(
         f"the cuDNN of this process holds no code for {devices.described(str(device), capability)}",
-        evidence=[*failed.evidence, f"{paths[0]} holds {', '.join(map(str, held or ()))}"],
+        evidence=[*failed.evidence, f"{paths[0]} holds {', '.join(map(str, architectures or ()))}"],
         fixes=[manual(f"install {'cuDNN 9.10' if capability < (7, 5) else 'a newer cuDNN'}, and restart this process")],
         device=device.name,
         compute_capability=capability,
-        architectures=tuple(map(str, held or ())),
+        architectures=tuple(map(str, architectures or ())),
     )
 
 
@@ -538,8 +538,8 @@ TABLE = (
     _elsewhere(r"No module named 'onnxruntime\.capi", BrokenPackageError),
 )
 
-# These texts of ONNX Runtime 1.18 to 1.31 quote names, and a name may say anything. They are about inputs and outputs,
-# with the prefix of its bindings, and about nodes with inputs that do not fit together.
+# These texts of ONNX Runtime 1.18 to 1.31 quote names, and a name may say anything. Some are about inputs and outputs
+# (the bindings put a prefix before them), some about nodes with inputs that do not fit together.
 _QUOTES_WHAT_WAS_GIVEN = re.compile(
     r"(?:Error [a-z ]+: )?(?:\[ONNXRuntimeError\] : 2 : |Invalid (?:input|output|feed) name|Failed to find NodeArg "
     r"with name|Failed to find (?:input|output) name in the mapping)|.*: (?:left|right) operand cannot broadcast on",
@@ -577,10 +577,10 @@ def explain_run(text: str, exception: str | None, device: Device | None) -> GPUE
         return None
     words = text.rpartition("Status Message: ")[2]  # The name of the node comes before it, and may say anything.
     failed = Failed(words, [telling_line(words)], gpu=device)
-    found = _classify(failed, (row for row in TABLE if not row.opening_only), words)
-    if found is None and (exception == "EPFail" or ": EP_FAIL :" in text):
+    error = _classify(failed, (row for row in TABLE if not row.opening_only), words)
+    if error is None and (exception == "EPFail" or ": EP_FAIL :" in text):
         return ProviderFailureError("the execution provider failed", evidence=failed.evidence, status="EP_FAIL")
-    return found
+    return error
 
 
 def _classify(failed: Failed, rows: Iterable[Row], words: str) -> GPUError | None:

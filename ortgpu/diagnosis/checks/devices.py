@@ -87,12 +87,12 @@ def named_device(facts: Facts) -> GPUError | None:
         return None
     ordinal = ordinal_of(requested)
     if ordinal is not None:
-        found = ordinal < len(gpus)
+        exists = ordinal < len(gpus)
     else:
-        found = any(
+        exists = any(
             (gpu.uuid or "").lower().startswith(str(requested).strip().lower()) or gpu.mig_uuids for gpu in gpus
         )
-    if found:
+    if exists:
         return None
     available = [describe(number, gpu.name, gpu.uuid) for number, gpu in enumerate(gpus)]
     return not_found(requested, available, narrowed=narrowed_by(hidden, hidden))
@@ -125,20 +125,20 @@ def _seen(facts: Facts) -> list[str]:
     """Return evidence about GPUs from CUDA, NVML, the variable and the container."""
     environment = facts.environment
     nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
-    seen = []
+    evidence = []
     if facts.observed.cuda_code:
-        seen.append(returned_by_cuinit(facts.observed.cuda_code))
+        evidence.append(returned_by_cuinit(facts.observed.cuda_code))
     if nvml.available:
         names = "; ".join(f"{gpu.name} {gpu.uuid}" for gpu in nvml.gpus)
-        seen.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + (f": {names}" if names else ""))
+        evidence.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + (f": {names}" if names else ""))
     elif nvml.error:
-        seen.append(f"NVML: {nvml.error}")
+        evidence.append(f"NVML: {nvml.error}")
     if value is not None:
-        seen.append(f"CUDA_VISIBLE_DEVICES={value!r}")
+        evidence.append(f"CUDA_VISIBLE_DEVICES={value!r}")
     if environment.host.container:
-        seen.append(f"in a container ({environment.host.container})")
-        seen += surroundings.given_to_container(environment)
-    return seen
+        evidence.append(f"in a container ({environment.host.container})")
+        evidence += surroundings.given_to_container(environment)
+    return evidence
 
 
 def _explain_no_device(environment: Environment) -> tuple[list[str], list[Fix]]:
@@ -200,30 +200,30 @@ def unsupported(facts: Facts) -> GPUError | None:
     variables = facts.environment.variables.now
     if any(provider.coverage(capability, variables) != "none" for _, capability in capabilities):
         return None
-    held = tuple(str(architecture) for architecture in provider.architectures or ())
+    architectures = tuple(str(architecture) for architecture in provider.architectures or ())
     for name, capability in capabilities:
         if provider.coverage(capability) != "none":
-            return _passed_over(name, capability, held, facts.environment)
+            return _passed_over(name, capability, architectures, facts.environment)
     name, capability = capabilities[0]
     installed = facts.environment.packages.onnxruntime
     build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
     return UnsupportedDeviceError(
         f"the installed ONNX Runtime holds no code for {described(name, capability)}",
         evidence=[
-            f"{build} holds {', '.join(held)}",
+            f"{build} holds {', '.join(architectures)}",
             f"read from {provider.path}",
         ],
         fixes=[_build_for(facts, capability)],
         device=name,
         compute_capability=capability,
-        architectures=held,
+        architectures=architectures,
     )
 
 
 def cudnn_without_code(facts: Facts) -> GPUError | None:
     """Check that cuDNN has code for the GPU, if ONNX Runtime has (issue 25676: a V100)."""
     environment, request = facts.environment, facts.request
-    provider, held = environment.provider, environment.cudnn_architectures
+    provider, architectures = environment.provider, environment.cudnn_architectures
     variables = environment.variables.now
     # If the provider has no code for any of the GPUs, unsupported() reports it.
     usable = [
@@ -231,14 +231,14 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
         for name, capability in _capabilities(facts)
         if provider is None or provider.coverage(capability, variables) != "none"
     ]
-    without = [one for one in usable if coverage_by(held, one[1], variables) == "none"]
-    files = (one.chosen for one in environment.libraries if one.spec.stem in CUDNN_CODE)
+    without = [device for device in usable if coverage_by(architectures, device[1], variables) == "none"]
+    files = (library.chosen for library in environment.libraries if library.spec.stem in CUDNN_CODE)
     file = next(filter(None, files), None)
-    if not without or len(without) < len(usable) or held is None or file is None or request.cudnn_disabled:
+    if not without or len(without) < len(usable) or architectures is None or file is None or request.cudnn_disabled:
         return None
     (name, capability), path = without[0], file.path
-    wheels = [one for one in environment.packages.nvidia if one.name.startswith("nvidia-cudnn-cu")]
-    evidence = [f"{os.path.basename(path)} holds {', '.join(map(str, held))}", f"read from {path}"]
+    wheels = [wheel for wheel in environment.packages.nvidia if wheel.name.startswith("nvidia-cudnn-cu")]
+    evidence = [f"{os.path.basename(path)} holds {', '.join(map(str, architectures))}", f"read from {path}"]
     evidence += [f"{wheel.name} {wheel.version} in {wheel.location}" for wheel in wheels]
     if request.cudnn_operators:
         evidence.append(f"needed by {', '.join(request.cudnn_operators)}")
@@ -249,7 +249,7 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
         severity="fatal" if request.cudnn_operators else "warning",
         device=name,
         compute_capability=capability,
-        architectures=tuple(map(str, held)),
+        architectures=tuple(map(str, architectures)),
     )
 
 
@@ -279,8 +279,8 @@ def missing_code_error(
 
 
 def described(name: str | None, capability: tuple[int, int] | None) -> str:
-    known = f" (compute capability {capability[0]}.{capability[1]})" if capability is not None else ""
-    return (name or "this GPU") + known
+    suffix = f" (compute capability {capability[0]}.{capability[1]})" if capability is not None else ""
+    return (name or "this GPU") + suffix
 
 
 def _build_for(facts: Facts, capability: tuple[int, int]) -> Fix:
@@ -298,9 +298,11 @@ def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
 
     The list is empty if one capability is unknown: the session may use just this device.
     """
-    meant = _chosen(facts) if facts.observed.devices else _meant(facts)
-    known = [(one.name, one.compute_capability) for one in meant if one.compute_capability is not None]
-    return known if len(known) == len(meant) else []
+    candidates = _chosen(facts) if facts.observed.devices else _meant(facts)
+    capabilities = [
+        (device.name, device.compute_capability) for device in candidates if device.compute_capability is not None
+    ]
+    return capabilities if len(capabilities) == len(candidates) else []
 
 
 def _chosen(facts: Facts) -> list[CudaDevice]:
@@ -320,8 +322,8 @@ def _meant(facts: Facts) -> list[GPU]:
     if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
         return gpus[ordinal : ordinal + 1]
     if ordinal is None and facts.request.device != "auto":
-        wanted = str(facts.request.device).strip().lower()
-        return [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(wanted)]
+        prefix = str(facts.request.device).strip().lower()
+        return [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(prefix)]
     return gpus
 
 
@@ -331,13 +333,13 @@ def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None
     free, total = (gpu.memory_free, gpu.memory_total) if gpu is not None else (None, None)
     if gpu is not None and free is not None and total is not None:
         evidence = [*evidence, f"{gpu.name or 'GPU'} ({gpu.uuid}): {free >> 20} of {total >> 20} MiB free"]
-    own = sessions_on_gpu(facts.observed.sessions, gpu.uuid if gpu is not None else None)
+    open_sessions = sessions_on_gpu(facts.observed.sessions, gpu.uuid if gpu is not None else None)
     return InsufficientDeviceMemoryError(
         "the GPU has too little free memory to open this session"
         + (f": {requested} bytes were asked for" if requested else ""),
-        evidence=[*evidence, *named_sessions(own)],
+        evidence=[*evidence, *named_sessions(open_sessions)],
         fixes=[
-            *([close_those_that_are_done_with()] if own else []),
+            *([close_those_that_are_done_with()] if open_sessions else []),
             manual(
                 "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
             ),
@@ -350,8 +352,8 @@ def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None
 
 def requested_gpu(facts: Facts) -> GPU | None:
     """Return NVML's facts about the requested GPU; None if several GPUs fit the request, or no GPU does."""
-    meant = _chosen(facts) if facts.observed.devices else _meant(facts)
-    if len(meant) != 1:
+    candidates = _chosen(facts) if facts.observed.devices else _meant(facts)
+    if len(candidates) != 1:
         return None
-    uuid = meant[0].uuid
+    uuid = candidates[0].uuid
     return next((gpu for gpu in facts.environment.driver.nvml.gpus if gpu.uuid is not None and gpu.uuid == uuid), None)

@@ -82,10 +82,10 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
             manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
     compute = " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
-    given = surroundings.give_the_gpu(environment, compute)
+    give_gpu = surroundings.give_the_gpu(environment, compute)
     if not environment.host.container:
-        return [_rest_of_the_driver(facts) or remedies.update_driver(environment), given]
-    fixes = [given]
+        return [_rest_of_the_driver(facts) or remedies.update_driver(environment), give_gpu]
+    fixes = [give_gpu]
     if empty := re.match(r"(/.*): file too short", environment.driver.libcuda_error or ""):
         folder = shlex.quote(os.path.dirname(empty[1]))
         fixes.append(
@@ -179,14 +179,14 @@ def _older(facts: Facts, cuda_major: int) -> DriverTooOldError | None:
     if loaded is None or loaded[0] >= cuda_major:
         return None
     if by_nvml is not None and by_nvml[0] >= cuda_major:
-        own = f"this machine's driver up to {by_nvml[0]}.{by_nvml[1]}"
+        newer = f"this machine's driver up to {by_nvml[0]}.{by_nvml[1]}"
     elif remedies.is_enough(facts.environment, cuda_major):  # NVML may answer for the loaded libcuda, too.
-        own = f"this machine's driver, {driver.version}, is new enough for CUDA {cuda_major}"
+        newer = f"this machine's driver, {driver.version}, is new enough for CUDA {cuda_major}"
     else:
         return None
     return older_than_needed(
         facts,
-        f"the {_libcuda(facts.environment.host)} that is loaded supports CUDA up to {loaded[0]}.{loaded[1]}, {own}, "
+        f"the {_libcuda(facts.environment.host)} that is loaded supports CUDA up to {loaded[0]}.{loaded[1]}, {newer}, "
         f"and the installed ONNX Runtime needs CUDA {cuda_major}",
         versions(facts),
         [off] if (off := drop_libcuda(facts)) is not None else _ways_to_the_drivers_own(facts),
@@ -269,8 +269,8 @@ def _is_compat(facts: Facts) -> bool:
 def versions(facts: Facts) -> list[str]:
     """Return the loaded driver library and the version of the kernel driver as evidence."""
     driver = facts.environment.driver
-    own = f", of driver {driver.libcuda_version}" if driver.libcuda_version else ""
-    loaded = [f"loaded: {driver.libcuda}{own}"] if driver.libcuda else []
+    library_version = f", of driver {driver.libcuda_version}" if driver.libcuda_version else ""
+    loaded = [f"loaded: {driver.libcuda}{library_version}"] if driver.libcuda else []
     return [*loaded, f"driver {driver.version or 'of unknown version'}"]
 
 
@@ -337,9 +337,9 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
         return None
     evidence = [returned_by_cuinit(code), f"NVML: {nvml.error}"]
     if nvml.code == _DIFFERS:
-        found = mismatched_libcuda(code, facts, evidence)
-        if found is not None:
-            return found
+        error = mismatched_libcuda(code, facts, evidence)
+        if error is not None:
+            return error
         meaning = meaning_of(MISMATCH, host.is_windows)
     elif nvml.code == _NOT_LOADED and environment.driver.version is None and not environment.driver.is_tegra:
         meaning = _not_loaded(facts)
@@ -402,11 +402,11 @@ def device_files_closed(facts: Facts) -> GPUError | None:
     if has_own and is_final and not facts.environment.host.wsl and not driver.is_tegra:
         whole = surroundings.how(facts.environment)
         in_container = manual(f"in a container: give it {_UVM} too, as this does: {whole}", needs="host")
-        made = shell("sudo nvidia-modprobe -u -c=0", needs="root")
+        create_file = shell("sudo nvidia-modprobe -u -c=0", needs="root")
         return DriverUnusableError(
             f"the device file {_UVM} is missing, which CUDA needs beside those of the GPUs",
             evidence=[f"device files: {', '.join(driver.device_nodes)}"],
-            fixes=[in_container] if facts.environment.host.container else [made],
+            fixes=[in_container] if facts.environment.host.container else [create_file],
             cuda_code=code,
         )
     return None

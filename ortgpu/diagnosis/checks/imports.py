@@ -63,23 +63,23 @@ def failed(facts: Facts) -> GPUError | None:
             fixes=[manual(main)],
             package=installed.build_name,
         )
-    said = (text, *facts.observed.printed)
+    lines = (text, *facts.observed.printed)
     if threads := [line for line in facts.observed.printed if loader_words.lacks_threads(line)]:
         return BrokenPackageError(
             "import onnxruntime fails: this process may have no further thread",
             evidence=[text, threads[0]],
             fixes=[remedies.raise_thread_limit(facts.environment)],
         )
-    if any("more than once per process" in line for line in said):
+    if any("more than once per process" in line for line in lines):
         return _numpy_imported_again(facts, text)
-    if any("built with baseline optimizations" in line for line in said):
+    if any("built with baseline optimizations" in line for line in lines):
         return _processor_too_old(facts, text)
-    if (own := _hiding_a_standard_module(facts, text)) is not None:
+    if (hiding_file := _hiding_a_standard_module(facts, text)) is not None:
         return BrokenPackageError(
-            f"import onnxruntime fails: {own} is imported instead of Python's own module",
+            f"import onnxruntime fails: {hiding_file} is imported instead of Python's own module",
             evidence=_quote_numpy_too(facts, text),
-            fixes=[remedies.fix_shadowing(facts.environment, own)],
-            files=(own,),
+            fixes=[remedies.fix_shadowing(facts.environment, hiding_file)],
+            files=(hiding_file,),
         )
     whole = _way_to_load_whole_files(facts, text)
     if whole is None and (dependency := _dependency_missing(facts, text)) is not None:
@@ -131,8 +131,8 @@ def _hiding_a_standard_module(facts: Facts, text: str) -> str | None:
 
 def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:
     """Return the loader's words about a whole file of the import, or of a CUDA library before it, and the fix."""
-    seen = facts.observed.loading
-    missing = (seen.missing if seen is not None else None) or ()
+    report = facts.observed.loading
+    missing = (report.missing if report is not None else None) or ()
     tried = (file.problem or "" for library in missing for file in library.rejected)
     for words in (text, *facts.observed.printed, *tried):
         if (fix := remedies.fix_load_refusal(facts.environment, words, _file_in(words, facts))) is not None:
@@ -194,36 +194,37 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
     if module in (None, "onnxruntime"):
         return None
     name = _DISTRIBUTIONS.get(module, module)
-    found = packages.other(name)
-    own = remedies.shadowing_file(packages, name)
-    if own is not None:
+    distribution = packages.other(name)
+    stray_file = remedies.shadowing_file(packages, name)
+    if stray_file is not None:
         return BrokenPackageError(
-            f"import onnxruntime fails: {own} is imported instead of the installed {name}",
+            f"import onnxruntime fails: {stray_file} is imported instead of the installed {name}",
             evidence=[text],
-            fixes=[remedies.fix_shadowing(facts.environment, own)],
+            fixes=[remedies.fix_shadowing(facts.environment, stray_file)],
             package=name,
-            files=(own,),
+            files=(stray_file,),
         )
-    if found is None:
+    if distribution is None:
         summary = f"import onnxruntime fails: {name}, which it needs, is not installed"
         fix = remedies.install(facts.environment, [name])
     else:
         summary = (
-            f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
+            f"import onnxruntime fails: the installed {name} {distribution.version or ''}".rstrip()
+            + " cannot be imported"
         )
-        if remedies.belongs_to_other_python(facts.environment, found.location):
-            return _other_python_error(facts, found, text)
-        fix = remedies.install_again(facts.environment, found)
+        if remedies.belongs_to_other_python(facts.environment, distribution.location):
+            return _other_python_error(facts, distribution, text)
+        fix = remedies.install_again(facts.environment, distribution)
         if name == "numpy" and numpy_too_new:
             release = f"ONNX Runtime {packages.onnxruntime.version}"
-            summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"
-            fix = remedies.install(facts.environment, ["numpy<2"], instead_of=found)
+            summary = f"import onnxruntime fails: {release} is too old for numpy {distribution.version}"
+            fix = remedies.install(facts.environment, ["numpy<2"], instead_of=distribution)
     return BrokenPackageError(summary, evidence=_quote_numpy_too(facts, text), fixes=[fix], package=name)
 
 
 def _other_python_error(facts: Facts, found: Distribution, text: str) -> GPUError:
-    others = (one for one in facts.environment.packages.others if one.name == found.name)
-    elsewhere = any(one.location != found.location for one in others)
+    others = (other for other in facts.environment.packages.others if other.name == found.name)
+    elsewhere = any(other.location != found.location for other in others)
     then = [] if elsewhere else [remedies.install(facts.environment, [found.name])]
     return BrokenPackageError(
         f"import onnxruntime fails: {found.name} is imported from {found.location}, where the packages of another "
@@ -263,17 +264,17 @@ def other_engine(facts: Facts) -> GPUError | None:
     """Check for the older onnxruntime.dll in System32 of Windows 11 (microsoft/winml-cli issue 689)."""
     observed, installed = facts.observed, facts.environment.packages.onnxruntime
     words = (observed.import_error, observed.provider_error, *observed.printed)
-    wanted = re.compile(r"requested API version \[\d+\] is not available")
-    said = next((each for each in words if each and wanted.search(each)), None)
-    if said is None:
+    pattern = re.compile(r"requested API version \[\d+\] is not available")
+    message = next((text for text in words if text and pattern.search(text)), None)
+    if message is None:
         return None
-    own = (installed.folder or "").lower()
+    folder = (installed.folder or "").lower()
     names = (path for path in facts.environment.mapped if re.search(r"[\\/]onnxruntime\.dll$", path, re.IGNORECASE))
-    others = tuple(path for path in names if not own or not path.lower().startswith(own))
+    others = tuple(path for path in names if not folder or not path.lower().startswith(folder))
     what = others[0] if others else "another onnxruntime.dll, of an older release,"
     return LibraryConflictError(
         f"{what} was loaded in the place of the installed ONNX Runtime",
-        evidence=[said, *(f"in this process: {path}" for path in others)],
+        evidence=[message, *(f"in this process: {path}" for path in others)],
         fixes=[manual("import onnxruntime before what loads that DLL, or keep that from being loaded in this process")],
         libraries=others,
     )
@@ -313,11 +314,11 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         symbol, library = lacked
         if re.fullmatch(r"cu[A-Z]\w*", symbol):
             return _driver_lacks(symbol, text, facts)
-        own = f"let no other {library} be loaded, or found, before the one that ONNX Runtime needs"
+        advice = f"let no other {library} be loaded, or found, before the one that ONNX Runtime needs"
         return version_mismatch(text, "the CUDA provider", facts) or LibraryVersionError(
             f"a loaded library lacks {symbol}, which the CUDA provider was built against",
             evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in (report.libraries if report else ()))],
-            fixes=[manual(own)] if library is not None else [],
+            fixes=[manual(advice)] if library is not None else [],
             needed=(library or symbol,),
         )
     provider = facts.environment.provider

@@ -33,8 +33,8 @@ def missing(facts: Facts) -> GPUError | None:
     absent = _missing(facts, required=True)
     for library in absent:
         for file in library.rejected:
-            if file.unfit_for is None and (found := version_mismatch(file.problem or "", library.soname, facts)):
-                return found
+            if file.unfit_for is None and (error := version_mismatch(file.problem or "", library.soname, facts)):
+                return error
     further = [library.wheel for library in _missing(facts, required=False) if library.wheel]
     return _add_missing_driver(facts, judge_missing(facts, absent, "the CUDA provider needs", "fatal", further))
 
@@ -45,7 +45,7 @@ def _add_missing_driver(facts: Facts, error: GPUError | None) -> GPUError | None
     If only some files are missing or broken, the machine was set up for a GPU: the driver comes after them.
     """
     environment = facts.environment
-    some_file = any(one.candidates or one.rejected for one in environment.libraries if one.required)
+    some_file = any(library.candidates or library.rejected for library in environment.libraries if library.required)
     if some_file or not environment.driver.is_absent or not isinstance(error, LibraryNotFoundError):
         return error
     way = surroundings.give_the_gpu(environment, "") if environment.host.container else None
@@ -84,22 +84,22 @@ def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], 
 
 
 def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
-    seen, major = facts.observed.loading, facts.environment.cuda_major
-    absent = seen.missing if seen is not None else None
+    report, major = facts.observed.loading, facts.environment.cuda_major
+    absent = report.missing if report is not None else None
     if absent is None:
         absent = tuple(
-            MissingLibrary(one.soname, one.required, one.spec.wheels.get(major) if major else None, one.rejected)
-            for one in facts.environment.libraries
-            if not one.candidates and _must_be_there(one)
+            MissingLibrary(lib.soname, lib.required, lib.spec.wheels.get(major) if major else None, lib.rejected)
+            for lib in facts.environment.libraries
+            if not lib.candidates and _must_be_there(lib)
         )
-    own = _only_in_this_process(facts) if facts.observed.preload is None else set()
-    return tuple(library for library in absent if library.required == required and library.soname not in own)
+    local = _only_in_this_process(facts) if facts.observed.preload is None else set()
+    return tuple(library for library in absent if library.required == required and library.soname not in local)
 
 
 def _only_in_this_process(facts: Facts) -> set[str]:
     """Return the libraries that this process has, and a new child does not find."""
     sources = ("already loaded", "beside a loaded one")
-    return {found.soname for found in facts.environment.libraries if any(c.source in sources for c in found.candidates)}
+    return {lib.soname for lib in facts.environment.libraries if any(c.source in sources for c in lib.candidates)}
 
 
 def _must_be_there(found: Resolution) -> bool:
@@ -204,7 +204,7 @@ def _find_root_libraries(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLib
 
 def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
     """Return unreadable files by soname, or else the unreadable folder of wheels that may hold the file."""
-    refused = [each.path for each in facts.environment.packages.refused]
+    refused = [entry.path for entry in facts.environment.packages.refused]
     folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
     closed: dict[str, str] = {}
     for library in absent:
@@ -246,7 +246,9 @@ def is_of_driver(library: str) -> bool:
 def _evidence(library: MissingLibrary) -> list[str]:
     if not library.rejected:
         return [f"{library.soname}: found nowhere"]
-    return [f"{library.soname}: {one.path} passed over ({one.source}): {one.problem}" for one in library.rejected[:4]]
+    return [
+        f"{library.soname}: {file.path} passed over ({file.source}): {file.problem}" for file in library.rejected[:4]
+    ]
 
 
 def _other_version(library: MissingLibrary) -> str | None:
@@ -266,8 +268,8 @@ def _where_needed(facts: Facts) -> str:
 
 def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
     """Check that the loaded cuDNN is for ONNX Runtime's CUDA: libcudnn.so.9 exists for CUDA 12 and for CUDA 13."""
-    seen, provider, major = facts.observed.loading, facts.environment.provider, facts.environment.cuda_major
-    cudnn = seen.cudnn if seen is not None else None
+    report, provider, major = facts.observed.loading, facts.environment.provider, facts.environment.cuda_major
+    cudnn = report.cudnn if report is not None else None
     if cudnn is None or provider is None or major in (None, cudnn[1]):
         return None
     loaded, built_for = cudnn
@@ -303,10 +305,10 @@ def _ways_to_the_right_cudnn(facts: Facts, loaded: LoadedLibrary, built_for: int
 
 def cudnn_mixed(facts: Facts) -> GPUError | None:
     """Check that all parts of cuDNN are from one release; else a convolution fails (pytorch issue 185512)."""
-    seen = facts.observed.loading
-    if seen is None or not seen.cudnn_mixed:
+    report = facts.observed.loading
+    if report is None or not report.cudnn_mixed:
         return None
-    paths = seen.cudnn_mixed
+    paths = report.cudnn_mixed
     return mixed(
         list_by_folder(paths),
         fixes=_ways_to_one_cudnn(list(dict.fromkeys(map(os.path.dirname, paths))), facts),
@@ -319,8 +321,8 @@ def not_as_installed(facts: Facts) -> GPUError | None:
     """Check that libraries are the installed files: a part of cuDNN has the same name in all releases."""
     environment = facts.environment
     major = environment.cuda_major
-    right = {wheel_name(found.spec.wheels[major]) for found in environment.libraries if major in found.spec.wheels}
-    used = {found.chosen.path for found in environment.libraries if found.chosen is not None}
+    right = {wheel_name(lib.spec.wheels[major]) for lib in environment.libraries if major in lib.spec.wheels}
+    used = {lib.chosen.path for lib in environment.libraries if lib.chosen is not None}
     names = [wheel.name for wheel in environment.packages.nvidia]
     altered = {
         wheel: files
@@ -454,9 +456,9 @@ def newer_c_library(environment: Environment, path: str | None) -> Fix:
 def _that_would_be_loaded(facts: Facts) -> tuple[LoadedLibrary, ...]:
     """Return the libraries that a child process loads: its search is the same as in this process."""
     return tuple(
-        LoadedLibrary(found.soname, first.path, first.source, first.root, found.required)
-        for found in facts.environment.libraries
-        for first in found.candidates[:1]
+        LoadedLibrary(resolution.soname, first.path, first.source, first.root, resolution.required)
+        for resolution in facts.environment.libraries
+        for first in resolution.candidates[:1]
     )
 
 

@@ -26,8 +26,8 @@ _CHECK = "check the path, and that the file is whole: the command check-model of
 
 def judge_file(model: ModelFacts) -> tuple[GPUError, ...]:
     """Return the faults and oddities of a model file, independent of the environment."""
-    found = (unreadable(model), data_missing(model), custom_domains(model))
-    return tuple(error for error in found if error is not None)
+    errors = (unreadable(model), data_missing(model), custom_domains(model))
+    return tuple(error for error in errors if error is not None)
 
 
 def unreadable(model: ModelFacts | None) -> GPUError | None:
@@ -85,11 +85,11 @@ def custom_domains(model: ModelFacts | None) -> GPUError | None:
 
 def not_loaded(text: str) -> GPUError:
     """Return the error for a model that ONNX Runtime refuses with ``text``."""
-    known = "export the model with an opset, an IR version and operators that it knows, or use a newer ONNX Runtime"
+    advice = "export the model with an opset, an IR version and operators that it knows, or use a newer ONNX Runtime"
     return ProviderError(
         "the installed ONNX Runtime cannot open this model",
         evidence=[text.strip()[:600]],
-        fixes=[manual(known)] if _UNKNOWN.search(text) else [],
+        fixes=[manual(advice)] if _UNKNOWN.search(text) else [],
     )
 
 
@@ -116,8 +116,8 @@ def report_cpu_nodes(facts: Facts) -> GPUError | None:
     nodes = probe.measured("model", "nodes") if probe is not None else None
     if not nodes:
         return None
-    found = refusal(Placement(tuple(PlacedNode(**node) for node in nodes)))
-    if found is None:
+    error = refusal(Placement(tuple(PlacedNode(**node) for node in nodes)))
+    if error is None:
         return None
-    found.severity = "warning"
-    return found
+    error.severity = "warning"
+    return error

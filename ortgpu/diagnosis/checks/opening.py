@@ -62,8 +62,8 @@ def model_failed(facts: Facts) -> GPUError | None:
     step, model = facts.observed.failed("load"), facts.request.model
     if step is not None:
         # Other checks report an unreadable file, and operators of a library to register.
-        known = unreadable(model) or ("not a registered function/op" in step.detail and custom_domains(model))
-        return None if known else explain_opening(step.detail, facts) or not_loaded(step.detail)
+        reported = unreadable(model) or ("not a registered function/op" in step.detail and custom_domains(model))
+        return None if reported else explain_opening(step.detail, facts) or not_loaded(step.detail)
     step = facts.observed.failed("model")
     if step is None or facts.observed.failed("session") is not None:
         return None

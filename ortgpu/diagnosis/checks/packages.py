@@ -68,8 +68,8 @@ def not_installed(facts: Facts) -> GPUError | None:
         evidence = [f"{installed.folder} is no package: it has no file __init__.py, and is nobody's on record"]
     evidence += [f"on record without its files: {owner.name} {owner.version} in {owner.location}" for owner in ghosts]
     evidence += [
-        f"onnxruntime {one.version} in {one.location} is only held (ortgpu hold), and has no files"
-        for one in facts.environment.packages.held
+        f"onnxruntime {distribution.version} in {distribution.location} is only held (ortgpu hold), and has no files"
+        for distribution in facts.environment.packages.held
     ]
     fixes = _first_install(facts)
     if ghosts and fixes[0].executable:
@@ -137,7 +137,7 @@ def _is_of_another_python(facts: Facts) -> bool:
 
 
 def python_of(installed: OnnxRuntime) -> tuple[int, int] | None:
-    """Return the Python version of the build, from the name of its library; None on Windows: the name has no version."""
+    """Return the Python version of the build, from the name of its library; None on Windows: names have no version."""
     built = re.search(r"\.cpython-3(\d+)t?-", os.path.basename(installed.extension or ""))
     return (3, int(built[1])) if built is not None else None
 
@@ -210,10 +210,13 @@ def conflicting(facts: Facts) -> GPUError | None:
 
 
 def held_at_another_version(facts: Facts) -> GPUError | None:
-    """Check that the version in the record of `ortgpu hold` is the version of the GPU build: an upgrade changes it."""
+    """Check that the record of `ortgpu hold` has the version of the GPU build: an upgrade of the build changes it."""
     packages = facts.environment.packages
     gpu = next((owner for owner in packages.onnxruntime.owners if owner.name == "onnxruntime-gpu"), None)
-    other = next((one for one in packages.held if gpu is not None and one.version != gpu.version), None)
+    other = next(
+        (entry for entry in packages.held if gpu is not None and entry.version != gpu.version),
+        None,
+    )
     if gpu is None or other is None or remedies.why_not_held(facts.environment) is not None:
         return None
     return ConflictingPackagesError(
@@ -312,7 +315,7 @@ def _keep_away(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
                 "pyproject.toml, and run the command above again"
             )
         return [*fixes, manual(advice)]
-    records = [one.folder for one in environment.packages.onnxruntime.owners if one.name == "onnxruntime"]
+    records = [owner.folder for owner in environment.packages.onnxruntime.owners if owner.name == "onnxruntime"]
     is_removed = any(words in fix for fix in fixes for words in (installer.uninstall, *filter(None, records)))
     comes_back = bool(records) and is_removed and (requirers or len(owners) > 1)
     if not comes_back or remedies.why_not_held_in(environment, environment.packages.onnxruntime.home) is not None:
@@ -340,7 +343,7 @@ def replace_build(facts: Facts) -> list[Fix]:
     installed, installer = facts.environment.packages.onnxruntime, facts.environment.installer
     home = installed.home
     packages = facts.environment.packages
-    shared = any(one.location == home for one in (*packages.others, *packages.nvidia))
+    shared = any(distribution.location == home for distribution in (*packages.others, *packages.nvidia))
     off = remedies.drop_from_variable(facts.environment, "PYTHONPATH", home)
     bundled = facts.environment.host.frozen and off is None  # A pex has a folder for each of its packages.
     mended = not _hides_a_gpu_build(installed) or installer.owns(home) or installer.hides(home)
@@ -441,8 +444,8 @@ def did_its_work(facts: Facts, name: str) -> bool:
     observed = facts.observed
     session, preload = observed.step("session"), observed.preload
     if session is not None and not session.ok:  # If its words name a cause, the package is not the cause.
-        said = explain_opening(session.detail, facts)
-        return said is not None and not isinstance(said, ProviderFallbackError)
+        error = explain_opening(session.detail, facts)
+        return error is not None and not isinstance(error, ProviderFallbackError)
     if session is not None:
         return True
     imported = CUDA in (observed.available_providers or ())
@@ -462,16 +465,16 @@ def library_damaged(facts: Facts) -> GPUError | None:
     environment = facts.environment
     installed = environment.packages.onnxruntime
     files = [file for file in (environment.extension, environment.bridge) if file is not None]
-    here = environment.host.machine if environment.host.system == "Linux" else ""
-    problems = {file.path: file.problem or wrong_machine(file.machine, here) for file in files}
+    machine = environment.host.machine if environment.host.system == "Linux" else ""
+    problems = {file.path: file.problem or wrong_machine(file.machine, machine) for file in files}
     if environment.provider is not None:
         problems[environment.provider.path] = environment.provider.problem
     damaged = {path: problem for path, problem in problems.items() if problem is not None}
     recorded = {name for owner in installed.owners for name in (*owner.altered_files, *owner.missing_files)}
     arrival = installed.arrival
     plugin = arrival.package if arrival is not None and [*damaged] == [arrival.library] else None
-    said = plugin is None and any(name.endswith(os.path.basename(path)) for name in recorded for path in damaged)
-    if not damaged or said:  # The check broken_files or conflicting reports it.
+    reported = plugin is None and any(name.endswith(os.path.basename(path)) for name in recorded for path in damaged)
+    if not damaged or reported:  # The check broken_files or conflicting reports it.
         return None
     blocked = [path for path, problem in damaged.items() if loader_words.is_blocked(problem)]
     whole = len(blocked) == len(damaged)
@@ -508,38 +511,38 @@ def package_unreadable(facts: Facts) -> GPUError | None:
     packages = facts.environment.packages
     folder = packages.onnxruntime.folder
     if folder is None:
-        refused = [each for each in packages.refused if each.path.endswith(("site-packages", "dist-packages"))]
+        refused = [file for file in packages.refused if file.path.endswith(("site-packages", "dist-packages"))]
         what = "a folder in which packages are installed"
     else:
         folders = (folder, os.path.join(folder, "capi"))
-        mine = [each for each in packages.refused if each.path.startswith(folder)]
-        needed = (each for each in mine if is_vital(each.path) and not did_its_work(facts, each.path))
-        refused = [*(each for each in mine if each.path in folders), *needed]
+        mine = [file for file in packages.refused if file.path.startswith(folder)]
+        needed = (file for file in mine if is_vital(file.path) and not did_its_work(facts, file.path))
+        refused = [*(file for file in mine if file.path in folders), *needed]
         what = "the installed ONNX Runtime"
     if not refused:
         return None
     return BrokenPackageError(
         f"this user may not read {what}",
-        evidence=[f"permission denied: {each.mode} {each.path}" for each in refused[:8]],
-        fixes=[remedies.fix_read_permission(facts.environment, [each.path for each in refused])],
+        evidence=[f"permission denied: {file.mode} {file.path}" for file in refused[:8]],
+        fixes=[remedies.fix_read_permission(facts.environment, [file.path for file in refused])],
         package=packages.onnxruntime.build_name,
-        files=tuple(each.path for each in refused),
+        files=tuple(file.path for file in refused),
     )
 
 
 def guard_unreadable(facts: Facts) -> GPUError | None:
     """Warn that ORTGPU_ENFORCE does not reach this user's programs: Python ignores the unreadable file in silence."""
-    names = [each for each in facts.environment.packages.refused if os.path.basename(each.path) in START_FILES]
+    names = [file for file in facts.environment.packages.refused if os.path.basename(file.path) in START_FILES]
     if not names or "ORTGPU_ENFORCE" not in facts.environment.variables.now:
         return None
     return BrokenPackageError(
         "ORTGPU_ENFORCE is set, and this user may not read what puts the guard in force: programs that do not import "
         "ortgpu run without it",
-        evidence=[f"permission denied: {each.mode} {each.path}" for each in names],
-        fixes=[remedies.fix_read_permission(facts.environment, [each.path for each in names])],
+        evidence=[f"permission denied: {file.mode} {file.path}" for file in names],
+        fixes=[remedies.fix_read_permission(facts.environment, [file.path for file in names])],
         severity="warning",
         package="ortgpu",
-        files=tuple(each.path for each in names),
+        files=tuple(file.path for file in names),
     )
 
 
@@ -573,9 +576,9 @@ def plugin_incomplete(facts: Facts) -> GPUError | None:
     A meta-package has neither library nor module, and requires a package with both.
     """
     installed = facts.environment.packages.onnxruntime
-    whole = any(one.library for one in installed.plugins)
-    lacking = (one for one in installed.plugins if one.is_for_cuda and one.library is None)
-    empty = next((one for one in lacking if one.folder is not None or not whole), None)
+    whole = any(plugin.library for plugin in installed.plugins)
+    lacking = (plugin for plugin in installed.plugins if plugin.is_for_cuda and plugin.library is None)
+    empty = next((plugin for plugin in lacking if plugin.folder is not None or not whole), None)
     if empty is None:
         return None
     where = f"expected in {empty.folder}" if empty.folder is not None else f"its module is not in {empty.location}"
@@ -591,19 +594,19 @@ def plugin_incomplete(facts: Facts) -> GPUError | None:
 def plugin_of_another_release(facts: Facts) -> GPUError | None:
     """Check that a plugin with calls to internals of ONNX Runtime belongs to the installed release."""
     environment = facts.environment
-    installed, wanted = environment.packages.onnxruntime, environment.release_wanted
+    installed, release = environment.packages.onnxruntime, environment.release_wanted
     arrival, name = installed.arrival, installed.build_name or "onnxruntime"
-    if arrival is None or wanted is None or facts.observed.plugin_problem == "no device":
+    if arrival is None or release is None or facts.observed.plugin_problem == "no device":
         return None
     bundled = arrival.way == "bundled plugin"
-    fitting = f"{name}=={installed.version if bundled else wanted}"
+    fitting = f"{name}=={installed.version if bundled else release}"
     reinstall = remedies.reinstall_onnxruntime(environment, requirement=fitting)
     return LibraryVersionError(
-        f"the CUDA plugin belongs to ONNX Runtime {wanted}, and {name} {installed.version} is installed: "
+        f"the CUDA plugin belongs to ONNX Runtime {release}, and {name} {installed.version} is installed: "
         "it would end this process",
         evidence=[f"plugin: {arrival.library}", "it calls Provider_GetHost, which differs between releases"],
         fixes=[reinstall if bundled else remedies.install(environment, [fitting])],
-        needed=(f"{name} {wanted}",),
+        needed=(f"{name} {release}",),
     )
 
 

@@ -119,13 +119,13 @@ def visible_gpus(environment: Environment) -> list[GPU]:
     value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return gpus
-    chosen: list[GPU] = []
+    visible: list[GPU] = []
     for name in _visible_names(value):
         match = _match(name, gpus)
         if match is None:
             break  # CUDA does the same: CUDA C++ Programming Guide, "CUDA Environment Variables".
-        chosen.append(match)
-    return chosen
+        visible.append(match)
+    return visible
 
 
 def _visible_names(value: str) -> list[str]:
@@ -149,8 +149,8 @@ def _visible_names(value: str) -> list[str]:
 def _match(name: str, gpus: list[GPU]) -> GPU | None:
     if name.isdecimal():
         return gpus[int(name)] if int(name) < len(gpus) else None
-    found = [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(name.lower()) or name in gpu.mig_uuids]
-    return found[0] if len(found) == 1 else None  # The beginning of several UUIDs is ambiguous.
+    matches = [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(name.lower()) or name in gpu.mig_uuids]
+    return matches[0] if len(matches) == 1 else None  # The beginning of several UUIDs is ambiguous.
 
 
 def given_to_container(environment: Environment) -> list[str]:

@@ -248,5 +248,5 @@ def returned_by_cuinit(code: int) -> str:
 
 def meaning_of(code: int, windows: bool) -> Meaning:
     log = RESTART_WINDOWS if windows else shell("sudo dmesg | grep -iE 'xid|nvrm'", needs="root")
-    known = _ON_WINDOWS if windows else UNUSABLE
-    return known.get(code) or OF_THE_DEVICE.get(code) or Meaning("the driver refuses to work", (log,))
+    meanings = _ON_WINDOWS if windows else UNUSABLE
+    return meanings.get(code) or OF_THE_DEVICE.get(code) or Meaning("the driver refuses to work", (log,))

@@ -123,8 +123,8 @@ def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
     environment = facts.environment
     requirement = remedies.wheel_of(os.path.basename(path or ""), environment.cuda_major)
     if path is not None and requirement is not None:
-        wheels = (one for one in environment.packages.nvidia if path.startswith(one.location + os.sep))
-        owner = next((one.name for one in wheels if one.name == wheel_name(requirement)), None)
+        wheels = (wheel for wheel in environment.packages.nvidia if path.startswith(wheel.location + os.sep))
+        owner = next((wheel.name for wheel in wheels if wheel.name == wheel_name(requirement)), None)
         return owner, remedies.install_libraries(environment, [requirement])
     installed = environment.packages.onnxruntime
     return installed.build_name, _another_release(environment) or remedies.reinstall_onnxruntime(environment)
@@ -134,8 +134,8 @@ def _another_release(environment: Environment) -> Fix | None:
     """Return another release for a package with intact files; None for damaged files, or if no release is known."""
     installed = environment.packages.onnxruntime
     owners = [owner for owner in installed.owners if not (owner.missing_files or owner.altered_files)]
-    known = {release.cuda_major: release for release in (FOR_CUDA_12, FOR_CUDA_13)}
-    release = known.get(environment.cuda_major or 0)
+    releases = {release.cuda_major: release for release in (FOR_CUDA_12, FOR_CUDA_13)}
+    release = releases.get(environment.cuda_major or 0)
     if len(owners) != 1 or owners != list(installed.owners) or release is None or release.why_not_for(environment.host):
         return None
     return remedies.install(environment, [f"{release.requirement},!={owners[0].version}"])

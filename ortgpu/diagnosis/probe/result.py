@@ -55,15 +55,15 @@ class ProbeResult:
         if listed is None:
             return None
         return tuple(
-            MissingLibrary(**{**entry, "rejected": tuple(Candidate(**each) for each in entry["rejected"])})
+            MissingLibrary(**{**entry, "rejected": tuple(Candidate(**candidate) for candidate in entry["rejected"])})
             for entry in listed
         )
 
     @property
     def cudnn(self) -> tuple[LoadedLibrary, int] | None:
         """The cuDNN in the child, in the same form as in PreloadReport."""
-        found = self.measured("libraries", "cudnn")
-        return (LoadedLibrary(**found[0]), found[1]) if found is not None else None
+        pair = self.measured("libraries", "cudnn")
+        return (LoadedLibrary(**pair[0]), pair[1]) if pair is not None else None
 
     @property
     def cudnn_mixed(self) -> tuple[str, ...]:

@@ -53,21 +53,21 @@ def install(
 
     ``instead_of`` is replaced in its own folder if Python would find it before the new installation.
     """
-    wanted = list(requirements)
+    specs = list(requirements)
     if _is_rebuilt(environment):
-        return _bundle(environment, wanted)
+        return _bundle(environment, specs)
     if instead_of is not None and comes_first(environment, instead_of.location):
         if instead_of.name.startswith("nvidia-"):  # pip --target would remove the wheels' common folder.
-            return drop_from_search_path(environment, instead_of.location, install(environment, wanted, again=again))
-        return shell(_install_into(environment, instead_of.location, wanted))
-    return _skip_obstacle(environment, _install(environment, wanted, again=again, upgrade=upgrade))
+            return drop_from_search_path(environment, instead_of.location, install(environment, specs, again=again))
+        return shell(_install_into(environment, instead_of.location, specs))
+    return _skip_obstacle(environment, _install(environment, specs, again=again, upgrade=upgrade))
 
 
 def install_again(environment: Environment, *installed: Distribution) -> Fix:
     """Replace the files of packages by fresh files of the same versions."""
-    first = next((one for one in installed if comes_first(environment, one.location)), None)
-    wanted = [published(one.name, one.version) for one in installed]
-    return install(environment, wanted, again=True, instead_of=first)
+    first = next((distribution for distribution in installed if comes_first(environment, distribution.location)), None)
+    specs = [published(distribution.name, distribution.version) for distribution in installed]
+    return install(environment, specs, again=True, instead_of=first)
 
 
 def _install(environment: Environment, wanted: list[str], *, again: bool = False, upgrade: bool = False) -> str:
@@ -99,11 +99,11 @@ def reinstall_onnxruntime(
     environment: Environment, *, leftover: str | None = None, requirement: str | None = None
 ) -> Fix:
     """Remove every owner of the import, then install the GPU build with its libraries, or ``requirement``."""
-    wanted = [requirement] if requirement is not None else gpu_requirements(environment)
+    specs = [requirement] if requirement is not None else gpu_requirements(environment)
     if _is_rebuilt(environment):
-        stays = re.split("[<>=~!]", wanted[0])[0]
+        stays = re.split("[<>=~!]", specs[0])[0]
         names = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
-        return _bundle(environment, wanted, without=[name for name in names if name != stays])
+        return _bundle(environment, specs, without=[name for name in names if name != stays])
     if requirement is None and environment.driver.is_tegra:
         return chain_steps(environment, *_removal(environment), fix_jetson_build())
     if requirement is None and not _gpu_versions(environment) and (instead := why_none_fits(environment)) is not None:
@@ -111,21 +111,21 @@ def reinstall_onnxruntime(
     installed, installer = environment.packages.onnxruntime, environment.installer
     home = installed.home
     # A system package, such as Debian's python3-onnxruntime, has no RECORD, and comes after the installer's folder.
-    of_system = home and any(not one.record_readable for one in installed.owners) and installer.hides(home)
+    of_system = home and any(not owner.record_readable for owner in installed.owners) and installer.hides(home)
     if home and (of_system or not installer.owns(home)):
         if installer.hides(home):
-            return install(environment, wanted, again=True)
-        return _replace_in(home, environment, wanted)
+            return install(environment, specs, again=True)
+        return _replace_in(home, environment, specs)
     steps = _removal(environment)
     if leftover is not None:
         steps.append(_delete(environment, [leftover]))
-    steps.append(f"{installer.install} {words_of(environment, wanted)}")
+    steps.append(f"{installer.install} {words_of(environment, specs)}")
     return _skip_obstacle(environment, *steps)
 
 
 def _removal(environment: Environment) -> list[str]:
     installed, uninstall = environment.packages.onnxruntime, environment.installer.uninstall
-    without_record = [one for one in installed.owners if not one.record_readable]
+    without_record = [owner for owner in installed.owners if not owner.record_readable]
     if without_record and (files := _recorded_in(installed.home, environment)):
         return [_delete(environment, files)]  # pip refuses to uninstall without a RECORD.
     # An installer removes one record of a name at a time; a killed upgrade leaves two.
@@ -159,7 +159,7 @@ def _recorded_in(home: str, environment: Environment) -> list[str] | None:
     Another folder may be somebody's sources or build with an egg-info beside it: ortgpu must not delete them.
     """
     owners = environment.packages.onnxruntime.owners
-    records = [one.folder for one in owners if one.location == home and one.folder is not None]
+    records = [owner.folder for owner in owners if owner.location == home and owner.folder is not None]
     if not records or len(records) != len(owners) or not all(name.endswith(".dist-info") for name in records):
         return None
     return [os.path.join(home, name) for name in ("onnxruntime", *records)]
@@ -168,8 +168,8 @@ def _recorded_in(home: str, environment: Environment) -> list[str] | None:
 def published(name: str, version: str | None) -> str:
     """Return a requirement for this version if a package index has it: no nightly and no private builds."""
     public, _, local = (version or "").partition("+")
-    known = re.fullmatch(r"[0-9.]+((a|b|rc|\.post)[0-9]+)?", public) and re.fullmatch(r"(cu[0-9]+)?", local)
-    return f"{name}=={public}" if known else name
+    is_published = re.fullmatch(r"[0-9.]+((a|b|rc|\.post)[0-9]+)?", public) and re.fullmatch(r"(cu[0-9]+)?", local)
+    return f"{name}=={public}" if is_published else name
 
 
 def gpu_requirements(environment: Environment) -> list[str]:
@@ -198,7 +198,7 @@ def _libraries_not_there(environment: Environment, cuda_major: int | None) -> li
     The list is empty for a CUDA major without a search for its libraries.
     """
     if environment.provider is not None and environment.cuda_major == cuda_major:
-        there: Collection[str] = [each.spec.stem for each in environment.libraries if each.chosen]
+        there: Collection[str] = [resolution.spec.stem for resolution in environment.libraries if resolution.chosen]
     else:
         there = environment.libraries_by_cuda.get(cuda_major or 0, catalogue.BY_STEM)
     if "libcublas" not in there:  # Then cuDNN is for another CUDA: its name is the same for all.
@@ -209,8 +209,8 @@ def _libraries_not_there(environment: Environment, cuda_major: int | None) -> li
 def _wheels(environment: Environment, cuda_major: int | None, there: Collection[str] = ()) -> list[str]:
     """Return the wheels of a CUDA major for ONNX Runtime on this system. ``there``: stems of present libraries."""
     names = (places.WINDOWS if environment.host.is_windows else places.LINUX).names
-    used = (each for each in catalogue.LIBRARIES if each.part_of is None and each.stem not in there)
-    return list(dict.fromkeys(each.wheels[cuda_major] for each in used if cuda_major and cuda_major in names(each)))
+    used = (spec for spec in catalogue.LIBRARIES if spec.part_of is None and spec.stem not in there)
+    return list(dict.fromkeys(spec.wheels[cuda_major] for spec in used if cuda_major and cuda_major in names(spec)))
 
 
 def _gpu_versions(environment: Environment) -> list[str]:
@@ -256,8 +256,8 @@ _OF_NEWER_CUDNN = (7, 5)
 def fitting(environment: Environment, wheels: Iterable[str], capability: tuple[int, int] | None = None) -> list[str]:
     """Return requirements of wheels with code for the GPUs of this machine, or for one compute capability."""
     gpus = [gpu.compute_capability for gpu in environment.driver.nvml.gpus]
-    known = [one for one in (*gpus, capability) if one is not None]
-    if not known or min(known) >= _OF_NEWER_CUDNN:
+    capabilities = [item for item in (*gpus, capability) if item is not None]
+    if not capabilities or min(capabilities) >= _OF_NEWER_CUDNN:
         return list(wheels)
     return [f"{wheel},<9.11" if wheel_name(wheel) == "nvidia-cudnn-cu12" else wheel for wheel in wheels]
 
@@ -268,7 +268,7 @@ def another_cudnn(environment: Environment, path: str, capability: tuple[int, in
     older = capability < _OF_NEWER_CUDNN
     which = "9.10 or older, the last with code for such GPUs" if older else "a newer release"
     wheel = wheel_of(f"{catalogue.CUDNN_CODE[0]}.so", major)
-    homes = [one.location for one in environment.packages.nvidia if one.name.startswith("nvidia-cudnn-cu")]
+    homes = [package.location for package in environment.packages.nvidia if package.name.startswith("nvidia-cudnn-cu")]
     if wheel is None or not any(_is_below(path, os.path.join(home, "nvidia")) for home in homes):
         return manual(f"let {path} be of cuDNN {which}", needs="host")
     return install(environment, fitting(environment, [wheel], capability), upgrade=not older)
@@ -280,9 +280,9 @@ def newer_cuda(environment: Environment, sonames: list[str]) -> list[Fix]:
     if major is None or major <= catalogue.TOOLKIT_MAJORS[-1] or not all(map(spec_for, sonames)):
         return []
     fixes: list[Fix] = [manual(f"install CUDA {major}, as NVIDIA's wheels or its toolkit: {', '.join(sonames)}")]
-    known, version = newest_release(environment), environment.packages.onnxruntime.version
-    if version is not None and known.why_not_for(environment.host) is None:
-        fixes.append(other_release(environment, replace(known, requirement=f"{known.requirement},<{version}")))
+    release, version = newest_release(environment), environment.packages.onnxruntime.version
+    if version is not None and release.why_not_for(environment.host) is None:
+        fixes.append(other_release(environment, replace(release, requirement=f"{release.requirement},<{version}")))
     return fixes
 
 
@@ -292,10 +292,10 @@ def install_libraries(environment: Environment, wheels: Iterable[str], with_dead
     Dead links in the folders ``with_dead_links`` are removed first: pip does not uninstall them, and fails to write
     through a dead link.
     """
-    wanted = fitting(environment, wheels)
+    specs = fitting(environment, wheels)
     if _is_rebuilt(environment):
-        return _bundle(environment, wanted)
-    majors = {wheel_name(wheel): numbers_of(wheel.partition("~=")[2])[:1] for wheel in wanted}
+        return _bundle(environment, specs)
+    majors = {wheel_name(wheel): numbers_of(wheel.partition("~=")[2])[:1] for wheel in specs}
     present = {
         wheel.name: wheel.version
         for wheel in environment.packages.nvidia
@@ -306,9 +306,9 @@ def install_libraries(environment: Environment, wheels: Iterable[str], with_dead
     # -xtype l would fail on a link to itself.
     first = [f"find {folders} -type l ! -exec test -e {{}} ';' -delete"] if folders else []
     if not damaged:
-        return _skip_obstacle(environment, *first, _install(environment, wanted))
+        return _skip_obstacle(environment, *first, _install(environment, specs))
     pinned = [published(name, present[name]) for name in damaged]
-    new = [wheel for wheel in wanted if wheel_name(wheel) not in present]
+    new = [wheel for wheel in specs if wheel_name(wheel) not in present]
     steps = [*first, _install(environment, pinned, again=True)] + ([_install(environment, new)] if new else [])
     return _skip_obstacle(environment, *steps)
 
@@ -331,30 +331,30 @@ def _bundle(environment: Environment, requirements: list[str], without: Iterable
 
 def unset(environment: Environment, names: Iterable[str]) -> Fix:
     """Unset variables in the shell, or say that the program set them after its start."""
-    wanted, variables = list(names), environment.variables
+    targets, variables = list(names), environment.variables
     if variables.at_start is not None:
-        own = [name for name in wanted if variables.at_start.get(name) != variables.now.get(name)]
-        if own:
-            return manual(f"this program, or a library in it, sets {' and '.join(own)} itself: take that out of it")
+        changed = [name for name in targets if variables.at_start.get(name) != variables.now.get(name)]
+        if changed:
+            return manual(f"this program, or a library in it, sets {' and '.join(changed)} itself: take that out of it")
     if not environment.host.is_windows:
-        return shell(f"unset {' '.join(wanted)}")
-    in_cmd, in_powershell = (f"set {name}=" for name in wanted), (f"Remove-Item Env:{name}" for name in wanted)
+        return shell(f"unset {' '.join(targets)}")
+    in_cmd, in_powershell = (f"set {name}=" for name in targets), (f"Remove-Item Env:{name}" for name in targets)
     return manual(
-        f"remove {' and '.join(wanted)} from the variables of this program: {' and '.join(in_cmd)} in cmd.exe, "
+        f"remove {' and '.join(targets)} from the variables of this program: {' and '.join(in_cmd)} in cmd.exe, "
         f"{' and '.join(in_powershell)} in PowerShell, or in the settings of Windows; if the program sets "
-        f"{'it' if len(wanted) == 1 else 'them'} itself, take that out of it"
+        f"{'it' if len(targets) == 1 else 'them'} itself, take that out of it"
     )
 
 
 def drop_from_variable(environment: Environment, variable: str, folder: str) -> Fix | None:
     """Remove a folder from a search path, or a file from LD_PRELOAD; None if it is not in the variable."""
     entries = entries_of(variable, environment.variables.now.get(variable, ""))
-    kept = [entry for entry in entries if entry and os.path.normpath(entry) != os.path.normpath(folder)]
-    if len(kept) == len(list(filter(None, entries))):
+    remaining = [entry for entry in entries if entry and os.path.normpath(entry) != os.path.normpath(folder)]
+    if len(remaining) == len(list(filter(None, entries))):
         return None
     if environment.host.is_windows:
         return manual(f"take {folder} out of {variable}")
-    return shell(f"export {variable}={shlex.quote(os.pathsep.join(kept))}" if kept else f"unset {variable}")
+    return shell(f"export {variable}={shlex.quote(os.pathsep.join(remaining))}" if remaining else f"unset {variable}")
 
 
 def shadowing_file(packages: Packages, name: str) -> str | None:
@@ -473,16 +473,16 @@ def is_enough(environment: Environment, cuda_major: int) -> bool:
 def update_driver(environment: Environment) -> Fix:
     """Return the driver update for the CUDA of the installed ONNX Runtime."""
     host, cuda_major = environment.host, environment.cuda_major or 13
-    wanted, version = f"install an NVIDIA driver for CUDA {cuda_major}", lowest_driver(environment, cuda_major)
+    advice, version = f"install an NVIDIA driver for CUDA {cuda_major}", lowest_driver(environment, cuda_major)
     if host.wsl:
-        return manual(f"{wanted} in Windows, and none inside WSL", needs="driver")
+        return manual(f"{advice} in Windows, and none inside WSL", needs="driver")
     if environment.driver.is_tegra:
         return manual(
             f"install a JetPack with CUDA {cuda_major}, or NVIDIA's build of ONNX Runtime for the one that is there",
             needs="driver",
         )
-    wanted += " on the host of this container" if host.container else ""
-    return manual(wanted + (f": {version} or newer" if version else ""), needs="driver")
+    advice += " on the host of this container" if host.container else ""
+    return manual(advice + (f": {version} or newer" if version else ""), needs="driver")
 
 
 def administrator_command(environment: Environment, command: str) -> Fix:
@@ -560,25 +560,25 @@ def update_visual_c() -> Fix:
 
 
 def system_package(sonames: Iterable[str]) -> Fix:
-    wanted = list(dict.fromkeys(sonames))
-    if all(map(_OF_VISUAL_C.match, wanted)):
+    libraries = list(dict.fromkeys(sonames))
+    if all(map(_OF_VISUAL_C.match, libraries)):
         return update_visual_c()
-    if all(map(is_dll, wanted)):
-        return manual(f"install what brings {' and '.join(wanted)}", needs="root")
-    known = [_SYSTEM_PACKAGES[soname] for soname in wanted if soname in _SYSTEM_PACKAGES]
-    named = f" (Debian and Ubuntu: {' '.join(known)})" if known else ""
-    return manual(f"install the system package that has {' and '.join(wanted)}{named}", needs="root")
+    if all(map(is_dll, libraries)):
+        return manual(f"install what brings {' and '.join(libraries)}", needs="root")
+    packages = [_SYSTEM_PACKAGES[soname] for soname in libraries if soname in _SYSTEM_PACKAGES]
+    hint = f" (Debian and Ubuntu: {' '.join(packages)})" if packages else ""
+    return manual(f"install the system package that has {' and '.join(libraries)}{hint}", needs="root")
 
 
 def limit_on_memory(environment: Environment) -> str | None:
     """Return the limit that keeps this process from mapping libraries, the lower of two; None without a limit."""
     space, data = environment.host.address_space, environment.host.data
     if space is not None and (data is None or space <= data):
-        known = f"it is {space >> 20} MiB, and CUDA maps many times that"
-        return f"the limit on the address space of this process (ulimit -v, RLIMIT_AS): {known}"
+        detail = f"it is {space >> 20} MiB, and CUDA maps many times that"
+        return f"the limit on the address space of this process (ulimit -v, RLIMIT_AS): {detail}"
     if data is not None:
-        known = f"it is {data >> 20} MiB, and the CUDA libraries take more"
-        return f"the limit on the private memory of this process (ulimit -d, RLIMIT_DATA): {known}"
+        detail = f"it is {data >> 20} MiB, and the CUDA libraries take more"
+        return f"the limit on the private memory of this process (ulimit -d, RLIMIT_DATA): {detail}"
     return None
 
 
@@ -612,13 +612,13 @@ def unblock(environment: Environment, path: str) -> Fix:
 
 def fix_read_permission(environment: Environment, paths: Iterable[str]) -> Fix:
     """Return the fix for files that this user may not read."""
-    wanted = list(dict.fromkeys(paths))
-    own = {each.path for each in environment.packages.refused if each.own}
+    unique_paths = list(dict.fromkeys(paths))
+    own_paths = {file.path for file in environment.packages.refused if file.own}
     if environment.host.is_windows:
-        return manual(f"let this user read {' and '.join(wanted)} (Properties, Security)", needs="root")
-    words = words_of(environment, wanted)
+        return manual(f"let this user read {' and '.join(unique_paths)} (Properties, Security)", needs="root")
+    words = words_of(environment, unique_paths)
     return (
         shell(f"chmod -R u+rX {words}")
-        if own.issuperset(wanted)
+        if own_paths.issuperset(unique_paths)
         else shell(f"sudo chmod -R a+rX {words}", needs="root")
     )

@@ -51,10 +51,10 @@ class Release:
         if platform not in self.code:
             places = ", ".join(map(" ".join, self.code))
             return f"use another machine: the package index has wheels of {self.requirement} for {places}"
-        first, last = ("{}.{}".format(*one) for one in self.pythons)
+        first, last = ("{}.{}".format(*version) for version in self.pythons)
         if not self.pythons[0] <= host.python[:2] <= self.pythons[1]:
-            here = "{}.{}".format(*host.python)
-            return f"use Python {first} to {last}: no wheel of {self.requirement} is known for Python {here}"
+            python = "{}.{}".format(*host.python)
+            return f"use Python {first} to {last}: no wheel of {self.requirement} is known for Python {python}"
         glibc = _GLIBC.get(platform)
         if glibc is None or host.libc is None or (host.libc.startswith("glibc") and numbers_of(host.libc) >= glibc):
             return None
