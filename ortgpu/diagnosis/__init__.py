@@ -1,5 +1,5 @@
 """Judgement: from facts to errors that have not been raised yet.
 
-Importing this package imports none of its modules: if one thread imports the package and another a module that the
-package imports, Python gives one of them half a module.
+The import of this package imports none of its modules. Otherwise two threads, with imports of the package and of such a
+module, could collide: Python gives one of them half a module.
 """

@@ -56,8 +56,8 @@ _ELSEWHERE = Environment(
 def recognise(text: str) -> tuple[str, str] | None:
     """Return the error code for a text, and the deciding line; None if no line is known.
 
-    A line with a cause comes before a line that says only that ONNX Runtime left the GPU, or that names a base class of
-    errors. The checks judge the line on a machine without any other facts.
+    A line with a cause comes before a vague line. A vague line says only that ONNX Runtime left the GPU, or names a
+    base class of errors. The checks judge the line on a machine without any other facts.
     """
     vague = {ProviderFallbackError.code, *(code for code, cls in catalogue().items() if cls.__subclasses__())}
     matches = [(code, line.strip()) for line in text.splitlines() for code in _codes_of(line.strip())]

@@ -486,11 +486,10 @@ _REFUSED_VALUE = plain(
 # This table has the messages of ONNX Runtime, and of programs and libraries around it.
 TABLE = (
     Row(LIMIT, _ABOVE_ITS_LIMIT, opening_only=True),
-    _any(
-        r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)", _explain_pool
-    ),  # cuda_mempool_arena.cc
+    # cuda_mempool_arena.cc reports this.
+    _any(r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)", _explain_pool),
     _any(r"requested (?:buffer of size|bytes of) (?P<size>\d+)", _lacks_memory),
-    # A code is also within a failure to parse device_id.
+    # A failure to parse device_id has such a code, too.
     Row(cuda_codes.REPORTED, lambda failed, match: _explain_code(failed, cuda_codes.code_in(match))),
     _opening("cannot use the (?:graph capture|CUDA Graph) feature", _REFUSED_GRAPH),
     _opening(r'Unknown provider option: "([^"]*)"', _UNKNOWN_OPTION),

@@ -20,7 +20,7 @@ _BY_DOCKER = "docker run --gpus all ..."
 
 # Sources: colab.research.google.com, "Resource limits"; kaggle.com/docs/notebooks; docs.aws.amazon.com/lambda;
 # docs.cloud.google.com/run, "GPU support for services"; modal.com/docs/guide/gpu; huggingface.co/docs/hub, "Using GPU
-# Spaces" and "ZeroGPU"
+# Spaces" and "ZeroGPU".
 _BY_SERVICE = {
     "Google Colab": "choose a runtime with a GPU: Runtime > Change runtime type, and run the notebook from its start",
     "Kaggle": "choose a GPU as the notebook's accelerator: Settings > Accelerator, which starts it again",

@@ -73,7 +73,7 @@ UNUSABLE: dict[int, Meaning] = {
         "the driver could not initialise in this process",
         (
             manual("if this process was forked from one that used CUDA, start it with multiprocessing's spawn method"),
-            # NVIDIA/open-gpu-kernel-modules issues 797, 901 and 947; release notes of CUDA 13, "known issues"
+            # See NVIDIA/open-gpu-kernel-modules issues 797, 901 and 947; release notes of CUDA 13, "known issues".
             shell(
                 "echo options nvidia_uvm uvm_disable_hmm=1 | sudo tee /etc/modprobe.d/nvidia-uvm.conf && "
                 "sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm",
@@ -97,7 +97,7 @@ UNUSABLE: dict[int, Meaning] = {
         "a call of the operating system failed in the driver: a limit of this process, or what its sandbox forbids",
         (manual("raise the limits of this process (ulimit -a), and look at what its container refuses", needs="host"),),
     ),
-    500: Meaning(  # NVIDIA/nvidia-container-toolkit issue 520
+    500: Meaning(  # See NVIDIA/nvidia-container-toolkit issue 520.
         "the driver's library does not find a part of itself, as in a container that was given only some of its files",
         (
             manual(
@@ -108,7 +108,7 @@ UNUSABLE: dict[int, Meaning] = {
             manual("else install the driver again", needs="driver"),
         ),
     ),
-    802: Meaning(  # pytorch issue 35710, NVIDIA/nvtrust issue 56
+    802: Meaning(  # See pytorch issue 35710 and NVIDIA/nvtrust issue 56.
         "the NVSwitch fabric is not ready: the fabric manager is not running, or of another version than the driver",
         (
             shell("sudo systemctl restart nvidia-fabricmanager", needs="root"),
@@ -120,7 +120,7 @@ UNUSABLE: dict[int, Meaning] = {
             manual("in a virtual machine or a container, all of this is its host's to do", needs="host"),
         ),
     ),
-    803: Meaning(  # NVIDIA/nvidia-docker issue 1256
+    803: Meaning(  # See NVIDIA/nvidia-docker issue 1256.
         "the driver's library and its kernel module differ in version, as after an upgrade without a reboot",
         (manual("reboot, or reload the nvidia kernel modules", needs="reboot"),),
     ),
@@ -141,7 +141,7 @@ UNUSABLE: dict[int, Meaning] = {
             ),
         ),
     ),
-    999: Meaning(  # issue 14211
+    999: Meaning(  # See issue 14211.
         "the driver failed without a reason: after a suspend, a GPU error (Xid), or without nvidia_uvm",
         (shell("sudo dmesg | grep -i xid", needs="root"), _RELOAD),
     ),

@@ -136,16 +136,16 @@ def _lines(output: bytes) -> list[str]:
     return [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
-# Functions of the child. Any step may hang, or end the process.
+# The functions below run in the child. Any step may hang, or end the process.
 
 
 def try_all(model: str | bytes | None) -> None:
     """Try every step in order; a step that needs a failed one is left out.
 
-    A model that was given as bytes is opened as bytes: its format and its external data are found in other ways. The
-    guard is not in force: the probe asks what ONNX Runtime does by itself, also under `ortgpu exec`.
+    A model in bytes is opened from bytes: ONNX Runtime finds its format and its external data in other ways. The guard
+    is not in force: the probe examines ONNX Runtime alone, under `ortgpu exec` as well.
     """
-    parent.heed_interrupts()  # OpenBLAS ends the import of NumPy by one where it gets no thread
+    parent.heed_interrupts()  # OpenBLAS interrupts the import of NumPy if it gets no thread.
     driver, libraries, imported = _step("driver", _driver), _step("libraries", _libraries), _step("import", _import)
     opened = False
     if libraries and imported and load_libcuda()[0] is not None and _step("provider", _provider) and driver:
@@ -176,7 +176,7 @@ def _step(name: str, attempt: Callable[[], _Outcome]) -> bool:
 
 
 def _report(entry: dict[str, Any]) -> None:
-    """Tell the parent, and how much this process has printed so far."""
+    """Send an entry to the parent, with the length of the output so far."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     parent.tell({**entry, "printed": os.fstat(1).st_size})
