@@ -1,4 +1,4 @@
-"""``ortgpu.fit``: how much GPU memory a model takes at each batch, and which batch fits."""
+"""``ortgpu.fit``: the GPU memory of a model at each batch, and the largest batch that fits."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if _runtime.module is None:
 
     raise diagnosing.why_no_module(_runtime)
 
-# ruff: noqa: E402 - the imports below need ONNX Runtime, whose libraries load_runtime loads first
+# ruff: noqa: E402 - the imports below need ONNX Runtime, and load_runtime loads its libraries first
 import onnxruntime
 
 from ..environment.gpu.cuda import initialising
@@ -32,7 +32,7 @@ from ..provider.devices import Device, DeviceRequest, plain_request
 from ..provider.living import register
 from ..provider.placement import has_convolutions
 from ..provider.rank_devices import claimed_ordinal
-from ..provider.requests import CPUNodes, check_names, parse  # CPUNodes for typing.get_type_hints
+from ..provider.requests import CPUNodes, check_names, parse  # typing.get_type_hints needs CPUNodes.
 from ..provider.settings import CAPTURE
 from ..provider.sizes import GPUSize, Size, parse_size
 from ..running.device_arrays import run_on_device, wrap_arrays
@@ -95,8 +95,8 @@ Measured = TypeVar("Measured")
 _HELD = ("_request", *lifetime.HELD_BY_ONNXRUNTIME)  # _request keeps the model's bytes alive
 
 
-class measured(Generic[Measured]):  # noqa: N801 - it takes the place of property
-    """A property that an attribute of the same name hides, as a subclass may have one."""
+class measured(Generic[Measured]):  # noqa: N801 - it replaces property
+    """A property that an attribute of the same name hides. A subclass may have such an attribute."""
 
     def __init__(self, function: Callable[[Any], Measured]) -> None:
         self._function = function
@@ -118,41 +118,42 @@ class GPUSession(LastOfOurs):
     them. A model in ONNX Runtime's own format (.ort) does not show its placement, so it counts as a model with nodes on
     the CPU. ``sess_options`` keeps every setting, and gets the entry that records the placement of nodes, unless the
     caller set it. Without ``device`` the session is on the GPU of the provider option ``device_id``, or on the first
-    one; in a job with several ranks on one host, on PyTorch's current device, if PyTorch uses CUDA in this process. A
-    rank that comes to the first GPU without having named it is warned. ``run``, CUDA graphs and ``pinned_empty`` pin
+    GPU. In a job with several ranks on one host it is on PyTorch's current device, if PyTorch uses CUDA in this
+    process. A rank on the first GPU is warned if nothing named that GPU. ``run``, CUDA graphs and ``pinned_empty`` pin
     host memory up to ``pinned_memory_limit``; ``run`` also keeps at most as much ordinary memory for results.
 
-    With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget: the
-    provider option gpu_mem_limit, unless the caller set that. When a run reaches it, the session gives back what no run
-    needs, and makes the run once more. If that has no room either, it raises GPUOutOfMemoryError. Plans for
-    further shapes have up to half of the budget, until a run needs it; from then on there are none. The CUDA context
-    and the kernels that the process has loaded are not counted. With a TensorRT provider, an allocator of the caller's
-    or a shared arena, ``memory`` raises ProviderRequestError.
+    With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget. It sets
+    the provider option gpu_mem_limit, unless the caller did. When a run reaches the budget, the session gives back the
+    memory that no run needs, and repeats the run once. If the second run has no room either, it raises
+    GPUOutOfMemoryError. Plans for further shapes have up to half of the budget, until a run needs it; then they end for
+    good. The CUDA context and the kernels that the process has loaded are not counted. With a TensorRT provider, an
+    allocator of the caller's or a shared arena, ``memory`` raises ProviderRequestError.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
     ``device`` change, so it does not notice a driver or library that is installed later. Without ``allow_cpu`` each
     session tries again.
 
-    With ``tuned=True`` a session uses the record that :func:`ortgpu.tune` keeps for its model and GPU, if there is one:
-    of that what changes neither inputs, outputs and errors nor the precision. With the path of a record it uses all of
-    it, also CUDA graphs, fixed shapes and float16. Options of ``providers`` win over a record. A session with
-    ``sess_options`` or the option use_tf32=0 uses none. A record that does not fit is not used, and the log says why.
+    With ``tuned=True`` a session uses the record that :func:`ortgpu.tune` keeps for its model and GPU, if there is one.
+    It applies only settings that leave inputs, outputs, errors and precision unchanged. With the path of a record it
+    applies all settings, also CUDA graphs, fixed shapes and float16. Options of ``providers`` win over a record. A
+    session with ``sess_options`` or the option use_tf32=0 uses no record. A record that does not fit is not used, and
+    the log says why.
 
-    A run that fails on the GPU raises an ExecutionError. After GPUOutOfMemoryError the session goes on working. If a
+    A run that fails on the GPU raises an ExecutionError. After GPUOutOfMemoryError the session keeps working. If a
     convolution had no room, the next use opens the model again, because ONNX Runtime up to 1.31 may compute wrong
-    results otherwise; that raises ExecutionError if the model's file has changed. After PoisonedContextError, a sticky
+    results otherwise. That raises ExecutionError if the model's file has changed. After PoisonedContextError, a sticky
     CUDA error, every GPUSession of the process refuses, and the process must be restarted. ProviderFailureError is a
     failure of the provider or its libraries. Wrong inputs raise ONNX Runtime's own exceptions.
 
     ``cuda_graph`` needs a model with all nodes on the GPU and without control flow, strings or sequences. The model
-    must use all of its inputs and compute all of its outputs, and the shapes of the inputs must determine those of the
-    outputs. Otherwise the constructor, or the first run, raises ProviderRequestError or PlacementError. The first run
-    of a shape is slow, and no other thread may use CUDA during it. The next 16 are timed with the graph and without it
-    in turns, and later runs go the faster way. The session keeps buffers for 16 shapes. It captures at most 64 graphs,
-    which ONNX Runtime keeps until ``close()``; further shapes run without a graph. Only ``run`` and ``map`` work, one
-    run at a time. Runs from threads other than the main thread share one thread. Random numbers may repeat. A run
-    with the run option gpu_graph_id=-1 uses no graph.
+    must use all of its inputs and compute all of its outputs. The input shapes must determine the output shapes.
+    Otherwise the constructor, or the first run, raises ProviderRequestError or PlacementError. The first run of a shape
+    is slow, and no other thread may use CUDA during it. The next 16 runs are timed, alternately with and without the
+    graph. Later runs use the faster way. The session keeps buffers for 16 shapes. It captures at most 64 graphs, and
+    ONNX Runtime keeps these until ``close()``. Further shapes run without a graph. Only ``run`` and ``map`` work, one
+    run at a time. Runs from threads other than the main thread share one thread. Random numbers may repeat. A run with
+    the run option gpu_graph_id=-1 uses no graph.
 
     An open session does not read its model file again, so you may change or remove the file. To replace a model while
     sessions open, write the new one to another file and rename it over the old one.
@@ -164,18 +165,18 @@ class GPUSession(LastOfOurs):
     that file is there and CUDA does not arrive in another way. A session that does not open while ``multiprocessing``
     receives it raises the error at each use instead, because ``Pool`` would wait for ever for a lost worker.
 
-    A session with SessionOptions does not pickle: ProviderRequestError. ONNX Runtime does not tell which initialisers,
-    overrides of free dimensions and libraries of operators were added to them. With a function of a module as
-    ``sess_options`` it does, and unpickling calls the function. Copying a session keeps its SessionOptions.
+    Pickling a session with SessionOptions raises ProviderRequestError. ONNX Runtime does not list the initialisers,
+    overrides of free dimensions and libraries of operators that were added to them. With a function of a module as
+    ``sess_options`` a session pickles, and unpickling calls the function. Copying a session keeps its SessionOptions.
 
     Not promised: bitwise equal results, either of two runs or with plain ONNX Runtime.
     """
 
-    __module__ = __name__.rpartition(".")[0]  # its public name, which pickles and users' programs hold
+    __module__ = __name__.rpartition(".")[0]  # The public name: pickles and users' programs contain it.
 
-    if TYPE_CHECKING:  # these types are imported later, and typing.get_type_hints would not find them
+    if TYPE_CHECKING:  # These types are imported later, and typing.get_type_hints would not find them.
         _request: SessionRequest
-        _verified: Verified  # a subclass may use the names of its fields for other things
+        _verified: Verified  # A subclass may use the names of its fields for other values.
         _pinned: PinnedMemory | None
         _holdings: Holdings | None
         _model_stamp: tuple[int, ...] | None
@@ -185,7 +186,7 @@ class GPUSession(LastOfOurs):
     _pinned = _holdings = None
     _gpu_runner = PlainRunner()
     _gpu_context: lifetime.ContextCheck | None = None
-    _gpu_explained = failures.explained  # for what fails before a run
+    _gpu_explained = failures.explained  # It explains failures before a run.
     _pinned_memory_limit = PINNED_MEMORY_LIMIT
     _own_names: frozenset[str] = frozenset()  # attributes set by this class and by ONNX Runtime
 
@@ -233,13 +234,13 @@ class GPUSession(LastOfOurs):
             providers: names of providers, or pairs of a name and a dict of options; CUDA by default.
             provider_options: a dict of options for each of ``providers``, if those are names.
             device: index (0), "cuda:0", "gpu:0", UUID, ``session.device``, torch.device, or "auto" (most free memory).
-            cpu_nodes: what to do if nodes compute on the CPU: "warn", "forbid" (raise PlacementError) or "allow".
+            cpu_nodes: if nodes compute on the CPU, "warn", "forbid" (raise PlacementError) or "allow".
             allow_cpu: True runs on the CPU if no GPU can be used, False never; None: as ORTGPU_ALLOW_CPU says.
             cuda_graph: True captures a CUDA graph for each shape of the inputs, and replays it where that is faster.
             pinned_memory_limit: bytes of host memory that may be pinned, or "2GB"; 0: ``run`` stages no copies.
             tuned: True uses the record that ortgpu.tune keeps, False none, a path that record; "now" measures first.
-            memory: most that it takes of the GPU: bytes, "2GiB" or 0.25, a part; None: as ORTGPU_MEMORY says, or all.
-            trim_idle: seconds without a run after which the session trims itself, as ``trim`` does; None: never.
+            memory: the most GPU memory it takes: bytes, "2GiB" or 0.25, a part; None: as ORTGPU_MEMORY says, or all.
+            trim_idle: the session trims itself after so many seconds without a run, as ``trim`` does; None: never.
             kwargs: other arguments of InferenceSession: ``disabled_optimizers``, ``read_config_from_model``.
 
         Raises:
@@ -268,9 +269,9 @@ class GPUSession(LastOfOurs):
         self._open_request(request)
 
     def _open_request(self, request: SessionRequest) -> None:
-        """Open the session as requested: the first time, or again without the constructor, which a subclass may change.
+        """Open the session as requested: the first time, or again without the constructor.
 
-        A subclass may check the request and the session here.
+        A subclass may check the request and the session here. It may change the constructor.
         """
         others = vars(self).keys() - self._own_names
         construct, driver, outline = super().__init__, None, GraphOutline(request.model)
@@ -292,20 +293,20 @@ class GPUSession(LastOfOurs):
             if request.trim_idle is not None:
                 trim_when_idle(self, self._gpu_runner, request.trim_idle)
         except BaseException as error:
-            self._let_go(error)  # a failure must leave nothing behind
+            self._let_go(error)  # A failure must leave nothing behind.
             if isinstance(error, GPUError):
                 raise failures.hide_own_frames(error) from error.__cause__
             raise
         finally:
             outline.close()
             if driver is not None:
-                driver.result()  # wait, so that no thread is left behind
+                driver.result()  # Wait, so that no thread is left behind.
         register(self)
         self._gpu_context = lifetime.context_check(self)
         self._own_names = frozenset((*vars(self), "_own_names", "_pinned", "_holdings")) - others
 
     def _gpu_reopen(self) -> None:
-        """Open the C++ session again, which a run has left in a bad state. See ``reopening.reopen``."""
+        """Open the C++ session again after a run left it in a bad state. See ``reopening.reopen``."""
         reopen(self)
 
     def _gpu_tune(self, model: ModelSource, ordinal: int | None) -> None:
@@ -323,9 +324,9 @@ class GPUSession(LastOfOurs):
     ) -> Self:
         """Open a session on the GPU of this process's rank, under torchrun, mpirun or srun; otherwise on the first GPU.
 
-        The rank's GPU is the visible GPU whose ordinal is the local rank, or the only visible GPU if the launcher shows
-        each rank its own. The rank claims it for as long as this process lives. A second session of the same rank may
-        use it; another rank of the job on this host may not. The arguments are those of the constructor without
+        The rank's GPU is the visible GPU with the local rank as its ordinal, or the only visible GPU if the launcher
+        shows each rank its own GPU. The rank claims it for as long as this process lives. A second session of the same
+        rank may use it; another rank of the job on this host may not. The arguments are as in the constructor, without
         ``device``. ``allow_cpu`` does not let a rank without a GPU run on the CPU.
 
         Raises:
@@ -344,7 +345,7 @@ class GPUSession(LastOfOurs):
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
     ) -> Results:
-        """Run the model, as InferenceSession.run does; the class says what is raised.
+        """Run the model, as InferenceSession.run does. The class lists the exceptions.
 
         The results are NumPy arrays, for type checkers always. An output that is no tensor is a list, a dict or a
         SparseTensor, as ONNX Runtime returns it.
@@ -363,18 +364,19 @@ class GPUSession(LastOfOurs):
                 context = self._gpu_context
             results = self._gpu_runner.run(self, output_names, input_feed, run_options)
             if self._gpu_context is context:
-                return results  # else a run beside this one may have left a wrong plan to it
-        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
+                return results
+            # A run beside this one may have left a wrong plan to it.
+        except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
             values = wrap_arrays(self, input_feed)
             if values is None and isinstance(error, AttributeError) and self._gpu_context is not context:
-                values = dict(input_feed)  # the C++ session was not there, as another thread opened it again
+                values = dict(input_feed)  # The C++ session was missing while another thread opened it again.
             if values is None:
                 again: Results = failures.call_again(
                     self, error, lambda: self._gpu_runner.run(self, output_names, input_feed, run_options)
                 )
                 return again
             feed = values
-        return GPUSession.run(self, output_names, feed, run_options)  # a subclass's run has seen this call
+        return GPUSession.run(self, output_names, feed, run_options)  # A subclass's run has seen this call.
 
     def run_async(
         self,
@@ -395,7 +397,7 @@ class GPUSession(LastOfOurs):
         ``callback`` and ``user_data`` are kept until the run has ended. If nothing else refers to them, a thread of
         this library then destroys them, because ONNX Runtime cannot destroy a session in one of its own threads.
         """
-        if not callable(callback):  # ONNX Runtime would notice in its own thread and end the process
+        if not callable(callback):  # ONNX Runtime would notice it in its own thread and end the process.
             raise TypeError(f"callback must be callable, not {callback!r}")
 
         try:
@@ -404,8 +406,8 @@ class GPUSession(LastOfOurs):
                 wait_for_values(self, input_feed)
             turns = self._holdings.turns if self._holdings is not None else None
             run_async(self, super().run_async, output_names, input_feed, callback, user_data, run_options, turns)
-        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise failures.explained_run(self, error)  # noqa: B904 - which sets the cause
+        except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
+            raise failures.explained_run(self, error)  # noqa: B904 - explained_run sets the cause
 
     def run_on_device(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
@@ -439,7 +441,7 @@ class GPUSession(LastOfOurs):
                 copy large arrays into pinned memory. A feed that cannot be copied runs before the next is requested,
                 for instance an array on the GPU with ONNX Runtime older than 1.30. The feeds of a ``list`` or ``tuple``
                 are not copied, so their arrays must not change until their results are there.
-            in_flight: the most feeds that were taken and whose results were not yielded yet; 8 by default. Use 1 for a
+            in_flight: the most feeds that are taken before their results are yielded; 8 by default. Use 1 for a
                 generator that needs the result of a feed to make the next. Nothing is copied then.
 
         The first exception of ``run`` or ``feeds`` is raised in its place, after the results of earlier feeds, and ends
@@ -457,14 +459,14 @@ class GPUSession(LastOfOurs):
         """Return a service that joins concurrent requests of few items into runs of up to ``max_batch`` items.
 
         It has ``run``, ``submit``, ``arun`` for an event loop, and ``close``, and is a context manager. Three threads
-        serve it: two run, and one collects. :class:`ortgpu.session.pool.batching.Batched` has the options, and says
-        what is raised.
+        serve it: two run, and one collects. :class:`ortgpu.session.pool.batching.Batched` lists the options and the
+        exceptions.
         """
         warm = functools.partial(warm_sizes, self)
         return batching.batched_session(self, max_batch=max_batch, max_wait=max_wait, warm=warm, **options)
 
     def pinned_empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
-        """Return an empty array of ``shape`` and ``dtype`` in pinned memory, from which copies to the GPU are fastest.
+        """Return an empty array of ``shape`` and ``dtype`` in pinned memory. Copies from there to the GPU are fastest.
 
         ``map`` makes no further copy of such arrays in a list of feeds. The memory is reused once the array and all its
         views are gone, and freed after ``close()``. It is ordinary memory, and a debug message says so, if the session
@@ -472,13 +474,13 @@ class GPUSession(LastOfOurs):
 
         Raises:
             ExecutionError: the session is closed.
-            TypeError: ``dtype`` is that of Python objects.
+            TypeError: ``dtype`` is the dtype of Python objects.
         """
         return memory_of(self).empty(shape, dtype)
 
     @measured
     def memory(self) -> SessionMemory:
-        """What the session holds now, measured when it is asked for, in a tenth of a millisecond and a look at NVML.
+        """The memory of the session now. Each access measures it, in a tenth of a millisecond and a query of NVML.
 
         Raises:
             ExecutionError: the session is closed, or lost the GPU.
@@ -488,10 +490,10 @@ class GPUSession(LastOfOurs):
     def trim(self) -> None:
         """Give back the memory that no run needs: plans for further shapes, free regions of the arena, host memory.
 
-        Afterwards the session holds about what it had after its first small run. Other threads may run meanwhile and
-        keep what they use. The next run of a large input takes the memory again, and that of a further shape plans
-        again. A session with cuda_graph keeps the shape that ran last. Its arena does not shrink, because captured
-        graphs use its addresses.
+        Afterwards the session holds about as much memory as after its first small run. Other threads may run meanwhile
+        and keep the memory that they use. The next run of a large input takes the memory again. The next run of a
+        further shape plans again. A session with cuda_graph keeps the shape that ran last. Its arena does not shrink,
+        because captured graphs use its addresses.
 
         Raises:
             ExecutionError: the session is closed, or lost the GPU.
@@ -503,13 +505,13 @@ class GPUSession(LastOfOurs):
     ) -> SessionShapes:
         """Run feeds of several shapes before the first request, so that none of these shapes has to be planned later.
 
-        cuDNN plans each convolution for one shape of its input, which takes 60 to 140 ms a run. The session keeps plans
+        cuDNN plans each convolution for one shape of its input. That takes 60 to 140 ms a run. The session keeps plans
         for several shapes, see ``shapes``. It makes them by itself once shapes come back, or here.
 
         Args:
             feeds: a feed for each shape. The shape of an array may stand in place of the array, ``{"x": (8, 3, 224,
                 224)}``, and stands for zeros.
-            progress: called with the number of shapes that are done, and of all.
+            progress: called with the number of finished shapes, and the number of all shapes.
 
         Raises:
             ExecutionError: the session is closed.
@@ -522,16 +524,16 @@ class GPUSession(LastOfOurs):
     def shapes(self) -> SessionShapes:
         """The shapes that the session runs without planning its convolutions again, and why there are none.
 
-        The session makes plans for up to eight shapes once it has seen that shapes come back, and that their runs are
-        slow. A thread makes a second session for it, whose memory ``memory.plans`` tells. A further shape replaces the
-        one that was used least recently. ``run``, ``map``, ``run_on_device`` and services of the session use them, with
-        equal results; an IOBinding, ``run_async`` and runs with run options do not.
+        The session makes plans for up to eight shapes once shapes come back and their runs are slow. A thread makes a
+        second session for the plans; ``memory.plans`` gives its memory. A further shape replaces the least recently
+        used shape. ``run``, ``map``, ``run_on_device`` and services of the session use the plans, with equal results.
+        An IOBinding, ``run_async`` and runs with run options do not.
         """
         lifetime.refuse_if_closed(self)
         return self._gpu_runner.shapes()
 
     def run_with_iobinding(self, iobinding: onnxruntime.IOBinding, run_options: Any = None) -> None:
-        """Run the model over what is bound, as InferenceSession.run_with_iobinding does; see :meth:`io_binding`."""
+        """Run the model over the bound values, as InferenceSession.run_with_iobinding does; see :meth:`io_binding`."""
         context, runner = self._gpu_context, self._gpu_runner
         try:
             streams = runner.caller[0] if runner.caller else streams_of(self)
@@ -551,42 +553,42 @@ class GPUSession(LastOfOurs):
                 runner.note_bound(self, iobinding, began)
             if streams is not None and not is_idle:
                 streams.order_results()
-        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
+        except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
             again = _take_turns(self, super().run_with_iobinding)
             failures.call_again(self, error, lambda: _run_in_order(self, again, iobinding, run_options), is_bound=True)
             return
-        if self._gpu_context is not context:  # a run beside this one may have left a wrong plan to it
+        if self._gpu_context is not context:  # A run beside this one may have left a wrong plan to it.
             GPUSession.run_with_iobinding(self, iobinding, run_options)
 
     def io_binding(self) -> onnxruntime.IOBinding:
-        """Return an IOBinding, whose methods raise the same errors as those of the session.
+        """Return an IOBinding. Its methods raise the same errors as the session's methods.
 
-        A run over memory of the GPU, bound or in OrtValues, comes after the work that is queued when it is called: in
-        CUDA's default stream, in that of the thread, and in the thread's current streams of PyTorch and CuPy, if the
-        program uses them. What is queued there after the run comes after its results. A session with the option
+        A run over memory of the GPU, bound or in OrtValues, waits for the work that is queued at the call: in CUDA's
+        default stream, in the thread's default stream, and in the thread's current streams of PyTorch and CuPy, if the
+        program uses them. Work queued there after the run waits for its results. A session with the option
         ``user_compute_stream`` waits on the GPU, others wait in the calling thread.
 
-        Not promised: the order with any other stream, which stays the caller's; and that of results of a run whose
-        options switch off waiting for them, unless the session has ``user_compute_stream``.
+        Not promised: the order with any other stream; the caller is responsible for it. Nor the order of a run's
+        results if its options switch off waiting for them, unless the session has ``user_compute_stream``.
         """
         lifetime.refuse_if_unusable(self)
         self._gpu_runner.check_binding()
         try:
             return failures.explaining_binding(super().io_binding(), self)
-        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+        except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
+            raise failures.explained(self, error)  # noqa: B904 - explained sets the cause
 
     def __repr__(self) -> str:
-        """Say the model, the device and the providers, and why the session is unusable if it is."""
-        held = vars(self)
-        if "_verified" not in held:  # its constructor has not returned
+        """Return the model, the device and the providers, and for an unusable session the reason."""
+        attributes = vars(self)
+        if "_verified" not in attributes:  # The constructor has not returned.
             return object.__repr__(self)
-        model = held["_model_path"]
+        model = attributes["_model_path"]
         error = lifetime.error_of(self)
         return (
             f"<{type(self).__name__} of {escape_controls(os.fsdecode(model)) if model else '<bytes>'} "
             f"on {lifetime.device_of(self)} "
-            f"[{', '.join(held['_providers'])}]{f', {error.summary}' if isinstance(error, GPUError) else ''}>"
+            f"[{', '.join(attributes['_providers'])}]{f', {error.summary}' if isinstance(error, GPUError) else ''}>"
         )
 
     def explain_placement(self) -> PlacementDetails:
@@ -594,7 +596,7 @@ class GPUSession(LastOfOurs):
 
         Opens the model again in a child process, with default session and provider options. While it runs, this takes
         the time and GPU memory of another session. The optimised model, and a model passed as bytes, are written to a
-        temporary folder that no other user can read, which is removed afterwards.
+        temporary folder. No other user can read this folder, and it is removed afterwards.
 
         Raises:
             GPUError: the child could not open the model on this session's device.
@@ -684,23 +686,23 @@ class GPUSession(LastOfOurs):
         self._request = dataclasses.replace(self._request, allow_cpu=request.allow_cpu)
 
     def _keep(self, request: SessionRequest, verified: Verified) -> None:
-        """Store what was requested and verified.
+        """Store the request and the verified facts.
 
-        Writes to ``__dict__`` and keeps attributes of others: a guarded class may define properties of these names.
+        Writes to ``__dict__`` and keeps other attributes: a guarded class may define properties of these names.
         """
-        held, before = self.__dict__, self.__dict__.get("_verified")
+        attributes, before = self.__dict__, self.__dict__.get("_verified")
         for name in FACTS:
             if next(cls for cls in type(self).__mro__ if name in vars(cls)) is not GPUSession:
                 continue  # A subclass defines this name, and an entry here would hide its value.
-            if name not in held or (before is not None and held[name] is getattr(before, name)):
-                held[name] = getattr(verified, name)
-        held["_verified"] = verified
-        # Drop what an earlier construction of this object left.
+            if name not in attributes or (before is not None and attributes[name] is getattr(before, name)):
+                attributes[name] = getattr(verified, name)
+        attributes["_verified"] = verified
+        # Drop the attributes that an earlier construction of this object left.
         if self._pinned is not None:
-            self._pinned.close()  # a finalizer of the session would keep it alive
+            self._pinned.close()  # A finalizer of the session would keep it alive.
         for name in ("_pinned", "_holdings", "_gpu_runner"):
-            held.pop(name, None)
-        if not isinstance(request.model, bytes):  # it may be opened again in another working directory
+            attributes.pop(name, None)
+        if not isinstance(request.model, bytes):  # The model may be opened again in another working directory.
             request = dataclasses.replace(request, model=os.path.abspath(os.fsdecode(request.model)))
         self._request = request
         self._model_stamp = stamp_of(request.model)
@@ -709,18 +711,18 @@ class GPUSession(LastOfOurs):
         self._pinned_memory_limit = parse_size("pinned_memory_limit", request.pinned_memory_limit)
 
     def _refuse_if_lost(self) -> None:
-        """Raise the error by which this process lost the GPU, if it did. A subclass may check more."""
+        """If this process lost the GPU, raise the error of that loss. A subclass may check more."""
         lifetime.refuse_if_lost()
 
     def _let_go(self, error: BaseException) -> None:
-        """Drop all that was made, so that the failed C++ session frees its GPU memory."""
+        """Drop all created attributes, so that the failed C++ session frees its GPU memory."""
         for name in (*_HELD, "_model_bytes", "_stream", "_gpu_runner", "_holdings"):
             self.__dict__.pop(name, None)
         lifetime.let_go_of_variables(error)
 
 
 def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified) -> PlainRunner:
-    """Return the runner of an open session. Raises ProviderRequestError if it cannot be captured as it should be."""
+    """Return the runner of an open session. Raises ProviderRequestError if a requested capture is impossible."""
     if not verified.device.is_gpu:
         return PlainRunner(session)
     if request.cuda_graph or CAPTURE in verified.options_chosen:
@@ -754,7 +756,7 @@ def _take_turns(session: GPUSession, method: Callable[..., Any]) -> Callable[...
 
 
 def _run_in_order(session: GPUSession, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run after what the caller has queued on the GPU, and before what comes next."""
+    """Run after the work that the caller has queued on the GPU, and before later work."""
     wait_for_caller(session)
     results = method(*args, **kwargs)
     order_results(session)
@@ -762,21 +764,21 @@ def _run_in_order(session: GPUSession, method: Callable[..., Any], *args: Any, *
 
 
 def _explaining(name: str) -> Callable[..., Any]:
-    """Return the method of InferenceSession that raises what the class says."""
+    """Return the method of InferenceSession that raises the typed errors of the class."""
 
     @functools.wraps(getattr(InferenceSession, name))
     def call(self: GPUSession, *args: Any, **kwargs: Any) -> Any:
         method = _take_turns(self, getattr(super(GPUSession, self), name))
         try:
             return method(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
+        except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
             return failures.call_again(self, error, functools.partial(method, *args, **kwargs))
 
     return call
 
 
 def _ordered(name: str) -> Callable[..., Any]:
-    """Return the method that also runs after what its caller has queued on the GPU, and before what comes next."""
+    """Return the method that also runs after the work its caller has queued on the GPU, and before later work."""
 
     @functools.wraps(getattr(InferenceSession, name))
     def call(self: GPUSession, *args: Any, **kwargs: Any) -> Any:
@@ -787,7 +789,7 @@ def _ordered(name: str) -> Callable[..., Any]:
             lifetime.refuse_after_reset(self, self._gpu_context)
             context = self._gpu_context
             results = run()
-        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
+        except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
             return failures.call_again(self, error, run)
         # A run beside this one may have left a wrong plan to it.
         return results if self._gpu_context is context else call(self, *args, **kwargs)
@@ -801,7 +803,7 @@ for _name in ("run_with_ort_values", "run_with_ortvaluevector"):
 if hasattr(InferenceSession, "create_ortvalue_from_shape_and_type"):
     GPUSession.create_ortvalue_from_shape_and_type = _explaining("create_ortvalue_from_shape_and_type")
 
-# Methods since 1.18 that do not ask the C++ session: one that is closed or lost the GPU would still claim CUDA.
+# Since 1.18 these methods do not ask the C++ session: a session that is closed or lost the GPU would still claim CUDA.
 _ANSWERS = (
     "get_inputs", "get_outputs", "get_overridable_initializers", "get_modelmeta", "get_session_options",
     "get_providers", "get_provider_options", "get_input_memory_infos", "get_output_memory_infos",
@@ -823,7 +825,7 @@ for _name in _ANSWERS:
         setattr(GPUSession, _name, _refusing(getattr(InferenceSession, _name)))
 
 # pickle and typing.get_type_hints() look for the class and its annotations in the module that __module__ names.
-# Modules of this folder stay what they are, instead of stand-ins for those that are imported late.
+# The modules of this folder stay as they are: a stand-in for a module that is imported late must not replace it.
 vars(sys.modules[__package__]).update(
     {
         name: value

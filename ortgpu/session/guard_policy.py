@@ -1,4 +1,4 @@
-"""The rules by which the guard treats a session. ``onnxruntime`` must be imported already."""
+"""The guard's rules for sessions. ``onnxruntime`` must be imported already."""
 
 from __future__ import annotations
 
