@@ -1,4 +1,4 @@
-"""Requests of few items that become one run, and are taken apart again: what ``batched()`` returns."""
+"""The service of ``batched()``: requests of few items become one run, and its outputs are taken apart again."""
 
 from __future__ import annotations
 
@@ -25,50 +25,51 @@ from .sessions import SessionFeeds, SessionWorker, import_for_runs
 if TYPE_CHECKING:
     import asyncio
 
-    from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
+    from typing_extensions import Self  # Type checkers bring this module; typing has Self since Python 3.11.
 
     from ...running.onnxruntimes import Results
     from .sessions import OpenSession
 
-_LOOK = 0.01  # seconds between two looks at the batches that are left
+_LOOK = 0.01  # seconds between two looks at the remaining batches
 
 
 class Batched:
     """A service that joins concurrent requests of few items into one run, and takes the outputs apart again.
 
-    ``GPUSession.batched`` and ``GPUSessionPool.batched`` make it. The items of a request are counted by the first axis
-    of its arrays. Requests with the same inputs, outputs, types and other axes run together, up to ``max_batch`` items.
-    While the GPU is busy, the next batch is collected and copied into pinned memory. It runs once the GPU is free, or
-    beside the other as soon as it is full. If the GPU is idle, a request waits for up to ``max_wait`` until there are
-    as many items as the last run had, so one client that waits for each result never waits for others. A request with
-    more items, with none, or with anything but NumPy arrays of the declared types and shapes runs alone, as it is.
+    ``GPUSession.batched`` and ``GPUSessionPool.batched`` make it. The first axis of its arrays counts the items of a
+    request. Requests with the same inputs, outputs, types and other axes run together, up to ``max_batch`` items.
+    While the GPU is busy, the service collects the next batch and copies it into pinned memory. The batch runs once the
+    GPU is free, or beside the current batch as soon as it is full. If the GPU is idle, a request waits for up to
+    ``max_wait`` for as many items as the last run had. So a single client never waits for other clients. Some
+    requests run alone, unchanged: requests with more items, with no item, or with anything but NumPy arrays of the
+    declared types and shapes.
 
-    If a joined run fails, its requests run again in halves, so that only the wrong one raises its error. If the GPU is
-    the cause, each of them raises the error, and none runs again: what ended two workers of a pool must not end more.
+    If a joined run fails, its requests run again in halves, so that only the wrong request raises its error. If the GPU
+    is the cause, each request raises the error. None runs again, so that no request ends a third worker of a pool.
 
     Args:
         max_batch: the most items of a run. 1 joins nothing, and suits any model.
         max_wait: seconds.
-        max_queue: the most requests that wait to be run.
+        max_queue: the most waiting requests.
         when_full: "raise" refuses further requests with QueueFullError. "wait" lets ``submit`` wait for a place, while
             ``run`` and ``arun`` wait for their results anyhow.
-        inputs: a feed of two items or more that differ, for models that do not run on made-up ones: 1 for other free
-            axes, 0 and 1 for integers.
-        warm: makes plans for the shapes of some feeds, as ``GPUSession.warm`` does; ``batched`` passes it.
+        inputs: a feed of two or more different items, for models that do not run on made-up inputs. Made-up inputs have
+            length 1 for other free axes, and the integers 0 and 1.
+        warm: makes plans for the shapes of some feeds, like ``GPUSession.warm``; ``batched`` passes it.
 
     Raises:
-        ProviderRequestError: requests cannot be joined. The items of the model depend on each other, as by a softmax
-            over the first axis, or its inputs and outputs have no free first axis. Joined and separate runs are
-            compared for this. Not promised: that every dependence shows in these inputs.
+        ProviderRequestError: requests cannot be joined. The items depend on each other, as by a softmax over the first
+            axis, or the inputs and outputs have no free first axis. The service compares joined and separate runs to
+            find out. Not promised: that every dependence shows in these inputs.
         ValueError, TypeError: an argument is invalid.
-        GPUError, Exception: as ``run`` of the session or pool raises.
+        GPUError, Exception: the errors of ``run`` of the session or pool.
 
-    Runs are padded to a few sizes, with items that ran before, if a run of a new shape takes twice as long as the
-    largest. So it is with convolutions. A session keeps plans for 1, 2, 4, ... items, see ``GPUSession.shapes``;
-    without plans only the largest size may be left. In other models any number of items is run as it is, and so is the
-    first run of other axes. Creating the service runs each size, which takes up to some seconds. Many threads and event
-    loops may share it. Until it is closed, it keeps the joined arrays of the batches that can run at a time, and of one
-    more. Closing it leaves the session or pool open.
+    With convolutions a run of a new shape may take twice as long as the largest. Then runs are padded to a few sizes
+    with earlier items. A session keeps plans for 1, 2, 4, ... items, see ``GPUSession.shapes``; without plans only the
+    largest size may remain. In other models any number of items runs unpadded, and so does the first run of other axes.
+    Creating the service runs each size, and takes up to some seconds. Many threads and event loops may share it. Until
+    it is closed, it keeps the joined arrays of all batches that can run at a time, and of one more. Closing it leaves
+    the session or pool open.
     """
 
     def __init__(
@@ -104,13 +105,13 @@ class Batched:
                 outputs: Sequence[Any] = service.run(object(), None, feed)
                 return outputs
 
-            joinable.check(run_all, feed, [each.name for each in outputs], made_up=inputs is None)
+            joinable.check(run_all, feed, [output.name for output in outputs], made_up=inputs is None)
             self._joining.sizes = joinable.sizes_of(run_all, feed, service.most, warm)
             buffers.add_known(self._declared.items_and_form(feed, most)[1])
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Results:
-        """Run the model on the items of ``input_feed``, as InferenceSession.run does; see the class."""
+        """Run the model on the items of ``input_feed``, like InferenceSession.run; see the class."""
         results: Results = self._service.result_of(
             self._request(output_names, input_feed, Outcome()),
             self._max_queue if self._raises else sys.maxsize,
@@ -123,8 +124,8 @@ class Batched:
 
         The request is copied, as by :meth:`GPUSessionPool.submit`, so you may fill the arrays again at once. A request
         that has not begun can be cancelled, and leaves its place at once. Callbacks of the future run in a serving
-        thread and must not wait for its result. An interrupt during ``future.result()`` does what
-        :meth:`GPUSessionPool.submit` says.
+        thread and must not wait for its result. For an interrupt during ``future.result()`` see
+        :meth:`GPUSessionPool.submit`.
 
         Raises:
             QueueFullError: ``max_queue`` requests wait already, and ``when_full`` is "raise".
@@ -141,7 +142,7 @@ class Batched:
 
     async def arun(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Results:
         """Run the model as :meth:`run` does, without blocking the event loop. Cancelling the task drops the request."""
-        import asyncio  # a program without an event loop does without it
+        import asyncio  # A program without an event loop does not need this import.
 
         loop = asyncio.get_running_loop()
         mailbox = self._mailboxes.setdefault(loop, Mailbox())
@@ -158,7 +159,7 @@ class Batched:
             del request, answer
 
     def close(self, timeout: float | None = None) -> None:
-        """Refuse further requests, and wait for those that run. Closing twice is fine.
+        """Refuse further requests, and wait for the running ones. Closing twice is fine.
 
         Waiting requests, and any later use, get an ExecutionError. In a callback of a future this does not wait.
 
@@ -198,8 +199,8 @@ class Batched:
             raise service.forked()
         names = None if names is None else copy_names(names)
         items, form = 1, None
-        if (names is None or (type(names) is list and all(isinstance(each, str) for each in names))) and (
-            joining.max_batch > 1  # other names cannot be compared
+        if (names is None or (type(names) is list and all(isinstance(name, str) for name in names))) and (
+            joining.max_batch > 1  # Names of other types cannot be compared.
         ):
             items, form = self._declared.items_and_form(feed, joining.max_batch)
         feed = dict(feed) if form is not None else service.feeds.pass_through(feed)
@@ -217,7 +218,7 @@ class Batched:
 
 
 def batched_session(session: OpenSession, **options: Any) -> Batched:
-    """Return a service of one session, which stays open when the service is closed or dropped."""
+    """Return a service of one session. The session stays open when the service is closed or dropped."""
     worker = SessionWorker(session, 0)
     service = Service("ortgpu-batched", "service of joined requests", SessionFeeds(lambda: (worker,)), owns=False)
     import_for_runs()
@@ -229,6 +230,6 @@ def batched_session(session: OpenSession, **options: Any) -> Batched:
     except BaseException:
         service.close()
         raise
-    # End its threads too if it is dropped without close().
+    # End the threads of the service, too, if the program drops it without close().
     weakref.finalize(batched, service.let_go).atexit = False
     return batched

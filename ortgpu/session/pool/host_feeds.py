@@ -1,4 +1,4 @@
-"""Feeds for sessions in other processes: arrays of numbers on the host, copied by several threads."""
+"""Feeds for sessions in other processes. Several threads copy the arrays of numbers on the host."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from ...running.copying import ParallelCopy
 
 _HOST = 1, 3  # DLDeviceType: kDLCPU, kDLCUDAHost
-_LARGE = 2 << 20  # bytes from which on threads copy an array, into memory that is used again
-_NO_DEVICE = -1  # whose copying threads these are
+_LARGE = 2 << 20  # bytes; threads copy larger arrays, into reused memory
+_NO_DEVICE = -1  # These copying threads belong to no device.
 
 
 class ProcessFeeds(Feeds):
-    """Copies arrays of the host, large ones by several threads into memory that is used again. Threads may share it.
+    """Copies arrays of the host. Several threads copy a large array into reused memory. Threads may share the object.
 
     ``limit`` is the most bytes to keep for later copies.
     """
@@ -48,7 +48,7 @@ class ProcessFeeds(Feeds):
         return copy
 
     def fill(self, to: NDArray[Any], array: NDArray[Any]) -> None:
-        """Copy ``array`` to ``to``, which is contiguous and of the same shape and type."""
+        """Copy ``array`` to ``to``. ``to`` is contiguous, and of the same shape and type."""
         if array.nbytes < _LARGE or not array.flags.c_contiguous or self._threads is None:
             np.copyto(to, array)
         else:
@@ -64,11 +64,11 @@ class ProcessFeeds(Feeds):
     def _threads(self) -> ParallelCopy | None:
         arrival = locate_packages().onnxruntime.arrival
         if arrival is not None and arrival.way == "bundled plugin":
-            return None  # its import opens the plugin, which may use CUDA, and the program must be able to fork
+            return None  # Importing the plugin may use CUDA, and the program must be able to fork.
         if load_runtime().module is None:
             return None
         try:
-            from ...running.copying import copy_threads, parallel_copy  # not above: it imports ONNX Runtime
+            from ...running.copying import copy_threads, parallel_copy  # Import it late: it imports ONNX Runtime.
         except (ImportError, OSError):  # too many files are open
             return None
         return parallel_copy(copy_threads(), _NO_DEVICE)
@@ -81,7 +81,7 @@ def _host_array(name: str, value: Any) -> NDArray[Any]:
     """
     if isinstance(value, np.ndarray):
         if not value.dtype.hasobject and value.dtype.kind not in "SU":
-            return np.asarray(value)  # a subclass may copy differently
+            return np.asarray(value)  # A subclass may copy differently.
         what = "text"
     elif hasattr(value, "__dlpack_device__") and type(value).__module__.partition(".")[0] != "onnxruntime":
         if int(value.__dlpack_device__()[0]) in _HOST:

@@ -1,4 +1,4 @@
-"""The workers of a pool with a process for each: started, watched, and replaced when they die."""
+"""The workers of a pool with a process for each. The processes are started, watched, and replaced when they die."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from .host_feeds import ProcessFeeds
     from .sessions import OpenSession
 
-# Seconds. A model of many gigabytes on a disk of the network takes minutes to open; more is a hang.
+# Seconds. A model of many gigabytes on a network disk takes minutes to open; a longer opening is a hang.
 _OPENING = 600.0
-# For the first run of a shape in a process, in which cuDNN and TensorRT may try many kernels.
+# Seconds for the first run of a shape in a process: cuDNN and TensorRT may try many kernels.
 _FIRST_RUN = 120.0
-# For a process to answer or to end once it was told to. One that is stuck in the driver is left.
+# Seconds for a process to answer, or to end when it must. A process that is stuck in the driver is left behind.
 _DEATH = 5.0
-_LOOK = 0.1  # between two looks at a process that nothing was heard of
-# Between two processes of a worker that die before a first result: doubled each time, up to the second number.
+_LOOK = 0.1  # seconds between two looks at a silent process
+# Seconds between two processes of a worker that die before a first result: doubled each time, up to the second number.
 _BACK_OFF = 0.1, 10.0
-_GIVEN_UP = 30.0  # from a death on, in which no further process opens a session
+_GIVEN_UP = 30.0  # If no new process opens a session in these seconds after a death, the worker is lost.
 
-# One more than the threads of a session in this process, since these copy to and from shared memory.
+# A worker needs one thread more than a session in this process, since they copy to and from shared memory.
 _THREADS_PER_DEVICE = 4
 
-_MOST_SHAPES = 4096  # that are known to have run in a process
+_MOST_SHAPES = 4096  # the most known shapes of a process
 
 #: The function that a worker process calls: it opens the session and serves the channels.
 SERVE = "ortgpu.session.pool.worker_process:serve"
@@ -60,7 +60,7 @@ _ALIVE = "ortgpu.session.pool.worker_process:is_alive"
 class WorkerProcess:
     """One process of a worker, from its start to its end. Raises ExecutionError if it cannot be started.
 
-    It writes 1 to ``begun[number]`` when it begins a request of ``exchanges[number]``, before it reads the request.
+    Before it reads a request of ``exchanges[number]``, the process writes 1 to ``begun[number]``.
     """
 
     def __init__(self, launch: Launch, feeds: ProcessFeeds) -> None:
@@ -80,11 +80,11 @@ class WorkerProcess:
         self._idle = list(range(launch.channels))
         self.has_opened = False
         self.has_result = False
-        self.shapes: dict[object, None] = {}  # of feeds that have run
+        self.shapes: dict[object, None] = {}  # the shapes of all feeds that have run
         self._is_lost = self._has_ended = False
         self._reason: str | None = None
         self._words: BaseException | None = None
-        self._asked: float | None = None  # when it was asked whether it is alive
+        self._asked: float | None = None  # the time of the question whether it is alive
 
     @property
     def child(self) -> subprocess.Popen[bytes]:
@@ -96,7 +96,7 @@ class WorkerProcess:
         return self.has_opened and not self._is_lost
 
     def open(self, opening: Opening) -> Opened | BaseException | None:
-        """Have it open its session. Return that, or what it raised. None: it died, or is killed as it took too long."""
+        """Open the session in the process. Return it, or its error. None: the process died, or took too long."""
         try:
             opened: Opened = self._process.ask(SERVE, opening, timeout=_OPENING)
             return opened
@@ -104,13 +104,13 @@ class WorkerProcess:
             if error.timed_out:
                 self._reason = f"it had no session after {_OPENING:g} s"
             return None
-        except BaseException as error:  # noqa: BLE001 - the session's own
+        except BaseException as error:  # noqa: BLE001 - the session raised it
             return error.with_traceback(None)
 
     def borrow(self) -> int:
         """Return the number of an idle exchange, as soon as there is one. The process may have ended by then."""
         while True:
-            with suppress(IndexError):  # more requests than exchanges: of finalizers
+            with suppress(IndexError):  # Finalizers may make more requests than there are exchanges.
                 return self._idle.pop()
             time.sleep(_LOOK / 10)
 
@@ -131,20 +131,20 @@ class WorkerProcess:
         self._process.kill(reason)
 
     def lose(self) -> None:
-        """Make no more requests of it, and tell it to end."""
+        """Send no more requests, and tell the process to end."""
         self._is_lost = True
         self._process.channel.shut()
 
     def ask_if_alive(self) -> None:
-        """Have it answer within some seconds. :meth:`wait` kills it otherwise."""
+        """Ask the process for an answer. Without an answer within some seconds :meth:`wait` kills it."""
         self._asked = self._asked or time.monotonic()
         with suppress(OSError):
             self._process.channel.send(Call(pickle.dumps((_ALIVE, ()))), timeout=0)
 
     def wait(self) -> None:
-        """Wait for its end. One that was lost and does not end is killed; stuck in the driver, it is left."""
+        """Wait for the end. A lost process that does not end is killed; if it is stuck in the driver, it is left."""
         channel = self._process.channel
-        with suppress(EOFError, OSError):  # its end, or it stopped amid a message
+        with suppress(EOFError, OSError):  # The process ended, perhaps amid a message.
             while (is_there := channel.has_message(_LOOK)) or self._process.is_alive:
                 if is_there:
                     self._hear(channel.receive(_DEATH)[0])
@@ -152,7 +152,7 @@ class WorkerProcess:
                     self.kill("it does not answer")
                     break
         self._is_lost = True
-        self._process.cause()  # which kills what does not end
+        self._process.cause()  # This call kills a process that does not end.
 
     def _hear(self, said: object) -> None:
         if isinstance(said, Answer):
@@ -163,8 +163,8 @@ class WorkerProcess:
             log_record(said)
 
     def close(self) -> None:
-        """End its channels, once it has ended."""
-        for exchange in self.exchanges:  # a thread that waits for an answer closes its own
+        """Close the channels after the end of the process."""
+        for exchange in self.exchanges:  # A thread that waits for an answer closes its own exchange.
             exchange.channel.shut()
         self._has_ended = True
         for number in list(self._idle):
@@ -172,7 +172,7 @@ class WorkerProcess:
         self._process.channel.close()
 
     def cause(self) -> str:
-        """Say what ended it, once :meth:`wait` knows, or after some seconds."""
+        """Return the cause of its end, once :meth:`wait` knows it, or after some seconds."""
         until = time.monotonic() + 2 * _DEATH
         while not self._has_ended and time.monotonic() < until:
             time.sleep(_LOOK / 10)
@@ -202,12 +202,12 @@ class ProcessWorker(Worker):
     ) -> None:
         super().__init__(place, launch.channels)
         self.number = number
-        self.opened: Outcome[Opened] = Outcome()  # of the first process
+        self.opened: Outcome[Opened] = Outcome()  # the session of the first process
         self._device: Device | None = None
         self._launch = launch
         self._devices, self._place, self._options = devices, 0 if devices else place, options
         self._deadline, self._first = deadline
-        self._service, self._feeds = service, feeds  # the first is told when this is ready, or is not any more
+        self._service, self._feeds = service, feeds  # The worker notifies the service when it becomes ready or lost.
         self._current: WorkerProcess | None = None
         self._ending = Notice()
         self._is_ending = False
@@ -220,7 +220,7 @@ class ProcessWorker(Worker):
         return current if current is not None and current.is_ready else None
 
     @property
-    def capacity(self) -> int:  # type: ignore[override]  # it changes whenever a process dies
+    def capacity(self) -> int:  # type: ignore[override]  # it changes when a process dies
         return self.most if self.process is not None else 0
 
     @property
@@ -244,7 +244,7 @@ class ProcessWorker(Worker):
         return current.child.pid if current is not None and current.child.returncode is None else None
 
     def begin(self) -> None:
-        """Start the first process. :attr:`opened` says what became of it."""
+        """Start the first process. :attr:`opened` gets its session or its error."""
         self._keeper.start()
 
     def run(self, output_names: Any, feed: Any) -> list[NDArray[Any]]:
@@ -253,7 +253,7 @@ class ProcessWorker(Worker):
         Raises:
             NotBegunError: the process has not seen the request.
             WorkerLostError: the process died while it had the request, or exceeded the deadline.
-            Exception: as the session raises.
+            Exception: the errors of the session.
         """
         process = self.process
         if process is None:
@@ -287,7 +287,7 @@ class ProcessWorker(Worker):
     def _ask(
         self, process: WorkerProcess, number: int, output_names: Any, feed: Any, *, is_limited: bool = True
     ) -> tuple[Any, list[NDArray[Any]]]:
-        """Return the answer to a request, with outputs that last until the next one."""
+        """Return the answer to a request, with outputs that last until the next request."""
         shapes = seconds = None
         if self._deadline is not None and is_limited:
             shapes = tuple((name, array.shape) for name, array in feed.items())
@@ -297,7 +297,7 @@ class ProcessWorker(Worker):
             exchange.send((output_names, list(feed)), list(feed.values()))
             answer, outputs = exchange.receive(seconds)
         except (EOFError, OSError) as error:
-            exchange.channel.shut()  # a late answer must not be taken for that of the next request
+            exchange.channel.shut()  # A late answer must not be taken for the next request's.
             if isinstance(error, TimeoutError):
                 process.kill(f"its deadline of {seconds:g} s has passed")
             process.lose()
@@ -343,8 +343,8 @@ class ProcessWorker(Worker):
             self._keep_on()
 
     def _keep_on(self) -> None:
-        fruitless = 0  # processes in a row that gave no result
-        died = 0.0  # the time when the last one that had a session died
+        fruitless = 0  # number of consecutive processes without a result
+        died = 0.0  # time of the last death of a process with a session
         while not self._is_ending:
             process, error = self._live()
             if process is not None:
@@ -364,13 +364,13 @@ class ProcessWorker(Worker):
             self._service.notice(self)
             if self.is_lost:
                 return
-            del process, error  # not to be kept for as long as the next one lives
+            del process, error  # They must not live as long as the next process.
             if fruitless:
                 self._ending.take(min(_BACK_OFF[0] * 2 ** (fruitless - 1), _BACK_OFF[1]))
             self.restarts += 1
 
     def _live(self) -> tuple[WorkerProcess | None, BaseException | None]:
-        """Start a process and wait for its end. Return it, and the error if it could not open its session."""
+        """Start a process and wait for its end. Return it, and its error if it could not open its session."""
         process: WorkerProcess | None = None
         answer: Opened | BaseException | None = None
         launch = self._launch
@@ -382,7 +382,7 @@ class ProcessWorker(Worker):
             if isinstance(answer, Opened):
                 self._begin_with(process, answer)
         except BaseException as raised:  # noqa: BLE001 - the caller raises it, or it is the last error of this worker
-            answer = raised.with_traceback(None)  # of this thread, and it holds the process
+            answer = raised.with_traceback(None)  # The traceback of this thread holds the process.
         error = answer if isinstance(answer, BaseException) else None
         if process is not None:
             if error is not None:
@@ -393,7 +393,7 @@ class ProcessWorker(Worker):
     def _begin_with(self, process: WorkerProcess, opened: Opened) -> None:
         is_first, self._device = self._device is None, opened.device
         if is_first:
-            # Ordinals change when a GPU is gone, and its successor must not go to the CPU.
+            # Ordinals change when a GPU is gone. The next process must not go to the CPU.
             self._devices = [plain_request(opened.device) if opened.device.is_gpu else opened.chosen[self._place]]
             self._place = 0
             if opened.device.is_gpu:
@@ -445,9 +445,9 @@ def open_processes(
     deadline: tuple[float | None, float | None],
     feeds: ProcessFeeds,
 ) -> None:
-    """Add workers to a service as open_sessions does, with a process for each session.
+    """Add workers to a service, like open_sessions, with a process for each session.
 
-    The first process says which devices there are: this process must not use CUDA.
+    The first process lists the devices, since this process must not use CUDA.
     """
     check(sessions_per_device, options)
     requested = named(devices)
@@ -471,6 +471,6 @@ def open_processes(
     places = [place for _ in range(sessions_per_device) for place in range(len(opened.chosen))]
     others = [add(place, [opened.chosen[place]]) for place in places[1:]]
     wait_for_all(worker.opened.result for worker in others)
-    for each in (first, *others):
-        for warning in each.opened.result().warnings:
+    for process_worker in (first, *others):
+        for warning in process_worker.opened.result().warnings:
             warnings.warn(warning, stacklevel=living.stacklevel(None))

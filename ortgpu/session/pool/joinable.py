@@ -1,4 +1,4 @@
-"""What is found out before requests are joined: that their items are independent, and which sizes of runs are cheap."""
+"""Checks before requests are joined: their items must be independent. Measurements find the cheap sizes of runs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     Run = Callable[[Arrays], Sequence[Any]]
     Warm = Callable[[Sequence[Arrays]], object]  # makes plans for the shapes of these feeds
 
-_ALONE = 4  # items that are compared with runs of one item each
-_DEAR = 2.0  # times the time of the largest run: from there on a new shape is not run for the sake of fewer items
-_WORTHWHILE = 0.9  # of the time of the next larger size
+_ALONE = 4  # number of items to compare with runs of a single item
+_DEAR = 2.0  # If a new shape takes this many times as long as the largest run, runs are padded.
+_WORTHWHILE = 0.9  # A smaller size must take less than this share of the next larger size's time.
 
 _FREE = manual(
     "export the model with a free first axis of every input and output, open it without a record of `ortgpu tune` that "
@@ -40,25 +40,25 @@ _EXAMPLES = manual(
 
 
 def example(inputs: Sequence[Value], given: Mapping[str, Any] | None, count: int) -> dict[str, NDArray[Any]]:
-    """Return a feed of ``count`` items: those of ``given`` in turn, or made-up ones.
+    """Return a feed of ``count`` items: made-up ones, or the items of ``given``, repeated if there are too few.
 
     Raises:
         ProviderRequestError: an input has no free first axis, or nothing can be made up for it.
     """
-    for each in inputs:
-        if each.shape and isinstance(each.shape[0], int) and each.shape[0] >= 0:
-            raise refused(f"input {each.name!r} has a first axis of {each.shape[0]}, which is not free", _FREE)
+    for value in inputs:
+        if value.shape and isinstance(value.shape[0], int) and value.shape[0] >= 0:
+            raise refused(f"input {value.name!r} has a first axis of {value.shape[0]}, which is not free", _FREE)
     if given is None:
         try:
             arrays = make_inputs(inputs, count)
-            for each in inputs:
-                if arrays[each.name].shape[:1] == (1,):  # its first axis has a name of its own
-                    arrays.update(make_inputs([each], count))
+            for value in inputs:
+                if arrays[value.name].shape[:1] == (1,):  # The first axis of this input has a name of its own.
+                    arrays.update(make_inputs([value], count))
         except ValueError as error:
             raise refused(f"no inputs can be made up for this model: {error}") from error
         for array in arrays.values():
             if array.dtype.kind in "iu" and array.ndim and not array.any():
-                array[1::2] = 1  # so that items differ; 0 and 1 are valid indices in most models
+                array[1::2] = 1  # Items must differ. 0 and 1 are valid indices in most models.
     else:
         arrays = {name: np.asarray(array) for name, array in mapping(given).items()}
         for name, array in arrays.items():
@@ -73,9 +73,9 @@ def example(inputs: Sequence[Value], given: Mapping[str, Any] | None, count: int
 
 
 def refuse_known(model: ModelSource) -> None:
-    """Refuse a model with operators that are known to look at all items of a run, without a run.
+    """Refuse a model if one of its operators is known to use all items of a run together. It runs nothing.
 
-    Raises ProviderRequestError. A model that cannot be read is left to :func:`check`.
+    Raises ProviderRequestError. :func:`check` handles a model that cannot be read.
     """
     shared = read_batch_wide_operators(model)
     if shared:
@@ -86,55 +86,57 @@ def refuse_known(model: ModelSource) -> None:
 
 
 def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> None:
-    """Refuse a model whose items depend on each other, by runs of ``feed``.
+    """Refuse a model if its items depend on each other. Runs of ``feed`` show it.
 
-    An item must come out as it does alone, and as it does with other items beside it: those of the feed, and some that
-    are a thousand times as large, zero, negative or NaN, at even places and at odd. Runs of one item use other
-    algorithms, so they may be 2e-2 of the largest value off: TF32 keeps 10 bits, and the errors of layers add up. Two
-    runs of one size use the same: with other neighbours an item may be off by twice the difference of two equal runs,
-    or by the rounding of a sum in another order. All but floats must be equal.
+    The outputs of an item must be the same alone and with other items beside it. The neighbours are items of the feed,
+    and items that are a thousand times as large, zero, negative or NaN. They stand at even places and at odd.
+
+    A run of a single item uses other algorithms, so it may differ by 2e-2 of the largest value: TF32 keeps 10 bits, and
+    the errors of layers add up. Two runs of the same size use the same algorithms. With other neighbours an item may
+    differ by twice the difference of two equal runs, or by the rounding of a sum in another order. All values but
+    floats must be equal.
 
     Raises:
         ProviderRequestError: the model's items depend on each other, or its outputs have no axis for them.
-        Exception: what ``run`` raises for inputs of the caller, or because of the GPU.
+        Exception: errors of ``run`` for inputs of the caller, or because of the GPU.
     """
     count = len(next(iter(feed.values())))
     number = np.arange(count)
     try:
         whole, again = (_outputs(run, feed, names) for _ in range(2))
         few = sorted({*range(0, count, -(-count // _ALONE)), count - 1})
-        alone = [_outputs(run, _items(feed, [each]), names) for each in few]
+        alone = [_outputs(run, _items(feed, [index]), names) for index in few]
     except Exception as error:
         if not made_up or isinstance(error, GPUError) or is_of_a_handler(error):
             raise
         raise refused(f"the model does not run on made-up inputs: {error}") from error
     for position, name in enumerate(names):
-        right = np.concatenate([each[position] for each in alone])
+        right = np.concatenate([outputs[position] for outputs in alone])
         _refuse_if(name, compare(right, right, whole[position][few], TOLERANCE)[1])
     for base in (feed, *(_changed(feed, change, number >= 0) for change in (_enlarged, _negated))):
         try:
             usual = (whole, again) if base is feed else [_outputs(run, base, names) for _ in range(2)]
-            for kept in (number % 2 == 0, number % 2 == 1):
-                for neighbours in _neighbours(base, feed, kept):
+            for mask in (number % 2 == 0, number % 2 == 1):
+                for neighbours in _neighbours(base, feed, mask):
                     beside = _outputs(run, neighbours, names)
                     for position, name in enumerate(names):
-                        same, repeated, changed = (each[position][kept] for each in (*usual, beside))
+                        same, repeated, changed = (outputs[position][mask] for outputs in (*usual, beside))
                         _refuse_if(name, compare(same, repeated, changed)[1])
         except GPUError:
             raise
         except Exception as error:
             if is_of_a_handler(error):
                 raise
-            # The model refuses these values, as it would refuse those of a client
+            # The model refuses these values, and would refuse the same values from a client.
     if all(len({_bits(row) for row in output[:8]}) == 1 for output in whole):
         raise refused("every item gave the same outputs, which does not show that items are independent")
 
 
 def _neighbours(base: Arrays, feed: Arrays, kept: NDArray[Any]) -> Iterator[Arrays]:
-    """Yield feeds in which the items of ``base`` that are not kept are others.
+    """Yield feeds with the ``kept`` items of ``base``, and with other items in all other places.
 
-    Integers stay in the range of the feed, since an index beyond it may end a CUDA context; those of 8 bits are seldom
-    indices.
+    Integers stay in the range of the feed, since an index beyond it may end a CUDA context. Integers of 8 bits leave
+    the range, because they are seldom indices.
     """
     if base is not feed:
         yield {name: np.concatenate([feed[name], array])[_mixed(kept)] for name, array in base.items()}
@@ -165,7 +167,7 @@ def _is_float(array: NDArray[Any]) -> bool:
 
 def _enlarged(array: NDArray[Any]) -> NDArray[Any]:
     if _is_float(array):
-        return np.asarray(1000 * (array + 1), array.dtype)  # with a least one far from zero, too
+        return np.asarray(1000 * (array + 1), array.dtype)  # This is far from zero even for zeros.
     if array.dtype.itemsize == 1 and array.dtype.kind in "iu":
         return np.full_like(array, np.iinfo(array.dtype).max - 55)
     return array.copy() if array.dtype.hasobject or not array.size else np.full_like(array, array.max())
@@ -201,12 +203,12 @@ def _refuse_if(name: str, wrong: str | None) -> None:
 def sizes_of(
     run: Run, feed: Arrays, at_once: int, warm: Warm | None = None, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[int, ...]:
-    """Return the sizes of runs that joined requests are padded to, in ascending order. Empty: any size is run as it is.
+    """Return the sizes of padded runs, in ascending order. Empty: any number of items runs unpadded.
 
-    ONNX Runtime plans each convolution anew when the shape of a run differs from that of the run before (since 1.20,
-    its issue 23006), so a smaller size may take ten times as long as the largest. What a change costs is measured here.
-    Where it is dear, ``warm`` gives each power of two its own plans, if it can. Runs every size ``at_once`` times at a
-    time, so that the memory for it is there. ``clock`` returns seconds.
+    ONNX Runtime plans each convolution anew when the shape changes between two runs (since 1.20, its issue 23006). So a
+    smaller size may take ten times as long as the largest. This function measures the cost of a change of shape. If it
+    is high, ``warm`` makes plans for each power of two, where possible. Every size runs ``at_once`` times in parallel,
+    so that its memory is allocated. ``clock`` returns seconds.
     """
     largest = len(next(iter(feed.values())))
 
@@ -218,20 +220,20 @@ def sizes_of(
 
     usual = min(seconds(largest) for _ in range(3))
     if min(seconds(size) for size in (largest - 1, largest - 2) if size) < _DEAR * usual:
-        found: tuple[int, ...] = ()
+        sizes: tuple[int, ...] = ()
     else:
-        found, size = (largest,), 1 << (largest - 1).bit_length() - 1
+        sizes, size = (largest,), 1 << (largest - 1).bit_length() - 1
         if warm is not None:
-            warm([_items(feed, slice(each)) for each in (largest, *(size >> n for n in range(size.bit_length())))])
+            warm([_items(feed, slice(length)) for length in (largest, *(size >> n for n in range(size.bit_length())))])
         while size:
-            seconds(size)  # the first run of a shape takes longer
+            seconds(size)  # The first run of a shape takes longer.
             usual, previous = min((seconds(largest), seconds(size))[1] for _ in range(2)), usual
             if usual > _WORTHWHILE * previous:
                 break
-            found, size = (size, *found), size // 2
-    for size in found or (largest,):
+            sizes, size = (size, *sizes), size // 2
+    for size in sizes or (largest,):
         deque(iterate_in_order(run, iter([_items(feed, slice(size))] * at_once), at_once, at_once), 0)
-    return found
+    return sizes
 
 
 def refused(what: str, fix: Any = _EXAMPLES) -> ProviderRequestError:

@@ -1,4 +1,4 @@
-"""Requests that may run together: the batch that a thread collects, and the arrays that it is copied into."""
+"""Joined requests: a thread collects them into a batch, and the batch is copied into joined arrays."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, NDArray[Any]]
 
-_ROOM = 4  # times the items of the last run are the rows for the next: a larger run is copied together
-_COPYING = 0.005  # seconds that a batch waits for callers that copy requests into its rows
+_ROOM = 4  # The next run gets rows for this many times the items of the last. A larger run is copied together.
+_COPYING = 0.005  # seconds that a batch waits for callers while they copy requests into its rows
 
-_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+_WORKS_AT_FEEDS = True  # Threads in this module may hold locks that others need; see pipeline._may_wait.
 
 
 class Joining(Kind):
-    """How the requests of one Batched are joined.
+    """The kind of the requests of one Batched, and the rules for joining them.
 
     Args:
-        service: the Service, whose module stands above this one.
+        service: the Service. Its module stands above this one.
         max_batch: the most items of a run.
         max_wait: seconds.
         buffers: keeps joined arrays.
 
     Attributes:
-        sizes: that runs are padded to, in ascending order. Empty: any number of items runs as it is.
-        sheet: the joined arrays whose rows the next requests get.
+        sizes: the sizes of padded runs, in ascending order. Empty: any number of items runs unpadded.
+        sheet: the joined arrays with rows for the next requests.
     """
 
     def __init__(self, service: Any, max_batch: int, max_wait: float, buffers: Buffers) -> None:
@@ -60,7 +60,7 @@ class Joining(Kind):
         self._last = 1  # items of the last run
 
     def keep(self, request: Request) -> None:
-        """Copy the arrays of a request, which its caller may change: into rows of a batch, or memory of their own."""
+        """Copy the arrays of a request into rows of a batch, or into their own memory: the caller may change them."""
         sheet, feeds = self.sheet, self.buffers.feeds
         if sheet is not None and sheet.takes(request) and sheet.source == feeds.source() and sheet.place(request):
             return
@@ -80,14 +80,14 @@ class Joining(Kind):
         batch, taken, worker = Batch(self, first), [first], None
         while worker is None:
             sheet = batch.sheet
-            is_settled = sheet is None or sheet.is_settled()  # asked before the queue is looked at
+            is_settled = sheet is None or sheet.is_settled()  # Check it before the queue.
             if service.waiting and not batch.is_full:
                 self._take(batch, taken)
             has_more = bool(taken)
             for request in taken:
                 if request.outcome.begin():
                     batch.requests.append(request)
-                else:  # it was cancelled
+                else:  # The request was cancelled.
                     batch.items -= request.items
                     request.outcome.drop()
             taken.clear()
@@ -95,7 +95,8 @@ class Joining(Kind):
                 service.stop_collecting(self, notice)
                 return
             if len(batch.requests) > 1 or self._last > 1:
-                with contextlib.suppress(Exception):  # what has no rows is copied before the run, which raises it
+                # Requests without rows are copied before the run, and the run raises the error.
+                with contextlib.suppress(Exception):
                     self._place(batch)
             seconds = self._seconds_until_start(batch)
             if seconds == 0 and (batch.sheet is not sheet or not is_settled):
@@ -108,7 +109,7 @@ class Joining(Kind):
                     break
                 if service.is_hopeless:
                     service.stop_collecting(self, notice)
-                    for request in batch.requests:  # which have begun
+                    for request in batch.requests:  # All these requests have begun.
                         request.outcome.fail(service.why_over(self))
                     return
                 seconds = None
@@ -116,7 +117,7 @@ class Joining(Kind):
                 notice.take(seconds)
         self._last = batch.items
         self._answer(batch, worker)
-        del first, batch, taken, request  # they have an error, whose traceback has this frame
+        del first, batch, taken, request  # The traceback of a request's error holds this frame.
 
     def _take(self, batch: Batch, taken: list[Request]) -> None:
         """Take the waiting requests that fit into the batch."""
@@ -136,9 +137,9 @@ class Joining(Kind):
         )
 
     def _place(self, batch: Batch) -> None:
-        """Open joined arrays for requests like these, and copy those into them that have no rows yet.
+        """Open joined arrays for requests like these, and copy all requests without rows into them.
 
-        A single request is left as it is, since it may run alone. Raises MemoryError, ExecutionError.
+        A single request stays unchanged, since it may run alone. Raises MemoryError, ExecutionError.
         """
         sheet = self.sheet
         waiting: list[Request] = []
@@ -150,7 +151,7 @@ class Joining(Kind):
                     self.buffers.give_back(sheet)
             rows = min(_ROOM * max(batch.items, self._last), self.max_batch)
             self.sheet = sheet = self.buffers.take(batch.first, rows, self.max_batch)
-            waiting = list(self._service.waiting)  # those that came when there were no rows for them
+            waiting = list(self._service.waiting)  # There were no rows for these requests when they came.
         if len(batch.requests) + len(waiting) > 1:
             for request in (*batch.requests, *waiting):
                 if request.sheet is None and request.runs_with(batch.first):
@@ -158,7 +159,7 @@ class Joining(Kind):
             batch.sheet = batch.sheet or batch.first.sheet
 
     def _seconds_until_start(self, batch: Batch) -> float | None:
-        """Return how long a batch has to wait if nothing happens. None: until another one ends."""
+        """Return the seconds that a batch has to wait if nothing happens. None: until another batch ends."""
         if batch.is_full or self.is_closed or self._service.is_closed:
             return 0
         if self._service.runs_of(self) >= len(self._service.serving):
@@ -168,7 +169,7 @@ class Joining(Kind):
         return max(0, batch.first.arrived + self.max_wait - time.monotonic())
 
     def _answer(self, batch: Batch, worker: Worker | None = None) -> None:
-        """Run the requests together; in halves if that fails and the GPU is not the cause."""
+        """Run the requests together. If the run fails and the GPU is not the cause, run them in halves."""
         error: BaseException | None = None
         requests, results = batch.requests, list[Any]()
         try:
@@ -187,40 +188,40 @@ class Joining(Kind):
         except BaseException as raised:  # noqa: BLE001 - the outcomes raise it
             lifetime.let_go_of_variables(raised)  # arrays
             error = raised
-        if error is None:  # else a row may hold an invalid item, which would be padding later
+        if error is None:  # After an error a row may hold an invalid item, and must not be padding later.
             if self.sizes:
                 self.buffers.add_known(batch.first.form)
             if batch.sheet is not None:
                 batch.sheet.valid = max(batch.sheet.valid, batch.items)
                 self.buffers.give_back(batch.sheet)
-        batch.sheet = None  # before the waiting threads go on
+        batch.sheet = None  # Release it before the waiting threads continue.
         if isinstance(error, Exception) and not isinstance(error, GPUError) and len(requests) > 1:
             del error
             half = len(requests) // 2
             for part in (requests[:half], requests[half:]):
-                again = Batch(self, part[0])
-                again.requests, again.items, again.sheet = part, sum(each.items for each in part), None
-                self._answer(again)
+                smaller = Batch(self, part[0])
+                smaller.requests, smaller.items, smaller.sheet = part, sum(member.items for member in part), None
+                self._answer(smaller)
             return
         for number, request in enumerate(requests):
             request.feed = request.sheet = None
             if error is None:
                 request.outcome.give(results[number])
-            elif number and isinstance(error, GPUError):  # one that several raise would have the frames of all
+            elif number and isinstance(error, GPUError):  # A shared error would collect the frames of all callers.
                 request.outcome.fail(lifetime.fresh_copy(error))
             else:
                 request.outcome.fail(error)
-        del batch, requests, request, error  # break the cycle: outcome, exception, this frame
+        del batch, requests, request, error  # Break the cycle of outcome, exception and this frame.
 
 
 class Declared:
-    """What a model declares of its inputs, to which a request must conform to be joined with others."""
+    """The declared inputs of a model. Only a request that conforms to them can be joined with others."""
 
     def __init__(self, inputs: Sequence[Value]) -> None:
-        self._inputs = [(each.name, DTYPES.get(each.type), _other_axes(each.shape)) for each in inputs]
+        self._inputs = [(value.name, DTYPES.get(value.type), _other_axes(value.shape)) for value in inputs]
 
     def items_and_form(self, feed: Any, most: int) -> tuple[int, object]:
-        """Return the number of items and the form. A feed that would spoil the run of others has none."""
+        """Return the number of items and the form. A feed gets no form if it would make a joined run fail."""
         if type(feed) is not dict or len(feed) != len(self._inputs):
             return 1, None
         items, parts = 0, list[object]()
@@ -243,13 +244,14 @@ class Declared:
 
 
 class Sheet:
-    """Joined arrays of some rows, which requests of one form and with the same outputs get one after another.
+    """Joined arrays of some rows. Requests of the same form and with the same outputs get the rows one after another.
 
-    Callers' threads take rows by a single step of C, and no lock. A batch that holds all rows in use runs as it is.
+    Callers' threads take rows by a single step of C, and no lock. A batch runs without a copy if it holds all used
+    rows.
 
     Attributes:
         valid: the number of rows, from the first, that held items of a run.
-        used: the number of rows that requests got, once there are no more.
+        used: the number of rows of requests, once no more rows are given away.
     """
 
     def __init__(self, request: Request, arrays: Arrays, capacity: int, source: tuple[int, ...], valid: int) -> None:
@@ -257,7 +259,7 @@ class Sheet:
         self.capacity = self.used = capacity
         self.valid = valid
         self._free = iter(range(capacity))
-        self._void = 0  # rows at the end that were too few for a request
+        self._void = 0  # number of rows at the end, if they were too few for a request
         self._written: list[int] = []  # numbers of rows
         self._until: float | None = None
 
@@ -272,44 +274,44 @@ class Sheet:
         """Copy a request into free rows. Return False if there are too few."""
         rows = list(itertools.islice(self._free, request.items))
         if len(rows) < request.items:
-            self._void = self._void or len(rows)  # only one request gets some that are too few
+            self._void = self._void or len(rows)  # Only a single request gets rows that are too few.
             return False
         part = slice(rows[0], rows[-1] + 1)
         views = {name: array[part] for name, array in self.arrays.items()}
         for name, view in views.items():
-            np.copyto(view, request.feed[name])  # releases the interpreter lock
+            np.copyto(view, request.feed[name])  # NumPy releases the interpreter lock here.
         request.feed, request.sheet, request.row = views, self, rows[0]
         self._written.append(request.items)
         return True
 
     def seal(self) -> float:
-        """Give no more rows away. Return the seconds to wait before it is asked whether all are written to."""
-        left = len(list(self._free))
-        self.used -= left
+        """Give no more rows away. Return the seconds to wait before the next check whether all rows are written."""
+        remaining = len(list(self._free))
+        self.used -= remaining
         if self._until is None:
             self._until = time.monotonic() + _COPYING
             return 0
         return _COPYING / 10
 
     def is_settled(self) -> bool:
-        """Return True once all rows are written to. One that takes long, as in a signal handler, is left."""
+        """Return True once all rows are written. A slow copy, as in a signal handler, is not waited for."""
         return self._until is not None and (
             sum(self._written) >= self.used - self._void or time.monotonic() > self._until
         )
 
     def is_whole(self, items: int) -> bool:
-        """Return True if a batch of so many items in it has all of its rows that are in use."""
+        """Return True if a batch of this number of items holds all used rows."""
         return not self.left and items == self.used - self._void
 
 
 class Buffers:
-    """Sheets, which are kept for the next batches. Rows that no request fills hold items that have run before.
+    """Sheets for the next batches. Rows without a request hold items of earlier runs.
 
-    Only threads of the service come here, and take or give back a sheet by single steps of C. No lock is needed.
+    Only threads of the service use it. They take or give back a sheet by single steps of C, so it needs no lock.
 
     Args:
         feeds: gives memory.
-        most: number of sheets that are kept, and forms that are known.
+        most: the number of sheets and of forms to keep.
     """
 
     def __init__(self, feeds: Feeds, most: int) -> None:
@@ -319,7 +321,7 @@ class Buffers:
         self._known: deque[object] = deque(maxlen=max(most, 16))
 
     def knows(self, form: object) -> bool:
-        """Return True if a batch of this form has run. Else its run is planned anew, whatever its size."""
+        """Return True if a batch of this form has run. Otherwise ONNX Runtime plans the run anew, whatever its size."""
         return form in self._known
 
     def add_known(self, form: object) -> None:
@@ -327,7 +329,9 @@ class Buffers:
             self._known.append(form)
 
     def source(self) -> tuple[int, ...]:
-        """Return what identifies the memory now. Arrays in other memory must not be written to: CUDA may have freed it.
+        """Return the present identity of the memory.
+
+        Arrays in other memory must not be written to: CUDA may have freed it.
 
         Raises:
             ExecutionError: a session is closed, or has lost its GPU.
@@ -339,20 +343,20 @@ class Buffers:
         return source
 
     def take(self, request: Request, rows: int, most: int) -> Sheet:
-        """Return a sheet for requests like this one, of at least so many rows. Raises MemoryError, ExecutionError."""
+        """Return a sheet of at least ``rows`` rows for requests like this one. Raises MemoryError, ExecutionError."""
         source = self.source()
         for sheet in list(self._idle):
             if sheet.form == request.form and sheet.capacity >= rows and sheet.source == source:
-                with contextlib.suppress(ValueError):  # another thread took it
+                with contextlib.suppress(ValueError):  # Another thread may have taken the sheet.
                     self._idle.remove(sheet)
-                    # Not the same object: a caller's thread may have been stopped before it took rows of that.
+                    # Return a new object: a stopped thread of a caller may still take rows from the old one.
                     return Sheet(request, sheet.arrays, sheet.capacity, source, sheet.valid)
-        rows = max(rows, min(1 << (rows - 1).bit_length(), most))  # larger in steps, as it seldom grows
+        rows = max(rows, min(1 << (rows - 1).bit_length(), most))  # The size grows in steps, so that it seldom grows.
         arrays = {}
-        for name, given in request.feed.items():
-            shape = (rows, *given.shape[1:])
-            is_small = given.dtype.hasobject or math.prod(shape) * given.itemsize < STAGED_FROM
-            arrays[name] = np.empty(shape, given.dtype) if is_small else self.feeds.empty(shape, given.dtype)
+        for name, array in request.feed.items():
+            shape = (rows, *array.shape[1:])
+            is_small = array.dtype.hasobject or math.prod(shape) * array.itemsize < STAGED_FROM
+            arrays[name] = np.empty(shape, array.dtype) if is_small else self.feeds.empty(shape, array.dtype)
         return Sheet(request, arrays, rows, source, 0)
 
     def give_back(self, sheet: Sheet) -> None:
@@ -360,16 +364,16 @@ class Buffers:
             self._idle.append(sheet)
 
     def close(self) -> None:
-        """Free the memory that is not in use."""
+        """Free all unused memory."""
         self._idle.clear()
 
 
 class Batch:
-    """Requests like the first, which a thread collects.
+    """Requests like the first one. A thread collects them.
 
     Attributes:
-        sheet: where they are, or some of them.
-        items: their number, also of requests that have not begun.
+        sheet: the joined arrays with all requests, or with some.
+        items: the number of items, including requests that have not begun.
     """
 
     def __init__(self, joining: Joining, first: Request) -> None:
@@ -379,19 +383,19 @@ class Batch:
         self.sheet: Sheet | None = first.sheet
 
     def suits(self, request: Request) -> bool:
-        """Return True for a request like the first that has its rows beside it, or can get them."""
+        """Return True if a request is like the first one and has rows beside it, or can get them."""
         sheet = self.sheet
         return request.runs_with(self.first) and (
             sheet is None
-            or sheet.capacity < self.joining.max_batch  # it is too small, and all are copied into another one
+            or sheet.capacity < self.joining.max_batch  # A sheet that is too small is copied into a new one.
             or request.sheet is sheet
             or (request.sheet is None and request.items <= sheet.left)
         )
 
     def feed(self) -> tuple[Any, int]:
-        """Return the inputs of the run and their number of items; 0 if they are those of a single request as it is.
+        """Return the inputs of the run and their number of items, or the inputs of a single request and 0.
 
-        The first run of a form is planned anyhow, and not padded. Raises MemoryError, ExecutionError.
+        The first run of a form is not padded, since ONNX Runtime plans it anyhow. Raises MemoryError, ExecutionError.
         """
         rows, joining = self.items, self.joining
         if joining.sizes and joining.buffers.knows(self.first.form):
@@ -417,9 +421,9 @@ class Batch:
         return {name: array[:rows] for name, array in sheet.arrays.items()}, rows
 
     def taken_apart(self, outputs: Results, rows: int) -> list[Results]:
-        """Return the outputs of each request; nothing if an output has no axis for so many items.
+        """Return the outputs of each request. Return an empty list if the first axis of an output does not fit.
 
-        They are copies: one that is kept must not keep the memory of all.
+        The outputs are copies: a caller that keeps an output must not keep the memory of all.
         """
         if any(output.shape[:1] != (rows,) for output in outputs):
             return []
@@ -430,5 +434,5 @@ class Batch:
 
 
 def _other_axes(shape: Sequence[int | str | None]) -> list[int | None] | None:
-    """Return the lengths of the axes but the first, None for a free one. None if the shape is not known."""
-    return [each if isinstance(each, int) and each >= 0 else None for each in shape[1:]] if shape else None
+    """Return the lengths of all axes but the first, with None for a free axis. Return None for an unknown shape."""
+    return [length if isinstance(length, int) and length >= 0 else None for length in shape[1:]] if shape else None

@@ -1,4 +1,4 @@
-"""What the processes of a pool are started with: the model as it was, the arguments of the session, the channels."""
+"""The start of a pool's processes, with the unchanged model, the arguments of the session, and the channels."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .shared_memory import memory_file
 
 
 class Launch:
-    """What all processes of a pool have in common.
+    """The model, the arguments and the environment that all processes of a pool share.
 
-    The files of the model stay open, so that a process that replaces another one serves the same model, whatever became
-    of the path. Raises ExecutionError if there is no room for a model as bytes, or no more files can be open.
+    The files of the model stay open, so that a new process serves the same model even after a change of the path.
+    Raises ExecutionError if there is no room for a model as bytes, or no more files can be open.
     """
 
     def __init__(self, model: ModelSource, session_class: Callable[[], Any], channels: int) -> None:
@@ -57,14 +57,14 @@ class Launch:
         try:
             model = avoid_standard_streams(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         except (FileNotFoundError, PermissionError, ValueError):
-            return  # the session says why
+            return  # The session raises the reason.
         self._keep(self.path, model)
         for location in data_files(self.path):
             try:
                 path = os.path.join(os.path.dirname(self.path), location)
                 self._keep(location, avoid_standard_streams(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)))
             except (FileNotFoundError, PermissionError, ValueError):
-                pass  # so it does
+                pass  # The session raises the reason here, too.
 
     def _keep(self, location: str, descriptor: int) -> None:
         self.descriptors.append(descriptor)
@@ -83,7 +83,7 @@ class Launch:
 
 
 class Sockets:
-    """The sockets and the page of one process: ours are kept, theirs are closed once it has started."""
+    """The sockets and the page of one process. Our ends stay open; its ends are closed here once it has started."""
 
     def __init__(self, channels: int) -> None:
         self.ours: list[socket.socket] = []
@@ -116,13 +116,13 @@ def not_prepared(error: OSError) -> ExecutionError:
 
 
 def portable(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as they pickle. Raises TypeError or ProviderRequestError for what cannot travel."""
+    """Return the options after a check that they pickle. Raises TypeError or ProviderRequestError otherwise."""
     carried = dict(options)
-    made = carried.get("sess_options")
-    if made is not None and not callable(made):
-        if type(made).__name__ != "SessionOptions":
+    sess_options = carried.get("sess_options")
+    if sess_options is not None and not callable(sess_options):
+        if type(sess_options).__name__ != "SessionOptions":
             raise TypeError(
-                f"sess_options must be a function that returns SessionOptions, with isolate=True, not {made!r}"
+                f"sess_options must be a function that returns SessionOptions, with isolate=True, not {sess_options!r}"
             )
         raise not_sent()
     for name, value in carried.items():

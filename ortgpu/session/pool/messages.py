@@ -1,4 +1,4 @@
-"""What a pool and its worker processes tell each other about a session."""
+"""Messages about a session between a pool and its worker processes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from ...provider.interfaces import Value
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """A file that a pool holds open, so that its content stays available whatever becomes of its path.
+    """A file that a pool holds open, so that its content stays available after a change of its path.
 
-    ``descriptor`` is an index of the descriptors that the process inherits.
+    ``descriptor`` is an index of the process's inherited descriptors.
     """
 
-    location: str  # as the model names it; the path of the model itself
+    location: str  # the name in the model, or for the model itself its path
     descriptor: int
     stamp: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The session that a worker process is to open.
+    """The session that a worker process has to open.
 
-    ``files``: the model, and the files with its weights. ``path`` None: the first of them is a model as bytes. No
-    files: the path could not be opened, and the session says why. ``devices`` None: all that CUDA shows there;
-    ``place`` is an index of them. ``session_class`` returns GPUSession, and ``options`` are its pickled arguments.
+    ``files``: the model, and the files with its weights. ``path`` None: the first file is a model as bytes. No files:
+    the path could not be opened, and the session raises the reason. ``devices`` None: all devices that CUDA shows in
+    the process. ``place`` is an index of the devices. ``session_class`` returns GPUSession, and ``options`` are its
+    pickled arguments.
     """
 
     path: str | None
@@ -51,7 +52,7 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The session that a worker process has opened. ``chosen`` are the devices, as ordinals if the driver lists any."""
+    """The open session of a worker process. ``chosen`` are the devices, as ordinals if the driver lists any."""
 
     device: Device
     declared: tuple[Sequence[Value], Sequence[Value]]  # inputs and outputs
@@ -61,6 +62,6 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Warming:
-    """What stands in place of the names of outputs where a worker is to plan for the shapes of so many feeds."""
+    """A request for plans for the shapes of this number of feeds. It replaces the names of outputs."""
 
     feeds: int

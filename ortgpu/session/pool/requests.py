@@ -1,4 +1,4 @@
-"""Requests of a service: complete when they are made, and answered once."""
+"""Requests of a service. A request is complete from the start, and gets a single answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...process.threads import Notice
 
     class Queue(Protocol):
-        """What a request needs of its service."""
+        """The part of a service that its requests use."""
 
         @property
         def must_not_wait(self) -> bool: ...
@@ -32,7 +32,7 @@ class Kind:
     """Requests of a service that may run together.
 
     Attributes:
-        collector: of the thread that collects the next batch; None while there is no such thread.
+        collector: the notice of the thread that collects the next batch; None while there is no such thread.
     """
 
     def __init__(self) -> None:
@@ -45,15 +45,15 @@ class Kind:
 
 
 class Request:
-    """A request. Nothing of it is read later from a list or dict that its caller still holds.
+    """A request. The service never reads it later from a list or dict of the caller.
 
     Attributes:
-        joining: how it may be joined with others; None for a request of a pool.
+        joining: the kind of requests that it may be joined with; None for a request of a pool.
         form: the types and shapes of its inputs without the first axis. None: it runs alone.
         items: the length of the first axis of its inputs.
         is_waited_for: the caller waits for its result at once.
         is_copied: its run reads no array of the caller.
-        sheet, row: the joined arrays that it was copied into, and its first row there.
+        sheet, row: the joined arrays with a copy of the request, and its first row there.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Request:
         self.sheet: Any = None
         self.row = 0
         self.arrived = time.monotonic()
-        # Weak, since callers keep futures for long
+        # The reference is weak, since callers keep futures for long.
         (outcome.future if isinstance(outcome, FutureOutcome) else outcome).leave = weakref.WeakMethod(self._leave)
 
     def runs_with(self, other: Request) -> bool:
@@ -86,21 +86,21 @@ class Request:
         return self.joining is other.joining and self.form == other.form and self.names == other.names
 
     def wait(self) -> None:
-        """Wait for its end, since its run reads the caller's array. A thread of the service would wait for itself."""
+        """Wait for the end, since the run reads the caller's array. A thread of the service would wait for itself."""
         if not self.service.must_not_wait:
             try:
                 self.outcome.wait()
-            except BaseException:  # an interrupt, while it waits
+            except BaseException:  # an interrupt of the wait
                 self.outcome.cancel()
                 raise
 
     def _leave(self) -> None:
-        """Leave the queue, after it was cancelled."""
-        if self.service.forget(self) and not self.outcome.begin():  # it tells those that wait for the future
+        """Leave the queue after a cancellation."""
+        if self.service.forget(self) and not self.outcome.begin():  # begin() tells all waiters of the future.
             self.outcome.drop()
 
     def refuse(self, why: Callable[[], GPUError]) -> None:
-        """Answer it by an error, unless it was cancelled."""
+        """Answer with an error, unless the request was cancelled."""
         if self.outcome.begin():
             self.outcome.fail(why())
         else:
@@ -108,7 +108,7 @@ class Request:
 
 
 class Awaited(Outcome[Any]):
-    """The outcome of a request that a task of an event loop waits for."""
+    """The outcome of a request for a task of an event loop."""
 
     def __init__(self, mailbox: Mailbox, answer: asyncio.Future[Any]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Awaited(Outcome[Any]):
 
 
 class Mailbox:
-    """Passes outcomes to an event loop, many at a time, since waking it takes longer than all else."""
+    """Passes outcomes to an event loop, many at a time, since waking the loop is the most expensive step."""
 
     def __init__(self) -> None:
         self._outcomes: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
@@ -132,14 +132,14 @@ class Mailbox:
         self._outcomes.append((answer, result, error))
         if not self._is_called:
             self._is_called = True
-            with logged("an event loop raised"), contextlib.suppress(RuntimeError):  # the loop is closed
+            with logged("an event loop raised"), contextlib.suppress(RuntimeError):  # The loop may be closed.
                 answer.get_loop().call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         self._is_called = False
         while self._outcomes:
             answer, result, error = self._outcomes.popleft()
-            if answer.done():  # its task was cancelled
+            if answer.done():  # The task was cancelled.
                 continue
             if error is None:
                 answer.set_result(result)

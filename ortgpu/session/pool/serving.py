@@ -1,11 +1,12 @@
 """A service: one queue of requests, the threads that take them, and the workers that run them.
 
-The threads belong to the service, not to a worker: a thread that is free takes a request, or collects a batch, and runs
-it on the least busy worker. A request that a worker lost runs once more in the same thread.
+The threads belong to the service, not to a worker. An idle thread takes a request, or collects a batch, and runs it on
+the least busy worker. After the loss of a worker its request runs once more in the same thread.
 
-Signal handlers and finalizers of the program may use a service at any moment. So callers change the queue by single
-steps of C only, and wake a thread by a Notice. The lock is for the service's own threads, in which no signal handler
-runs. A finalizer that the garbage collector calls there is answered by that very thread; see :meth:`Service.ask`.
+Signal handlers and finalizers of the program may use a service at any moment. So callers change the queue only by
+single steps of C, and wake a thread by a Notice. The lock is for the service's own threads, since no signal handler
+runs there. The garbage collector may call a finalizer in such a thread. The same thread answers the finalizer's
+request; see :meth:`Service.ask`.
 """
 
 from __future__ import annotations
@@ -35,48 +36,48 @@ if TYPE_CHECKING:
     from ...provider.devices import Device
     from .workers import Feeds
 
-_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+_WORKS_AT_FEEDS = True  # Threads in this module may hold locks that others need; see pipeline._may_wait.
 
-_LOOK = 0.02  # seconds between two looks of a caller that waits; news seldom gets lost, by an interrupt
-_ENDING = 5.0  # seconds in which threads end once their workers were killed
-_IDLE = 1.0  # seconds in which idle threads end
-CLOSING = 30.0  # seconds that close() waits for requests in worker processes, unless it is told otherwise
+_LOOK = 0.02  # seconds between two looks of a waiting caller; an interrupt seldom loses a notice
+_ENDING = 5.0  # seconds for threads to end after the end of their workers
+_IDLE = 1.0  # seconds for idle threads to end
+CLOSING = 30.0  # default seconds that close() waits for requests in worker processes
 
 
 @dataclass(frozen=True, slots=True)
 class LostDevice:
-    """A GPU that was removed from a pool, and the error that showed that it was lost."""
+    """A GPU that a pool has lost, and the error that reported the loss."""
 
     device: Device
     error: GPUError
 
 
 class Service:
-    """The queue and the threads of a pool, or of one session that joins requests.
+    """The queue and the threads of a pool, or of a session with joined requests.
 
     Args:
-        name: of its threads.
-        what: it is called in messages.
-        feeds: makes the feeds of requests its own.
-        owns: whether the workers are closed with it.
+        name: the name of its threads.
+        what: the name of the service in messages.
+        feeds: copies the feeds of requests.
+        owns: True if the service closes its workers.
     """
 
     def __init__(self, name: str, what: str, feeds: Feeds, *, owns: bool = True) -> None:
         self._name, self._what, self.feeds, self._owns = name, what, feeds, owns
         self.pid = os.getpid()
-        self.model: ModelSource | None = None  # for whoever wants to know what is in it
+        self.model: ModelSource | None = None  # the model of the sessions, for checks of its content
         self.waiting: deque[Request] = deque()
         self.workers: list[Worker] = []
         self.serving: tuple[Worker, ...] = ()  # the workers that are not lost
         self.lost: tuple[LostDevice, ...] = ()
         self.threads: list[Thread] = []
-        self.most = 0  # requests that run at a time
+        self.most = 0  # the most concurrent requests
         self.is_closed = self.is_draining = False
-        self._is_dropped = False  # nobody asks any more: what waits is answered, and then it ends
+        self._is_dropped = False  # True after let_go(): waiting requests are answered, and then the threads end.
         self._own: set[int] = set()  # threads that must not wait for each other
-        self._idle: deque[Notice] = deque()  # of threads that wait for requests
-        self._busy: deque[Notice] = deque()  # of threads that wait for a worker, or for more of a batch
-        self._room = Notice()  # that there may be a place
+        self._idle: deque[Notice] = deque()  # notices of threads that wait for requests
+        self._busy: deque[Notice] = deque()  # notices of threads that wait for a worker, or for more of a batch
+        self._room = Notice()  # notice of a free place in the queue
         self._lock = threading.RLock()
         weakref.finalize(self, _end_at_exit, weakref.ref(self))
 
@@ -88,12 +89,12 @@ class Service:
 
     @property
     def must_not_wait(self) -> bool:
-        """True in a thread of the service, and in one that holds what its threads may need."""
+        """True in a thread of the service, and in a thread with a lock that the service may need."""
         return threading.get_ident() in self._own or not may_wait()
 
     @property
     def is_hopeless(self) -> bool:
-        """True if what has not begun never will."""
+        """True if no waiting request can ever begin."""
         return self.is_closed or not self.serving or (self._is_dropped and not self._has_capacity)
 
     @property
@@ -101,7 +102,7 @@ class Service:
         return any(worker.capacity for worker in self.serving)
 
     def runs_of(self, joining: Kind) -> int:
-        """Return the number of batches of a kind that run."""
+        """Return the number of running batches of a kind."""
         count = 0
         for worker in self.workers:
             for run in list(worker.runs):
@@ -116,19 +117,19 @@ class Service:
         raises: Callable[[], GPUError] | None = None,
         keep: Callable[[Request], object] | None = None,
     ) -> None:
-        """Queue a request, once fewer than ``limit`` of its kind wait. ``raises``: if not at once.
+        """Queue a request, once fewer than ``limit`` of its kind wait. If it would wait, ``raises`` makes an error.
 
         ``keep`` copies its feed, unless the caller waits for the result.
 
-        A thread of the service would wait for itself, and one that holds a lock for a thread that may need the lock.
-        Such a thread runs the request at once, as a finalizer or handler may wait for it, and the notice of it may be
-        this thread's own. Only what the callback of a future submits is queued, without a limit: callbacks that submit
-        in turn would else run within each other.
+        A thread of the service would wait for itself. A thread with a lock might wait for a thread that needs the lock.
+        Both run the request at once, since a finalizer or handler may wait for it, and its notice may be this thread's
+        own. Only requests from the callback of a future are queued, without a limit. Otherwise callbacks would run
+        within each other.
 
         Raises:
-            GPUError: the service takes no more requests, or ``raises`` says so.
+            GPUError: the service takes no more requests, or ``raises`` made the error.
         """
-        holds_lock = this_thread.holds._is_owned()  # type: ignore[attr-defined]  # as may_wait() asks, for each request
+        holds_lock = this_thread.holds._is_owned()  # type: ignore[attr-defined]  # may_wait() inlined
         if holds_lock or threading.get_ident() in self._own:
             if request.is_waited_for or holds_lock or not is_in_callback():
                 self._answer_here(request)
@@ -151,14 +152,14 @@ class Service:
             notice.give()
         else:
             self._wake()
-        # Another thread may have closed it meanwhile
+        # Another thread may have closed the service meanwhile.
         if self.is_closed or not self.serving or (joining and joining.is_closed):  # type: ignore[redundant-expr]
             uninterrupted(self.refuse_waiting)
 
     def result_of(self, request: Request, limit: int, *, raises: Callable[[], GPUError] | None = None) -> Any:
-        """Queue a request as :meth:`ask` does, and return its result. An interrupt of the wait drops the request.
+        """Queue a request like :meth:`ask`, and return its result. An interrupt of the wait drops the request.
 
-        The caller keeps no reference to it: it holds the exception, whose traceback holds the caller's frame.
+        The caller keeps no reference to the request. It holds the exception, and so the traceback and its frames.
         """
         request.is_waited_for = True
         try:
@@ -171,7 +172,7 @@ class Service:
             del request
 
     def is_refused(self, request: Request) -> bool:
-        """Return True if a request that waits is not to be run any more."""
+        """Return True if a waiting request must not run any more."""
         joining = request.joining
         return self.is_closed or not self.serving or (joining is not None and joining.is_closed)
 
@@ -185,7 +186,7 @@ class Service:
         return True
 
     def refuse_waiting(self) -> None:
-        """Answer what is refused. Takes no lock; an interrupt must not reach it."""
+        """Answer all refused requests. It takes no lock; an interrupt must not reach it."""
         for request in list(self.waiting):
             if self.is_refused(request) and self.forget(request):
                 request.refuse(partial(self.why_over, request.joining))
@@ -216,7 +217,7 @@ class Service:
         )
 
     def forked(self) -> GPUError:
-        """Return the error of a process that was forked after the service was opened."""
+        """Return the error for a forked process: the service was opened before the fork."""
         return lifetime.forked(
             f"this {self._what} was opened before this process was forked, and its threads are in the parent",
             f"it was opened in process {self.pid}; this is process {os.getpid()}",
@@ -224,10 +225,10 @@ class Service:
         )
 
     def drain(self, timeout: float | None) -> None:
-        """Take no more requests, and wait for those that wait and run. A thread of the service does not wait."""
+        """Take no more requests, and wait for all others to end. A thread of the service does not wait."""
         until = None if timeout is None else time.monotonic() + timeout
         self.is_draining = True
-        self._room.give()  # for whoever waits for a place, and is refused
+        self._room.give()  # Callers that wait for a place are refused now.
         while not self.must_not_wait and not self.is_closed:
             waiting, running = len(self.waiting), max(len(self.threads) - len(self._idle), 0)
             if not running and not waiting:
@@ -249,23 +250,26 @@ class Service:
             return
         for worker in self.workers:
             worker.begin_ending()
-        left = [thread for thread in list(self.threads) if not thread.wait(_left(until))]
-        if left:
+        running = [thread for thread in list(self.threads) if not thread.wait(_left(until))]
+        if running:
             for worker in self.workers:
                 worker.kill()
             until = time.monotonic() + _ENDING
-            if any(not thread.wait(_left(until)) for thread in left):
+            if any(not thread.wait(_left(until)) for thread in running):
                 raise TimeoutError(f"after {timeout} s, requests of this {self._what} still run")
         self._close_workers(patience)
 
     def let_go(self) -> None:
-        """Nobody asks any more. Idle threads end at once. The others end once they have answered; nobody waits."""
+        """Tell the service that nobody will use it any more.
+
+        Idle threads end at once. Busy threads end after their answers, and this method does not wait for them.
+        """
         if os.getpid() != self.pid:
             return
         self._is_dropped = True
         self._wake_all()
         if not self.must_not_wait and not self.waiting and not any(worker.runs for worker in self.workers):
-            until = time.monotonic() + _IDLE  # limited: this thread may hold what a session needs to close
+            until = time.monotonic() + _IDLE  # The wait is short: a closing session may need a lock of this thread.
             for thread in list(self.threads):
                 thread.wait(_left(until))
 
@@ -275,16 +279,16 @@ class Service:
         self.workers.append(worker)
 
     def open(self) -> None:
-        """Serve by all workers that are there and not lost. Raises RuntimeError if the system gives no threads."""
+        """Serve with all workers that are not lost. Raises RuntimeError if the system gives no threads."""
         self.most = sum(worker.most for worker in self.workers)
         for number in range(self.most):
-            # Daemons: a forgotten thread must not keep the program from ending.
+            # The threads are daemons, since a forgotten thread must not keep the program from ending.
             Thread(self._work, f"{self._name}_{number}").start(self.threads.append)
         with this_thread.holds, self._lock:
             self.serving = tuple(worker for worker in self.workers if not worker.is_lost)
 
     def notice(self, worker: Worker) -> None:
-        """Serve by a worker that can run requests again, or without it if it is lost. Called in its own thread."""
+        """Serve with a worker that can run requests again, or without a lost one. The worker's own thread calls it."""
         self._own.add(threading.get_ident())
         removed: Sequence[LostDevice] = ()
         with this_thread.holds, self._lock:
@@ -295,7 +299,7 @@ class Service:
 
     @property
     def has_lost_threads(self) -> bool:
-        """True if a thread has ended that should not. Nothing that is known ends one."""
+        """True if a thread has ended too early. No known cause ends a thread."""
         return not self.is_closed and any(not thread.is_alive() for thread in list(self.threads))
 
     # In a thread of the service
@@ -307,7 +311,7 @@ class Service:
         while not is_over:
             try:
                 is_over = self._take(notice)
-            except BaseException as error:  # noqa: BLE001 - others wait for this thread
+            except BaseException as error:  # noqa: BLE001 - callers wait for this thread
                 log(logging.ERROR, "a thread that serves requests goes on after an exception", exc_info=error)
                 self._unlist(notice)
         self._own.discard(threading.get_ident())
@@ -316,8 +320,8 @@ class Service:
                 self._close_workers(None)
 
     def _take(self, notice: Notice) -> bool:
-        """Answer a request or a batch, or wait for one. Return True if there will be none."""
-        self._idle.append(notice)  # before it looks: what comes later wakes it
+        """Answer a request or a batch, or wait for a request. Return True if there will be no more."""
+        self._idle.append(notice)  # Append it before the look at the queue, so that later requests wake the thread.
         with this_thread.holds, self._lock:
             request = worker = None
             if self.waiting:
@@ -338,18 +342,18 @@ class Service:
         else:
             self.release(worker, request)
             request.outcome.drop()
-        del request  # it has an error, whose traceback has this frame
+        del request  # The traceback of the request's error holds this frame.
         return False
 
     def _has_answered_all(self) -> bool:
-        """Return True if nothing waits that may be run some day."""
+        """Return True if no request waits. Requests that can never run are refused here."""
         if not self._has_capacity:
             self.is_closed = True
             self.refuse_waiting()
         return not self.waiting
 
     def _choose(self, notice: Notice) -> tuple[Request | None, Worker | None]:
-        """Take a request that can be run now out of the queue. Without a worker: it is the first of a batch."""
+        """Take a request that can run now out of the queue. Without a worker the request is the first of a batch."""
         worker = self._spare()
         if worker is None:
             return None, None
@@ -357,7 +361,7 @@ class Service:
             joining = request.joining if request.form is not None else None
             if joining is not None and joining.collector is not None:
                 continue
-            self._unlist(notice)  # before the request leaves the queue, so that it is always seen in one place
+            self._unlist(notice)  # Unlist it before the request leaves the queue, so that drain() always sees it.
             if not self.forget(request):
                 self._idle.append(notice)
                 continue
@@ -371,30 +375,30 @@ class Service:
 
     def _spare(self) -> Worker | None:
         """Return the least busy worker that can run one more request."""
-        found, least = None, sys.maxsize
+        spare, least = None, sys.maxsize
         for worker in self.serving:
             count = len(worker.runs)
             if count < least and count < worker.capacity:
-                found, least = worker, count
-        return found
+                spare, least = worker, count
+        return spare
 
     def _least_busy(self) -> Worker:
         return min(self.serving, key=lambda worker: (not worker.capacity, len(worker.runs)))
 
     def try_start(self, batch: object, joining: Kind, notice: Notice) -> Worker | None:
-        """Return a worker for a batch that its thread has collected. None if there is none now."""
+        """Return a worker for a collected batch, or None if there is none now."""
         with this_thread.holds, self._lock:
             worker = self._spare()
             if worker is not None:
                 worker.runs[batch] = time.time()
                 joining.collector = None
                 self._busy.remove(notice)
-        if worker is not None and self.waiting:  # what came before the batch stopped collecting
+        if worker is not None and self.waiting:  # Some requests came while the batch was still collecting.
             self._wake()
         return worker
 
     def stop_collecting(self, joining: Kind, notice: Notice) -> None:
-        """All requests of the batch were cancelled."""
+        """Stop the collection of a batch without a run."""
         joining.collector = None
         with suppress(ValueError):
             self._busy.remove(notice)
@@ -406,15 +410,15 @@ class Service:
         try:
             outputs = self.run(request, request.names, request.feed, worker)
         except BaseException as raised:  # noqa: BLE001 - the outcome raises it
-            lifetime.let_go_of_variables(raised)  # arrays, and this request, which has the error
+            lifetime.let_go_of_variables(raised)  # They hold arrays, and this request with the error.
             error = raised
-        request.feed = None  # free its memory before the waiting thread goes on
+        request.feed = None  # Free the memory before the waiting thread continues.
         # Answer after the worker counts as free, and without the lock, because a callback of a future may submit.
         if error is None:
             request.outcome.give(outputs)
         else:
             request.outcome.fail(error)
-            del request, error  # break the cycle: outcome, exception, this frame
+            del request, error  # Break the cycle of outcome, exception and this frame.
 
     def _answer_here(self, request: Request) -> None:
         if self.is_refused(request):
@@ -426,13 +430,14 @@ class Service:
             self._answer(request, worker)
 
     def run(self, key: object, names: Any, feed: Any, worker: Worker | None = None) -> Any:
-        """Return the outputs of a run on ``worker``, to which ``key`` has been added, or on the least busy one.
+        """Return the outputs of a run on ``worker``, or on the least busy one. ``worker.runs`` already has ``key``.
 
-        A run that a worker process was lost with is made once more. If the GPU may be at fault, so is it on another.
+        If a worker process is lost during the run, the request runs once more. If the GPU may be at fault, it runs once
+        more on another GPU.
 
         Raises:
-            WorkerLostError: two worker processes were lost with it.
-            GPUError, Exception: as the session raises.
+            WorkerLostError: two worker processes were lost during the runs.
+            GPUError, Exception: the errors of the session.
         """
         first: GPUError | None = None
         worker = worker or self._borrow(key)
@@ -455,12 +460,12 @@ class Service:
                 raise (first or over) from None
 
     def _run_elsewhere(self, key: object, names: Any, feed: Any, worker: Worker, error: ExecutionError) -> Any:
-        """Return the outputs of another GPU, or raise the error if there is none or it fails there too."""
+        """Return the outputs of another GPU. Raise the error if there is no other GPU or the run fails there, too."""
         is_lost = worker.has_lost(error)
         if is_lost:
             self._take_out(worker, error, is_lost=True)
         with this_thread.holds, self._lock:
-            others = [each for each in self.serving if each.place != worker.place and each.capacity]
+            others = [peer for peer in self.serving if peer.place != worker.place and peer.capacity]
             other = min(others, key=lambda each: len(each.runs)) if others else None
             if other is not None:
                 other.runs[key, worker] = time.time()
@@ -474,12 +479,12 @@ class Service:
             raise
         finally:
             self.release(other, (key, worker))
-        if not is_lost:  # the request succeeded elsewhere, so this GPU is at fault
+        if not is_lost:  # The request succeeded elsewhere, so this GPU is at fault.
             self._take_out(worker, error, is_lost=False)
         return outputs
 
     def _borrow(self, key: object) -> Worker:
-        """Return the least busy worker, once there is one. Raises the reason why there will be none."""
+        """Return the least busy worker, once a worker is free. Raises the reason if no worker can become free."""
         notice, has_to_run = Notice(), not may_wait()
         self._busy.append(notice)
         try:
@@ -505,7 +510,7 @@ class Service:
     # Lost GPUs
 
     def _take_out(self, worker: Worker, error: ExecutionError, *, is_lost: bool) -> None:
-        """Remove the GPU of ``worker``, and GPUs whose sessions refuse because of the same error.
+        """Remove the GPU of ``worker``, and other GPUs if the same error ends their sessions.
 
         A worker process is replaced instead.
         """
@@ -513,29 +518,32 @@ class Service:
             worker.replace(error)
             return
         with this_thread.holds, self._lock:
-            gone = [each for each in self.serving if each.place == worker.place or each.shares(error)]
+            gone = [peer for peer in self.serving if peer.place == worker.place or peer.shares(error)]
             if not is_lost and len(gone) == len(self.serving):
-                return  # keep the last GPU: a passing failure must not empty the pool
+                return  # Keep the last GPU: a passing failure must not empty the pool.
             if is_lost:
-                for each in gone:
-                    each.refuse(error)
+                for peer in gone:
+                    peer.refuse(error)
             # Keep a copy, because the traceback of the original holds the arrays of a request.
             removed = self._remove(gone, lifetime.fresh_copy(error))
         self._say_lost(removed)
 
     def _remove(self, gone: Sequence[Worker], error: GPUError) -> Sequence[LostDevice]:
-        """Serve without some workers. Return their GPUs, if no worker is left on them. Called with the lock."""
+        """Serve without some workers. Return their GPUs, if no worker is left on them. The caller holds the lock."""
         for worker in gone:
             worker.is_lost, worker.last_error = True, error
         self.serving = tuple(worker for worker in self.serving if not worker.is_lost)
-        left = {worker.place for worker in self.workers if not worker.is_lost}
-        devices = {worker.place: worker.device for worker in gone if worker.place not in left}
+        remaining_places = {worker.place for worker in self.workers if not worker.is_lost}
+        devices = {worker.place: worker.device for worker in gone if worker.place not in remaining_places}
         lost = tuple(LostDevice(device, error) for device in devices.values())
         self.lost += lost
         return lost
 
     def _say_lost(self, removed: Sequence[LostDevice]) -> None:
-        """Log GPUs that were removed, and refuse what waits if none is left. Not with the lock: callbacks may wait."""
+        """Log the removed GPUs, and refuse the waiting requests if no GPU is left.
+
+        The caller must not hold the lock, since callbacks may wait.
+        """
         for lost in removed:
             message = "%s is out of the pool [%s]: %s"
             log(logging.WARNING, message, lost.device, lost.error.code, lost.error.summary, name="ortgpu.pool")
@@ -548,7 +556,7 @@ class Service:
         return sum(request.joining is joining for request in list(self.waiting))
 
     def _wake(self) -> None:
-        """Wake an idle thread, which wakes the next one if more requests wait."""
+        """Wake an idle thread. It wakes the next thread if more requests wait."""
         with suppress(IndexError):
             self._idle[-1].give()
 
@@ -576,7 +584,7 @@ def _left(until: float | None) -> float | None:
 
 
 def _end_at_exit(service: weakref.ref[Service]) -> None:
-    """End a service that the program left open: ONNX Runtime must not run on."""
+    """End a service that the program left open: ONNX Runtime must not keep running."""
     ending = service()
     if ending is not None and os.getpid() == ending.pid:
         with suppress(TimeoutError):

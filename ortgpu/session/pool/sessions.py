@@ -1,4 +1,4 @@
-"""The workers of this process: sessions, opened together."""
+"""The workers in this process. Their sessions open together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
 
 
-# With fewer, a GPU waits while inputs and outputs are copied: ResNet-50 needs three to come to its limit on an H200.
+# With fewer threads a GPU waits during the copies of inputs and outputs. ResNet-50 needs three for its limit on an
+# H200.
 THREADS_PER_DEVICE = 3
 
 
@@ -57,7 +58,7 @@ class SessionWorker(Worker):
         return self.session.get_inputs(), self.session.get_outputs()
 
     def run(self, output_names: Any, feed: Any) -> Any:
-        from ...running.pipeline import staged_run  # not above: it imports numpy, and a session diagnoses its absence
+        from ...running.pipeline import staged_run  # Import it late: it imports numpy, and a session diagnoses numpy.
 
         return staged_run(self.session, output_names, feed)
 
@@ -78,8 +79,8 @@ class SessionWorker(Worker):
 
 
 def import_for_runs() -> None:
-    """Import what requests need. Later a signal handler that asks for a run could come amid the import."""
-    from ...running import device_arrays, feed_copies, pipeline  # noqa: F401 - not above: a session diagnoses NumPy
+    """Import the modules for requests now. Later a signal handler could ask for a run amid the import."""
+    from ...running import device_arrays, feed_copies, pipeline  # noqa: F401 - late, as a session diagnoses NumPy
 
 
 class SessionFeeds(Feeds):
@@ -111,7 +112,7 @@ class SessionFeeds(Feeds):
         except Exception as error:
             if is_of_a_handler(error):
                 raise
-            # otherwise the run raises it
+            # The run raises the same error.
         return self._copies.of(feed, waits)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -127,10 +128,10 @@ class SessionFeeds(Feeds):
     @property
     def _copies(self) -> FeedCopies:
         if self._made is None:
-            from ...running.feed_copies import FeedCopies  # not above: it imports ONNX Runtime
+            from ...running.feed_copies import FeedCopies  # Import it late: it imports ONNX Runtime.
 
             session = next(worker.session for worker in self._workers() if isinstance(worker, SessionWorker))
-            # Use copying threads of our own, since those of a session are busy with its runs.
+            # Use copying threads of our own, since a session's threads are busy with its runs.
             ordinal = -1 if lifetime.device_of(session).is_gpu else None
             self._made = FeedCopies(self._memories, session._pinned_memory_limit, ordinal)
         return self._made
@@ -151,15 +152,15 @@ def open_sessions(
 ) -> None:
     """Add a worker for each session, going round the devices ``sessions_per_device`` times.
 
-    The first session opens in this thread, so that its warnings name the caller and a general fault is diagnosed only
-    once. The others open together, in threads. After an error, those that are open have been added.
+    The first session opens in this thread, so that its warnings name the caller, and a general fault is diagnosed only
+    once. The others open together, in threads. After an error all open sessions have been added.
     """
     check(sessions_per_device, options)
-    chosen = choose_devices(named(devices))
-    places = [place for _ in range(sessions_per_device) for place in range(len(chosen))]
-    opened: dict[int, OpenSession] = {}  # filled by threads: an interrupt here loses no session
+    requests = choose_devices(named(devices))
+    places = [place for _ in range(sessions_per_device) for place in range(len(requests))]
+    opened: dict[int, OpenSession] = {}  # Threads fill it, so that an interrupt here loses no session.
     try:
-        _open_all(opened, functools.partial(session_class, model), [chosen[place] for place in places], options)
+        _open_all(opened, functools.partial(session_class, model), [requests[place] for place in places], options)
     finally:
         for number in sorted(opened):
             import_for_runs()
@@ -177,7 +178,7 @@ def _open_all(
 
     open_one(0)
     others = range(1, len(devices))
-    # With allow_cpu each warns the caller.
+    # With allow_cpu each session warns the caller.
     if not opened[0].device.is_gpu or not may_wait():
         for number in others:
             open_one(number)
@@ -187,6 +188,6 @@ def _open_all(
     try:
         wait_for_all(task.result for task in tasks)
     finally:
-        del tasks  # the traceback of an error holds this frame
+        del tasks  # The traceback of an error holds this frame.
     for number in others:
         living.attribute(opened[number], to=opened[0])

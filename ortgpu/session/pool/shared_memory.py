@@ -1,7 +1,7 @@
-"""Messages between two processes, with arrays in memory that both see.
+"""Messages between two processes, with arrays in shared memory.
 
-Each array is copied once, into the memory of the process that sends it. The memory is a file without a name that ends
-with its last user. Its pages are allocated before they are used, so that nobody gets SIGBUS when the machine is full.
+Each array is copied once, into the sender's shared memory. The memory is a file without a name, and ends with its last
+user. Its pages are allocated before their use, so that no process gets SIGBUS when the machine is full.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 from ...errors import ExecutionError, manual
 from ...process.channel import Channel, avoid_standard_streams
 
-# Bytes that one end keeps for its next arrays. More, of a request that was larger than most, is freed after it.
+# Bytes that an end keeps for its next arrays. After an unusually large request it frees the memory.
 KEPT = 256 << 20
 
-_ALIGNMENT = 256  # bytes, as CUDA aligns memory
+_ALIGNMENT = 256  # bytes; CUDA aligns memory like this
 _HUGE = 2 << 20  # bytes of a huge page
-_LARGE = 8 << 20  # bytes of a file that is put into huge pages
-_MADV_COLLAPSE = 25  # in linux/mman.h, since Linux 6.1
-_MFD_CLOEXEC = 1  # in linux/memfd.h
+_LARGE = 8 << 20  # bytes; larger files use huge pages
+_MADV_COLLAPSE = 25  # The constant is in linux/mman.h since Linux 6.1.
+_MFD_CLOEXEC = 1  # The constant is in linux/memfd.h.
 
 _Place = tuple[np.dtype[Any], tuple[int, ...], int]  # an array's type, shape, and offset in bytes
-Copy = Callable[[NDArray[Any], NDArray[Any]], object]  # to the first from the second
-Pin = Callable[[int, int], Callable[[], None]]  # pins bytes from an address on, and returns the function that unpins
+Copy = Callable[[NDArray[Any], NDArray[Any]], object]  # copies the second array to the first
+Pin = Callable[[int, int], Callable[[], None]]  # pins memory (address, bytes), and returns a function to unpin it
 
 
 def _nothing() -> None:
@@ -39,9 +39,9 @@ def _nothing() -> None:
 
 
 class SharedArrays:
-    """Arrays in memory of ``size`` bytes that one process writes and another one reads.
+    """Arrays in memory of ``size`` bytes. One process writes them, and another one reads them.
 
-    ``number`` is that of the memory, 0 for none.
+    ``number`` is the number of the memory, 0 without memory.
     """
 
     def __init__(self, pin: Pin | None = None, copy: Copy = np.copyto) -> None:
@@ -68,7 +68,7 @@ class SharedArrays:
             self._unpin = self._pin(_address_of(self._map), len(self._map))
 
     def drop(self) -> None:
-        """Let the memory go. Arrays in it keep it, but not pinned."""
+        """Release the memory. Arrays in it keep it alive, but not pinned."""
         unpin, self._unpin = self._unpin, _nothing
         unpin()
         self._map = None
@@ -85,7 +85,7 @@ class SharedArrays:
         self._used = self._first
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """Return an array in the memory for the next message, or None if there is no room."""
+        """Return an array for the next message in the memory, or None if there is no room."""
         offset, end = self._used, self._used + _aligned(math.prod(shape) * dtype.itemsize)
         if end > self.size or end == offset:
             return None
@@ -93,9 +93,9 @@ class SharedArrays:
         return self.array((dtype, shape, offset))
 
     def put(self, arrays: Sequence[NDArray[Any]]) -> tuple[list[_Place], int | None]:
-        """Copy arrays that are not from :meth:`try_empty` into the memory.
+        """Copy arrays into the memory, except for arrays from :meth:`try_empty`.
 
-        Return their places, and the descriptor of the memory if it is new to the other side; the caller closes it.
+        Return their places. If the memory is new to the other side, return its descriptor, too; the caller closes it.
 
         Raises:
             ExecutionError: there is no room for them.
@@ -123,9 +123,9 @@ class SharedArrays:
 
 
 class Exchange:
-    """Messages with arrays in both directions. One thread at a time uses it.
+    """Messages with arrays in both directions. Only a single thread at a time may use it.
 
-    Each message says which memory of the other side this one has, so that what got lost is sent again.
+    Each message names the mapped peer memory, so that a lost descriptor is sent again.
     """
 
     def __init__(self, channel: Channel, pin: Pin | None = None, copy: Copy = np.copyto) -> None:
@@ -146,7 +146,7 @@ class Exchange:
             self.channel.send((message, places, self.ours.number, self.theirs.number), descriptor)
         except BaseException:
             self.ours.begin()
-            if descriptor is not None:  # which the other side did not get
+            if descriptor is not None:  # The other side did not get the descriptor.
                 self.ours.drop()
             raise
         finally:
@@ -158,7 +158,7 @@ class Exchange:
 
         Raises:
             EOFError, TimeoutError: as :meth:`Channel.receive`.
-            ExecutionError: there is no room for the arrays. The exchange goes on.
+            ExecutionError: there is no room for the arrays. The exchange stays usable.
         """
         (message, places, number, have), descriptor = self.channel.receive(timeout)
         if have != self.ours.number:
@@ -170,11 +170,11 @@ class Exchange:
             finally:
                 os.close(descriptor)
         if number != self.theirs.number and any(math.prod(shape) for _, shape, _ in places):
-            raise _no_room(0, None)  # the system dropped the descriptor on its way
+            raise _no_room(0, None)  # The system dropped the descriptor on its way.
         return message, [self.theirs.array(place) for place in places]
 
     def drop_if_large(self) -> None:
-        """Free more memory than is kept for the next messages. Arrays of the last one keep theirs."""
+        """Free memory that is too large to keep for the next messages. Arrays of the last message keep theirs alive."""
         for memory in (self.ours, self.theirs):
             if memory.size > KEPT:
                 memory.drop()
@@ -190,9 +190,9 @@ def _aligned(size: int) -> int:
 
 
 def memory_file(name: str) -> int:
-    """Return the descriptor of an empty file in memory, which a child started with ``exec`` does not get.
+    """Return the descriptor of an empty file in memory. A child started with ``exec`` does not inherit it.
 
-    Pythons that were built for an older glibc, as those of conda and uv, have no ``os.memfd_create``.
+    Pythons built for an older glibc, for instance by conda and uv, have no ``os.memfd_create``.
 
     Raises:
         OSError: the process has too many open files, or the system has no such files.
@@ -210,9 +210,9 @@ def memory_file(name: str) -> int:
 
 def _new_memory(size: int) -> int:
     """Return the descriptor of new memory with room for at least ``size`` bytes."""
-    step = max(1 << 16, 1 << max(size.bit_length() - 3, 0))  # larger in steps, so that it seldom has to grow
+    step = max(1 << 16, 1 << max(size.bit_length() - 3, 0))  # The size grows in steps, so that it seldom grows.
     size = -(-size // step) * step
-    if size >= _LARGE:  # room at both ends for a mapping that begins within the first huge page
+    if size >= _LARGE:  # The mapping begins within the first huge page, so both ends need room.
         size = -(-size // _HUGE) * _HUGE + 2 * _HUGE
     descriptor = None
     try:
@@ -226,10 +226,10 @@ def _new_memory(size: int) -> int:
 
 
 def _map_file(descriptor: int, size: int) -> tuple[mmap.mmap, int]:
-    """Map a file, a large one by huge pages where the system can. Return the offset at which the mapping begins.
+    """Map a file, and a large one with huge pages if the system can. Return the offset of the mapping's beginning, too.
 
-    Arrays in huge pages are copied a third faster. They need an address that differs from the offset by whole huge
-    pages, and the system chooses the address, which is the same for the second mapping.
+    Arrays in huge pages are copied a third faster. Huge pages need an address that differs from the offset by whole
+    huge pages. The system chooses the address, and chooses the same address for the second mapping.
     """
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     if size < _LARGE:
@@ -237,7 +237,7 @@ def _map_file(descriptor: int, size: int) -> tuple[mmap.mmap, int]:
     size -= _HUGE
     start = _address_of(mmap.mmap(descriptor, size, mmap.MAP_SHARED)) % _HUGE
     mapping = mmap.mmap(descriptor, size, flags, offset=start)
-    # Not mmap.madvise, which keeps the interpreter's lock. Without huge pages all else is the same.
+    # mmap.madvise would keep the interpreter's lock. If the call fails, the mapping works without huge pages.
     ctypes.CDLL(None).madvise(ctypes.c_void_p(_address_of(mapping)), ctypes.c_size_t(size), _MADV_COLLAPSE)
     return mapping, start
 

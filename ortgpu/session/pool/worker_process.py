@@ -1,7 +1,7 @@
-"""The functions of a worker process: one GPUSession, and a thread for each channel that makes the runs asked for there.
+"""The functions of a worker process. It has one GPUSession, and for each channel a thread that answers its requests.
 
 The process ends at once when its parent dies or closes the control channel. After a sticky CUDA error or the loss of
-its GPU it can open no other session: it says why, and ends too.
+its GPU it can open no other session: it reports the error, and ends, too.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ logger = logging.getLogger("ortgpu.pool")
 
 
 def serve(opening: Opening) -> Opened:
-    """Open a session, and serve the channels that this process inherited, each in a thread."""
+    """Open a session, and serve each inherited channel in a thread."""
     page, *numbers = parent.descriptors[: 1 + opening.channels]
     session, opened = _open(opening, parent.descriptors[1 + opening.channels :])
-    begun = mmap.mmap(page, mmap.PAGESIZE)
-    serving = _Serving(session, begun)
+    begun_flags = mmap.mmap(page, mmap.PAGESIZE)
+    serving = _Serving(session, begun_flags)
     for number, descriptor in enumerate(numbers):
         channel = Channel(socket.socket(fileno=descriptor))
         Thread(functools.partial(serving.serve, channel, number), f"ortgpu-serve_{number}").start()
@@ -53,44 +53,44 @@ def serve(opening: Opening) -> Opened:
 
 
 def is_alive() -> bool:
-    """Answer the parent, which kills a process that does not."""
+    """Answer the parent. The parent kills a process that does not answer."""
     return True
 
 
 def _open(opening: Opening, descriptors: list[int]) -> tuple[OpenSession, Opened]:
-    chosen = choose_devices(opening.devices)
-    options = pickle.loads(opening.options)  # noqa: S301 - the parent's
+    devices = choose_devices(opening.devices)
+    options = pickle.loads(opening.options)  # noqa: S301 - the parent pickled them
     if callable(options.get("sess_options")):
         options["sess_options"] = options["sess_options"]()
-    open_session = functools.partial(opening.session_class(), device=chosen[opening.place])
+    open_session = functools.partial(opening.session_class(), device=devices[opening.place])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
         session = None
         if opening.path is not None and _is_as_it_was(opening):
             session = open_session(opening.path, **options)
-            if not _is_as_it_was(opening):  # replaced meanwhile
+            if not _is_as_it_was(opening):  # A file was replaced meanwhile.
                 session.close()
                 session = None
         if session is None:
             session = _open_kept(opening, descriptors, open_session, options)
-    said = [each.message for each in caught if isinstance(each.message, Warning)]
+    caught_warnings = [warning.message for warning in caught if isinstance(warning.message, Warning)]
     inputs, outputs = (
-        [Declared(each.name, each.type, list(each.shape)) for each in declared]
+        [Declared(value.name, value.type, list(value.shape)) for value in declared]
         for declared in (session.get_inputs(), session.get_outputs())
     )
-    return session, Opened(session.device, (inputs, outputs), chosen, said)
+    return session, Opened(session.device, (inputs, outputs), devices, caught_warnings)
 
 
 def _is_as_it_was(opening: Opening) -> bool:
-    """Return True if the paths of the model lead to the files that the pool opened, or it could open none."""
+    """Return True if the paths of the model still lead to the pool's open files, or the pool has none."""
     assert opening.path is not None
     folder = os.path.dirname(opening.path)
     return all(stamp_of(os.path.join(folder, file.location)) == file.stamp for file in opening.files)
 
 
 def _open_kept(opening: Opening, descriptors: list[int], open_session: Any, options: dict[str, Any]) -> OpenSession:
-    """Open the session on the files that the parent holds open, since their paths lead elsewhere or there are none.
+    """Open the session on the parent's open files, since their paths lead elsewhere or do not exist.
 
     Raises ExecutionError if a file was written to meanwhile: its old content is gone.
     """
@@ -104,16 +104,16 @@ def _open_kept(opening: Opening, descriptors: list[int], open_session: Any, opti
     model: Any = f"/proc/self/fd/{descriptors[first.descriptor]}"
     with ExitStack() as opened:
         contents = [opened.enter_context(_mapped(descriptors[file.descriptor])) for file in weights]
-        if opening.path is None or is_ort_format(opening.path):  # the name of the file tells its format
+        if opening.path is None or is_ort_format(opening.path):  # ONNX Runtime knows the format by the file's name.
             with _mapped(descriptors[first.descriptor]) as content:
                 model = bytes(content)
         if weights:
-            import onnxruntime  # not above: GPUSession diagnoses its absence
+            import onnxruntime  # Import it late: GPUSession diagnoses its absence.
 
-            made = options.get("sess_options") or onnxruntime.SessionOptions()
+            sess_options = options.get("sess_options") or onnxruntime.SessionOptions()
             locations = [file.location for file in weights]
-            made.add_external_initializers_from_files_in_memory(locations, contents, list(map(len, contents)))
-            options = {**options, "sess_options": made}
+            sess_options.add_external_initializers_from_files_in_memory(locations, contents, list(map(len, contents)))
+            options = {**options, "sess_options": sess_options}
         session: OpenSession = open_session(model, **options)
         return session
 
@@ -131,11 +131,11 @@ class _Serving:
         self._ending = threading.RLock()
         runtime = runtime_of(lifetime.device_of(session)) if session._pinned_memory_limit else None
         self._pin = functools.partial(_pin, runtime) if runtime is not None else None
-        from ...running.staging import StagedRunner  # not above: it imports ONNX Runtime
+        from ...running.staging import StagedRunner  # Import it late: it imports ONNX Runtime.
 
-        own = session._gpu_runner.own
-        if isinstance(own, StagedRunner):
-            own.place = self._place
+        runner = session._gpu_runner.own
+        if isinstance(runner, StagedRunner):
+            runner.place = self._place
 
     def serve(self, channel: Channel, number: int) -> None:
         """Answer requests until the parent closes the channel."""
@@ -143,12 +143,12 @@ class _Serving:
         with suppress(EOFError, OSError):
             while True:
                 channel.has_message(None)
-                self._begun[number] = 1  # before it is read: what it holds may end this process
+                self._begun[number] = 1  # Set it before the read: the content of a message may end this process.
                 try:
                     self._answer(exchange)
                 except (EOFError, OSError):
                     raise
-                except BaseException as error:  # noqa: BLE001 - no room, and the caller raises it
+                except BaseException as error:  # noqa: BLE001 - there is no room, and the caller raises the error
                     exchange.send(PickledError.of(error))
 
     def _answer(self, exchange: Exchange) -> None:
@@ -169,7 +169,7 @@ class _Serving:
             return _checked(self._session.run(output_names, feed))
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             if is_lost(self._session, error):
-                with this_thread.holds, self._ending:  # for ever: the first error counts
+                with this_thread.holds, self._ending:  # The lock is never released, so only the first error counts.
                     parent.end(error)
             return PickledError.of(error)
 
@@ -189,7 +189,7 @@ class _Serving:
 
 
 def _pin(runtime: CudaRuntime, address: int, size: int) -> Callable[[], None]:
-    """Pin shared memory, as a Pin does. If the system refuses, the GPU copies from ordinary memory."""
+    """Pin shared memory, like every Pin. If the system refuses, the GPU copies from ordinary memory."""
     try:
         runtime.pin(address, size)
     except CudaCallError as error:
@@ -197,14 +197,14 @@ def _pin(runtime: CudaRuntime, address: int, size: int) -> Callable[[], None]:
         return lambda: None
 
     def unpin() -> None:
-        with suppress(CudaCallError):  # a lost context has done it
+        with suppress(CudaCallError):  # A lost context has already unpinned the memory.
             runtime.unpin(address)
 
     return unpin
 
 
 def _checked(outputs: Any) -> list[NDArray[Any]]:
-    """Return the outputs. Raises ProviderRequestError if one is no array of numbers."""
+    """Return the outputs. Raises ProviderRequestError if an output is no array of numbers."""
     for output in outputs:
         if not isinstance(output, np.ndarray) or output.dtype.hasobject:
             kind = "text" if isinstance(output, np.ndarray) else f"a {type(output).__name__}"

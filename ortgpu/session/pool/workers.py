@@ -1,4 +1,4 @@
-"""The workers of a service, which run its requests, as all of it but their two kinds sees them. How pools open."""
+"""The common interface of both kinds of workers, and the opening of pools. Workers run the requests of a service."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ...provider.records import VoidRecordError, read_record
 from ...provider.settings import CAPTURE, options_of
 
 if TYPE_CHECKING:
-    import numpy as np  # not above: a session diagnoses its absence
+    import numpy as np  # Import it only here: a session diagnoses its absence.
     from numpy.typing import NDArray
 
 
@@ -33,15 +33,15 @@ class NotBegunError(Exception):
 
 
 class Worker:
-    """A session that runs requests of a service: in this process, or in one of its own.
+    """A session that runs requests of a service, in this process or in its own.
 
     Attributes:
-        place: the index of its GPU among those of the pool.
+        place: the index of its GPU among the GPUs of the pool.
         most: the number of requests that it can run at a time.
-        capacity: the same, or 0 while it can run none.
-        runs: the requests and batches that it runs, with the time at which each began.
-        is_lost: it runs no more requests, for ``last_error``.
-        restarts: the number of processes that were started in the place of one that died.
+        capacity: ``most``, or 0 while it can run no requests.
+        runs: the requests and batches that it runs, with the time of their beginning.
+        is_lost: it runs no more requests, because of ``last_error``.
+        restarts: the number of processes that replaced a dead one.
         is_replaceable: :meth:`replace` can be called.
     """
 
@@ -61,12 +61,12 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process that its session is in."""
+        """The process of its session."""
         return os.getpid()
 
     @property
     def device(self) -> Device:
-        """The device of its session, once one was opened."""
+        """The device of its session, once a session was opened."""
         raise NotImplementedError
 
     @property
@@ -75,66 +75,66 @@ class Worker:
         raise NotImplementedError
 
     def run(self, output_names: Any, feed: Any) -> Any:
-        """Run a request. Raises NotBegunError, WorkerLostError, or as the session raises."""
+        """Run a request. Raises NotBegunError, WorkerLostError, or the session's error."""
         raise NotImplementedError
 
     def warm(self, feeds: Sequence[Mapping[str, Any]]) -> None:
-        """Plan for the shapes of ``feeds``, as GPUSession.warm does. Raises what :meth:`run` raises."""
+        """Plan for the shapes of ``feeds``, like GPUSession.warm. Raises the errors of :meth:`run`."""
         raise NotImplementedError
 
     def has_lost(self, error: ExecutionError) -> bool:
-        """Return True if ``error`` of a run says that the session, which goes on refusing, has lost its GPU."""
+        """Return True if ``error`` of a run means that the session has lost its GPU, and will refuse all runs."""
         return False
 
     def shares(self, error: ExecutionError) -> bool:
-        """Return True if ``error``, which another session raised, ends this session too."""
+        """Return True if ``error`` of another session ends this session, too."""
         return False
 
     def refuse(self, error: ExecutionError) -> None:
         """Have the session refuse all further runs with ``error``."""
 
     def replace(self, error: ExecutionError) -> None:
-        """Have another process take the place of this one, whose runs raise ``error`` where others succeed."""
+        """Replace the process by a new one. Its runs raise ``error``, while other processes succeed."""
         raise NotImplementedError
 
     def begin_ending(self) -> None:
-        """Be told that the service ends. What runs may end."""
+        """Prepare for the end of the service. Current runs may end."""
 
     def kill(self) -> None:
-        """End what still runs, if that can be done."""
+        """End the remaining runs, if possible."""
 
     def close(self, timeout: float | None) -> None:
-        """Close the session, which runs nothing any more. Closing twice is fine."""
+        """Close the session after its last run. Closing twice is fine."""
         raise NotImplementedError
 
 
 class Feeds:
-    """Makes the feeds of requests the service's own, and gives memory for joined ones."""
+    """Copies feeds of requests for the service, and gives memory for joined feeds."""
 
     def pass_through(self, feed: Any) -> Any:
-        """Return the feed of a caller that waits for the result. Its arrays are the caller's.
+        """Return the feed of a waiting caller, with the caller's arrays.
 
-        Raises ProviderRequestError, TypeError for what no worker can take.
+        Raises ProviderRequestError, TypeError if no worker can take the feed.
         """
         raise NotImplementedError
 
     def copied(self, feed: Any, waits: Iterable[Callable[[], object]] = ()) -> tuple[Any, bool]:
-        """Return a copy of a feed, and True if all of it was copied, as FeedCopies does. Raises as above."""
+        """Return a copy of a feed, and True if all of it was copied, like FeedCopies. Raises as above."""
         raise NotImplementedError
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         raise NotImplementedError
 
     def source(self) -> tuple[int, ...]:
-        """Return what identifies the memory of :meth:`empty`. It changes when a session has lost its GPU."""
+        """Return an identity of the memory of :meth:`empty`. It changes when a session has lost its GPU."""
         return ()
 
     def close(self) -> None:
-        """Free the memory that is not in use."""
+        """Free all unused memory."""
 
 
 def twice_lost(first: GPUError, error: WorkerLostError) -> WorkerLostError:
-    """Return the error of a request that two processes were lost with."""
+    """Return the error of a request whose runs lost two processes."""
     return WorkerLostError(
         f"two worker processes were lost while they ran this request: {error.cause}",
         evidence=[first.summary, error.summary],
@@ -147,7 +147,7 @@ def twice_lost(first: GPUError, error: WorkerLostError) -> WorkerLostError:
 
 
 def check(sessions_per_device: int, options: Mapping[str, Any]) -> None:
-    """Raise ValueError or ProviderRequestError for what no pool can do."""
+    """Raise ValueError or ProviderRequestError if no pool can do this."""
     if sessions_per_device < 1:
         raise ValueError(f"sessions_per_device must be at least 1, not {sessions_per_device}")
     if options.get("cuda_graph") or _has_graph(options.get("tuned")):
@@ -166,7 +166,7 @@ def check(sessions_per_device: int, options: Mapping[str, Any]) -> None:
 
 
 def _has_graph(tuned: Any) -> bool:
-    """Return True if a record that the caller names has a CUDA graph. The sessions refuse what is no record."""
+    """Return True if the caller's record has a CUDA graph. The sessions refuse a file that is no record."""
     if not isinstance(tuned, (str, os.PathLike)) or tuned == "now":
         return False
     try:
@@ -177,29 +177,29 @@ def _has_graph(tuned: Any) -> bool:
 
 def named(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest] | None:
     """Return the devices that a caller names; None for all. Raises TypeError, ProviderRequestError."""
-    if isinstance(devices, str) and devices == "all":  # an array compares elementwise
+    if isinstance(devices, str) and devices == "all":  # An array would compare element by element.
         return None
     if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
         raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
-    found: list[DeviceRequest] = [plain_request(device) for device in devices]
-    if not found:
-        raise _refused("devices names no GPU", found, "name at least one, or leave devices out for all")
-    for device in found:
+    requests: list[DeviceRequest] = [plain_request(device) for device in devices]
+    if not requests:
+        raise _refused("devices names no GPU", requests, "name at least one, or leave devices out for all")
+    for device in requests:
         check_form(device)
-    return found
+    return requests
 
 
 def choose_devices(devices: list[DeviceRequest] | None) -> list[DeviceRequest]:
-    """Return the devices to open sessions on: ordinals if the driver lists any, else as they were named."""
+    """Return the devices for sessions: ordinals if the driver lists any, or the requests unchanged."""
     cuda = initialise()
     shown = cuda.devices
     if devices is None:
         return [device.ordinal for device in shown or ()] or [None]
     if shown:
         requests: list[DeviceRequest] = [choose_visible(device, cuda).ordinal for device in devices]
-    else:  # a session raises the reason, or opens on the CPU
+    else:  # A session raises the reason, or opens on the CPU.
         requests = devices
-    keys = [str(each).lower() if ordinal_of(each) is None else ordinal_of(each) for each in requests]
+    keys = [str(request).lower() if ordinal_of(request) is None else ordinal_of(request) for request in requests]
     for position, key in enumerate(keys):
         if key in keys[:position]:
             what = f"devices names one GPU twice: as {devices[keys.index(key)]!r} and as {devices[position]!r}"
@@ -214,10 +214,10 @@ def _refused(what: str, devices: Sequence[DeviceRequest], remedy: str) -> Provid
 
 
 def options_of_others(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the sessions after the first, if that is on a GPU.
+    """Return the options for all sessions after the first, if the first is on a GPU.
 
-    The first has warned of nodes on the CPU, and placement is the same for all. The others must not go to the CPU,
-    where their share of the requests would hold up the rest.
+    The first session has warned of nodes on the CPU, and placement is the same for all. The others must not go to the
+    CPU, since their requests would be much slower there than the rest.
     """
     changed = {**options, "allow_cpu": False}
     return changed if options.get("cpu_nodes", "warn") != "warn" else {**changed, "cpu_nodes": "allow"}
@@ -229,7 +229,7 @@ def wait_for_all(waits: Iterable[Callable[[], object]]) -> None:
     for wait in waits:
         try:
             wait()
-        except BaseException as error:  # noqa: BLE001 - raised when all have ended
+        except BaseException as error:  # noqa: BLE001 - it is raised after the end of all waits
             errors.append(error)
     if not errors:
         return
@@ -240,13 +240,13 @@ def wait_for_all(waits: Iterable[Callable[[], object]]) -> None:
             first.with_others((*first.others, *(other for other in others if isinstance(other, GPUError))))
         raise interrupt or first
     finally:
-        del errors, interrupt, first, others  # their tracebacks hold this frame
+        del errors, interrupt, first, others  # Their tracebacks hold this frame.
 
 
 def is_lost(session: Opened, error: BaseException) -> bool:
-    """Return True if the error says that the GPU or its context is lost, and the driver does not contradict it."""
+    """Return True if the error reports the loss of the GPU or its context, and the driver does not contradict it."""
     if isinstance(error, ProviderFailureError):
-        said = error.library == "CUDA" and error.status in [cuda_codes.name_of(code) for code in cuda_codes.LOST]
+        is_loss = error.library == "CUDA" and error.status in [cuda_codes.name_of(code) for code in cuda_codes.LOST]
         refuses = lifetime.error_of(session) is not None
-        return said and (refuses or not lifetime.gpu_works(lifetime.device_of(session).ordinal))
+        return is_loss and (refuses or not lifetime.gpu_works(lifetime.device_of(session).ordinal))
     return isinstance(error, PoisonedContextError)
