@@ -1,8 +1,8 @@
-"""The budget of GPU memory that a session keeps within: the limit of its arena, and the errors that name the budget.
+"""The budget of GPU memory for a session: the limit of its arena, and the errors that name the budget.
 
-ONNX Runtime's arena holds the weights, the activations and the workspaces of cuDNN. What lies outside of it cannot be
-limited: handles and workspaces of cuBLAS, for each run at a time, and captured CUDA graphs. So the limit of the arena
-leaves room for that, and only so many runs are made at a time.
+ONNX Runtime's arena holds the weights, the activations and the workspaces of cuDNN. Memory outside of it cannot be
+limited: handles and workspaces of cuBLAS, for each concurrent run, and captured CUDA graphs. So the limit of the arena
+leaves room for this memory, and the number of concurrent runs is limited.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 
 _MIB = 1 << 20
-_OUTSIDE_PLANS = 150 * _MIB  # the handles and workspaces of their session
-_LEAST_PLANS = 64 * _MIB  # for their activations and workspaces
+_OUTSIDE_PLANS = 150 * _MIB  # the handles and workspaces of the session with the plans
+_LEAST_PLANS = 64 * _MIB  # the least memory for activations and workspaces of plans
 _SHARED_ARENA = "session.use_env_allocators"
 _GROWTH = "arena_extend_strategy"
 _OWN_ALLOCATOR = "gpu_external_alloc"
 
 
 def runs_at_a_time(budget: int) -> int:
-    """Return how many runs a session with a budget makes at a time. Each takes memory outside of the arena."""
+    """Return how many runs a session with a budget makes at a time. Each run takes memory outside of the arena."""
     return 1 if budget < _GIB else 2 if budget < 4 * _GIB else 4
 
 
 def bytes_outside(budget: int) -> int:
-    """Return the bytes to leave for what lies outside of the arena.
+    """Return the bytes to leave for memory outside of the arena.
 
-    On an H200, sessions of five networks had 65 MiB there when they were opened, 129 to 149 after a run, 261 to 305
-    after two at a time, and 452 to 471 after four.
+    Sessions of five networks on an H200 had 65 MiB there once they were open, and 129 to 149 MiB after a run. After two
+    concurrent runs they had 261 to 305 MiB, and after four 452 to 471 MiB.
     """
     runs = runs_at_a_time(budget)
     return (70 + 80 * runs + (80 if runs > 1 else 0)) * _MIB
 
 
 def least_budget(arena: int) -> int:
-    """Return the least budget in which an arena of so many bytes has room."""
+    """Return the least budget that has room for an arena of so many bytes."""
     return next(
         budget
         for least in (0, _GIB, 4 * _GIB)
@@ -56,13 +56,13 @@ def least_budget(arena: int) -> int:
 def choose_limits(budget: int, own: Collection[str]) -> dict[str, tuple[str, str]]:
     """Return the options of the CUDA provider that keep a budget, each with its value and the reason.
 
-    ``own``: the options that the caller set, which stay.
+    ``own``: the options that the caller set. They stay.
     """
     reserve = bytes_outside(budget)
-    limit = max(budget - reserve, _MIB)  # a limit of 0 bytes would mean none
+    limit = max(budget - reserve, _MIB)  # A limit of 0 bytes would mean no limit.
     outside = f"memory={budget} less {reserve // _MIB} MiB for what lies outside of the arena"
-    chosen = {LIMIT: (str(limit), outside), _GROWTH: ("kSameAsRequested", "regions of powers of two waste a budget")}
-    return {name: choice for name, choice in chosen.items() if name not in own}
+    limits = {LIMIT: (str(limit), outside), _GROWTH: ("kSameAsRequested", "regions of powers of two waste a budget")}
+    return {name: choice for name, choice in limits.items() if name not in own}
 
 
 def share_with_plans(limit: tuple[str, str], weights: int | None) -> dict[str, tuple[str, str]]:
@@ -79,7 +79,7 @@ def share_with_plans(limit: tuple[str, str], weights: int | None) -> dict[str, t
 
 def room_for_plans(budget: int, chosen: Mapping[str, tuple[str, str]]) -> int:
     """Return the bytes that the arena of plans may take within a budget."""
-    if LIMIT not in chosen:  # the caller set it
+    if LIMIT not in chosen:  # The caller set the limit.
         return 0
     return max(0, budget - bytes_outside(budget) - int(chosen[LIMIT][0]) - _OUTSIDE_PLANS)
 
@@ -106,7 +106,7 @@ def not_limited(reason: str) -> ProviderRequestError:
 
 
 def holdings_within(budget: int, chosen: Mapping[str, tuple[str, str]]) -> Holdings:
-    """Return the holdings of a session that keeps within a budget. ``chosen``: the options that it set."""
+    """Return the holdings of a session with a budget. ``chosen``: the options that the session set."""
     return Holdings(budget, Turns(runs_at_a_time(budget)), room_for_plans(budget, chosen))
 
 
@@ -123,7 +123,7 @@ def too_small(error: InsufficientDeviceMemoryError, budget: int) -> Insufficient
 
 
 def exceeded(error: GPUOutOfMemoryError, session: RunningSession, budget: int) -> GPUOutOfMemoryError:
-    """Return the error of a run that did not fit into the budget after the session had given back what it could."""
+    """Return the error of a run that did not fit into the budget even after the session gave back memory."""
     lines = str(read_memory(session)).splitlines()
     size = f": {error.requested // _MIB} MiB were asked for" if error.requested is not None else ""
     return GPUOutOfMemoryError(

@@ -131,7 +131,7 @@ class GPUSession(LastOfOurs):
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
-    ``device`` change, so it does not notice a driver or library that is installed later. Without ``allow_cpu`` each
+    ``device`` change. It does not notice a driver or library that is installed later. Without ``allow_cpu`` each
     session tries again.
 
     With ``tuned=True`` a session uses the record that :func:`ortgpu.tune` keeps for its model and GPU, if there is one.
@@ -162,8 +162,8 @@ class GPUSession(LastOfOurs):
     model, the arguments, and attributes that a subclass or user added, but not those in slots. Unpickling opens and
     verifies the session again. It does not call the constructor of a subclass, unless the subclass has its own
     ``__getstate__`` and ``__setstate__``. It registers the CUDA plugin that the pickling program had registered, if
-    that file is there and CUDA does not arrive in another way. A session that does not open while ``multiprocessing``
-    receives it raises the error at each use instead, because ``Pool`` would wait for ever for a lost worker.
+    that file is there and CUDA does not arrive in another way. If a session does not open while ``multiprocessing``
+    receives it, each use raises the error instead. Otherwise ``Pool`` would wait for ever for a lost worker.
 
     Pickling a session with SessionOptions raises ProviderRequestError. ONNX Runtime does not list the initialisers,
     overrides of free dimensions and libraries of operators that were added to them. With a function of a module as
@@ -437,7 +437,7 @@ class GPUSession(LastOfOurs):
 
         Args:
             feeds: any iterable, also an endless generator. The iterating thread consumes it. A generator may fill the
-                same arrays for each feed, because each feed is copied before the next is requested; several threads
+                same arrays for each feed, because each feed is copied before the next is requested. Several threads
                 copy large arrays into pinned memory. A feed that cannot be copied runs before the next is requested,
                 for instance an array on the GPU with ONNX Runtime older than 1.30. The feeds of a ``list`` or ``tuple``
                 are not copied, so their arrays must not change until their results are there.
@@ -503,7 +503,7 @@ class GPUSession(LastOfOurs):
     def warm(
         self, feeds: Iterable[Mapping[str, Any]], progress: Callable[[int, int], object] | None = None
     ) -> SessionShapes:
-        """Run feeds of several shapes before the first request, so that none of these shapes has to be planned later.
+        """Run feeds of several shapes before the first request, so that no later run has to plan for these shapes.
 
         cuDNN plans each convolution for one shape of its input. That takes 60 to 140 ms a run. The session keeps plans
         for several shapes, see ``shapes``. It makes them by itself once shapes come back, or here.
@@ -656,9 +656,9 @@ class GPUSession(LastOfOurs):
         """Open the model again with these providers and the other arguments of the constructor, and verify it.
 
         The GPU must have room for both sessions for a moment. After an error the session is as it was. A session on
-        the GPU never moves to the CPU, whatever ``allow_cpu`` says. A session that is on the CPU already, because that
-        was allowed, stays there if the providers name the CPU alone, or if there is still no GPU. A session made with
-        ``device="auto"`` stays on its GPU.
+        the GPU never moves to the CPU, whatever ``allow_cpu`` says. A session on the allowed CPU stays there if the
+        providers name the CPU alone, or if there is still no GPU. A session made with ``device="auto"`` stays on its
+        GPU.
 
         Raises:
             ProviderRequestError: the providers are malformed or do not include CUDA.

@@ -98,8 +98,8 @@ class GPUSessionPool:
 
     The pool removes a GPU that is lost. :attr:`lost` and the log say why. Its requests run once more on another GPU. A
     GPU is lost if an error says so (uncorrectable memory, a GPU that has gone). It also counts as lost if a request
-    fails there with an error of the provider and then succeeds on another GPU, as long as another GPU is left. If the
-    request fails on both GPUs, it raises its error, and neither GPU is removed.
+    fails there with an error of the provider and then succeeds on another GPU. If the request fails on both GPUs, it
+    raises its error, and neither GPU is removed. The last GPU is never removed for such an error.
 
     Requests that run on a GPU at the same time each need GPU memory. Feeds hold host arrays. The pool copies them, so
     you may write to them again once :meth:`submit` returns or :meth:`map` asks for the next feed. The copies are in

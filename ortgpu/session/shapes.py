@@ -1,8 +1,8 @@
 """Make the sessions that keep the plans of several shapes, see :mod:`ortgpu.running.shape_plans`.
 
-They are made from the model as ONNX Runtime has optimised it for the GPU, so that fused nodes and folded weights are
-those of the first session, and opened without further optimisations. Another session, which is closed at once, writes
-that model into a temporary folder. The weights stay in a file of their own, so the size of the model does not matter.
+They open the model as ONNX Runtime has optimised it for the GPU, without further optimisations. So they have the fused
+nodes and folded weights of the first session. A temporary session writes the optimised model into a temporary folder.
+The weights stay in a file of their own, so the size of the model does not matter.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ else:
     shape_plans = late("ortgpu.running.shape_plans")
     graph_branches = late("ortgpu.model.branches")
 
-# The part of the GPU's free memory that the plans of a session may take, when they are made
+# The plans of a session may take this part of the memory that is free when they are made.
 PART_OF_FREE_MEMORY = 0.5
 
-_ONE_STREAM = "use_ep_level_unified_stream"  # see shape_plans.OneAtATime
-_IN_A_FILE_FROM = 1024  # bytes of a weight
+_ONE_STREAM = "use_ep_level_unified_stream"  # See shape_plans.OneAtATime.
+_IN_A_FILE_FROM = 1024  # Weights of so many bytes and more are in a file.
 
 
 class NoPlansError(Exception):
@@ -55,14 +55,14 @@ class NoPlansError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PlanSource:
-    """What plans are made from. It does not refer to the session, so that an unused one is let go.
+    """The facts that plans are made from. It does not refer to the session, so it does not keep an unused session.
 
     Attributes:
-        stamp: of the model's file. A file that was replaced since has another one.
-        sizes: of free dimensions that are fixed, by name.
+        stamp: the stamp of the model's file. After a replacement the file has another stamp.
+        sizes: the sizes of fixed free dimensions, by name.
         overridable: the initialisers that a run may replace.
         staged: True if runs with large arrays copy in threads.
-        most: bytes that they may take of a budget; None: half of the GPU's free memory.
+        most: the bytes of a budget that the plans may take; None: half of the GPU's free memory.
     """
 
     model: ModelSource
@@ -114,9 +114,9 @@ class PlanSource:
                 room //= count
             options = self._new_options()
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            options.enable_mem_pattern = False  # a pattern for each shape takes more memory than it saves
+            options.enable_mem_pattern = False  # A pattern for each shape takes more memory than it saves.
             if not self.placement.cpu_compute_nodes:
-                options.intra_op_num_threads = 1  # no node needs more
+                options.intra_op_num_threads = 1  # No node needs more threads.
             for _ in range(count):
                 with self._device_guard():
                     session = shape_plans.FurtherSession(
@@ -159,7 +159,7 @@ class PlanSource:
     def _new_options(self) -> Any:
         options = recording_options() if self.options.options is None else self.options.copied()
         options.enable_profiling = False
-        options.log_severity_level = max(3, options.log_severity_level)  # the first session has told what is to be told
+        options.log_severity_level = max(3, options.log_severity_level)  # The first session has logged the warnings.
         return options
 
     def _providers(self, limit: int | None) -> list[tuple[str, dict[str, str]]]:
@@ -169,11 +169,11 @@ class PlanSource:
         if limit is not None:
             options["gpu_mem_limit"] = str(limit)
             options[_ONE_STREAM] = "1"
-            options["prefer_nhwc"] = "0"  # the model has the layout already
+            options["prefer_nhwc"] = "0"  # The model has the layout already.
         return [(CUDA, options), (CPU, {})]
 
     def _check_placement(self, session: Any, branches: int) -> None:
-        """Raise NoPlansError if more nodes are on the CPU than in as many sessions."""
+        """Raise NoPlansError if more nodes are on the CPU than in so many copies of the first session."""
         placement = read_placement(session, without_options=True)
         if not self.device.is_gpu:
             return
@@ -194,8 +194,8 @@ def maker_of(
     refusal = _refusal(session, request, verified)
     if refusal is not None:
         return functools.partial(_refuse, refusal)
-    chosen, ordinal = verified.options_chosen, verified.device.ordinal
-    of_cuda = {name: value for name, (value, _) in chosen.items() if name not in OF_THE_SESSION}
+    options, ordinal = verified.options_chosen, verified.device.ordinal
+    of_cuda = {name: value for name, (value, _) in options.items() if name not in OF_THE_SESSION}
     return PlanSource(
         model=request.model,
         stamp=session._model_stamp,
@@ -206,10 +206,10 @@ def maker_of(
             **({"device_id": str(ordinal)} if ordinal else {}),
         },
         others=request.others,
-        sizes=json.loads(chosen[DIMENSIONS][0]) if DIMENSIONS in chosen else {},
+        sizes=json.loads(options[DIMENSIONS][0]) if DIMENSIONS in options else {},
         device=verified.device,
         placement=verified.placement,
-        overridable=tuple(each.name for each in session._overridable_initializers),
+        overridable=tuple(initialiser.name for initialiser in session._overridable_initializers),
         pinned_memory_limit=session._pinned_memory_limit,
         staged=staged,
         most=holdings_of(session).room,
@@ -249,7 +249,7 @@ def room_for(device: Device, weights: int, most: int | None = None) -> int | Non
     """Return the bytes of the GPU that the plans of a session may take. Raises NoPlansError if there is no room.
 
     Args:
-        weights: bytes of the weights, which are on the GPU once more.
+        weights: bytes of the weights. The weights are on the GPU once more.
         most: bytes of a budget.
     """
     if not device.is_gpu:
@@ -276,6 +276,6 @@ def _rewritten(path: str, branches: int, overridable: tuple[str, ...]) -> tuple[
 
 def _has_free_shapes(session: RunningSession) -> bool:
     try:
-        return any(not isinstance(size, int) for each in session._sess.inputs_meta for size in each.shape)
-    except UnicodeDecodeError:  # in names of dimensions
+        return any(not isinstance(size, int) for value in session._sess.inputs_meta for size in value.shape)
+    except UnicodeDecodeError:  # A name of a dimension is not UTF-8.
         return False
