@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ from ..environment.libraries.loader import loader_of_this_process
 from ..environment.packages.plugins import list_other_cuda_plugins, listed_providers, registered_library, takes_ordinal
 from ..environment.ranks import LOCAL_RANKS
 from ..errors import GPUError, InsufficientDeviceMemoryError, PoisonedContextError
+from ..model.files import stamp_of
 from ..model.outline import GraphOutline
 from ..process.background import Task, is_of_a_handler
 from ..process.late import late
@@ -228,7 +230,11 @@ def _surroundings(plan: Plan, runtime: Runtime) -> tuple[Any, ...]:
     """Return the facts that decide whether the device can be used. Each session reads these facts again."""
     loaded = len(loader_of_this_process().handles), registered_library()
     requested = plan.device, plan.cudnn_disabled, plan.request.is_guarded
-    return os.getpid(), requested, runtime.provider_stamp, loaded, tuple(map(os.environ.get, _DECISIVE))
+    # Each installation of a package adds its metadata to such a folder.
+    packages = tuple(
+        stamp_of(folder) for folder in map(str, sys.path) if folder.endswith(("site-packages", "dist-packages"))
+    )
+    return os.getpid(), requested, runtime.provider_stamp, packages, loaded, tuple(map(os.environ.get, _DECISIVE))
 
 
 def _check_tensorrt(ready: Ready) -> Plan:

@@ -110,6 +110,26 @@ def test_another_release_after_a_session_on_the_cpu(lab: Lab) -> None:
     assert "imported: onnxruntime-gpu 1.26.0" in error["text"]
 
 
+def test_a_library_that_is_installed_after_a_session_on_the_cpu(lab: Lab) -> None:
+    """The CPU was allowed, and its warning named a package to install. The next session no longer lacks the library."""
+    machine = lab.machine(**with_gpus(H200))
+    (library,) = machine.overlay.site.glob("nvidia/**/libcurand.so.10")
+    aside = library.rename(machine.overlay.root / library.name)
+    model = str(lab.models.relu)
+    program = f"""
+import os, sysconfig
+from ortgpu import GPUSession
+GPUSession({model!r}, allow_cpu=True)
+os.rename({str(aside)!r}, {str(library)!r})
+os.mkdir(os.path.join(sysconfig.get_path("purelib"), "nvidia_curand-99.dist-info"))
+open_session({model!r}, {{'allow_cpu': True}})
+"""
+    found = machine.run(program).ok().json
+    assert found["error"] is None, found["error"]
+    (error,) = [warned["error"] for warned in found["warnings"] if warned["error"] is not None]
+    assert error["type"] == "DriverUnusableError", error["text"]  # The driver of this machine is an imitation.
+
+
 def test_the_cpu_build_of_the_same_release_after_the_import(lab: Lab) -> None:
     """What this process has goes on working: a driver is all that it lacks. The next one will not have CUDA."""
     machine = lab.machine()
