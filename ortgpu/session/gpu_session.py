@@ -275,6 +275,7 @@ class GPUSession(LastOfOurs):
         """
         others = vars(self).keys() - self._own_names
         construct, driver, outline = super().__init__, None, GraphOutline(request.model)
+        refusal: GPUError | None = None
         try:
             try:
                 self._refuse_if_lost()
@@ -283,11 +284,12 @@ class GPUSession(LastOfOurs):
                 verified = verifying.verify(self, opened, outline)
             except GPUError as error:
                 self._let_go(error)
-                if allowed_cpu.is_cpu_allowed(request, error):
-                    verified = opening.open_on_cpu(self, construct, request, outline, error)
-                else:
+                if not allowed_cpu.is_cpu_allowed(request, error):
                     allowed_cpu.refuse_broken_model(request, outline, error)
                     raise
+                refusal = error
+            if refusal is not None:  # Here, so that ONNX Runtime's error for a broken model has no context.
+                verified = opening.open_on_cpu(self, construct, request, outline, refusal)
             self._keep(request, verified)
             self._gpu_runner = _runner_of(self, self._request, verified)
             if request.trim_idle is not None:
