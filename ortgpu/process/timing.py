@@ -6,11 +6,15 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 
-def alternate(actions: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def alternate(
+    actions: Mapping[str, Callable[[], float]],
+    rounds: int,
+    after_round: Callable[[Mapping[str, Sequence[float]]], object] = lambda _: None,
+) -> dict[str, list[float]]:
     """Call every action once in each round, and return the seconds that each call returned.
 
     Each round starts with another action. Clocks, caches and neighbours change between rounds, so the figures of a
-    round are comparable.
+    round are comparable. ``after_round`` is called with the figures so far.
     """
     names = list(actions)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -18,6 +22,7 @@ def alternate(actions: Mapping[str, Callable[[], float]], rounds: int) -> dict[s
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             seconds[name].append(actions[name]())
+        after_round(seconds)
     return seconds
 
 

@@ -384,7 +384,8 @@ def test_command_in_the_text_of_a_page_is_no_wrong_usage(command: str, tmp_path:
     if command.startswith("mpirun") and not any(launchers.why_not_here(name) is None for name in ("mpich", "openmpi")):
         pytest.skip("there is no mpirun")
     write_commands(tmp_path / "bin")
-    (tmp_path / "model.onnx").write_bytes(onnx.parser.parse_model(MODEL).SerializeToString())
+    for name in ("model.onnx", "other.onnx"):
+        (tmp_path / name).write_bytes(onnx.parser.parse_model(MODEL).SerializeToString())
     (tmp_path / "app.py").write_text("print('started')\n", encoding="utf-8")
     (tmp_path / "log.txt").write_text("CUDA failure 100: no CUDA-capable device is detected\n", encoding="utf-8")
     (tmp_path / "checkpoints").mkdir()

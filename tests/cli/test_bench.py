@@ -247,6 +247,7 @@ def test_what_cannot_be_opened_or_run_is_left_out(model: Path) -> None:
 OUT_OF_MEMORY = """
 import sys
 from onnxruntime.capi import onnxruntime_pybind11_state as native
+from ortgpu.cli import bench
 from ortgpu.cli.bench import measuring
 from ortgpu.__main__ import main
 from ortgpu.provider.devices import Device
@@ -276,7 +277,7 @@ class OnSmallGPU(measuring.Bench):
         self.session.device = Device("cuda", 0, *[None] * 5)
         del self.session._gpu_runner
 
-measuring.Bench = OnSmallGPU
+bench.Bench = OnSmallGPU
 sys.exit(main(["bench", model, "--allow-cpu", "--rounds", "5", "--batch", "1,8", *sys.argv[5:]]))
 """
 

@@ -19,7 +19,7 @@ def test_training_has_a_table_and_checks_of_its_own(lab: Lab) -> None:
     assert shown.returncode == 1
     for row in ("NCCL", "MPI", "network"):
         assert re.search(rf"^  {row} ", shown.stdout, re.MULTILINE)
-    assert "training: FAILED, ImportError: cannot import name 'training'" in shown.stdout
+    assert "training: FAILED, ModuleNotFoundError: No module named 'onnxruntime.training'" in shown.stdout
 
 
 def test_training_tries_a_folder_and_hosts_where_asked(lab: Lab) -> None:

@@ -21,6 +21,7 @@ PARTITIONED = (
 
 def test_why_a_model_is_refused() -> None:
     found = child(f"""
+        from ortgpu.model.outline import GraphOutline
         from ortgpu.running.graph_requests import is_refusal, why_not_captured
         texts = [{CONTROL_FLOW!r}, {PARTITIONED.format("graph capture")!r}, {PARTITIONED.format("CUDA Graph")!r}]
         branch = model('''branch (bool c, float[n] x) => (float[n] y) {{
@@ -28,7 +29,7 @@ def test_why_a_model_is_refused() -> None:
                        else_branch = other () => (float[n] z) {{ z = Abs(x) }}>
         }}''')
         placement = GPUSession(branch).placement
-        errors = [why_not_captured(RuntimeError(text), placement, branch) for text in texts]
+        errors = [why_not_captured(RuntimeError(text), placement, GraphOutline(branch)) for text in texts]
         described = [[type(e).__name__, e.summary, list(map(str, e.details().get("nodes", ())))] for e in errors]
         report([[is_refusal(RuntimeError(text)) for text in (*texts, "no such file")], described])
     """)
