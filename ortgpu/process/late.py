@@ -16,6 +16,7 @@ from typing import Any
 
 _DIAGNOSIS = "a session that opens needs no diagnosis"
 _ENGINE = "it imports ONNX Runtime, whose absence is diagnosed first"
+_NO_ENGINE = "it imports ONNX Runtime, and the program of an isolated pool does without"
 _RARE = "few sessions use it"
 _SLOW = "milliseconds that few programs spend"
 
@@ -44,6 +45,8 @@ REASONS = {
     ".model.contents": _DIAGNOSIS,
     ".provider.living": "the guard is light until a session is constructed",
     ".provider.runtime": "the guard is light until a session is constructed",
+    ".running.device_arrays": _NO_ENGINE,
+    ".running.feed_copies": _NO_ENGINE,
     ".running.graph_requests": _RARE,
     ".running.made_inputs": "it imports NumPy, whose absence a session diagnoses",
     ".running.onnxruntimes": _ENGINE,

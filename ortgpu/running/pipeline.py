@@ -18,15 +18,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..process.background import is_of_a_handler, may_wait
+from ..process.late import late
 from ..process.threads import Executor, Outcome
 from ..provider import lifetime
 from ..provider.settings import DEPTH, MAP_DEPTH, STAGING
-from .device_arrays import wrap_arrays
-from .feed_copies import copies_for
 from .pinned import may_be_staged, memory_of
 
 if TYPE_CHECKING:
+    from . import device_arrays, feed_copies
     from .plain_runs import RunningSession
+else:
+    device_arrays, feed_copies = late("ortgpu.running.device_arrays"), late("ortgpu.running.feed_copies")
 
 Feed = TypeVar("Feed")
 Result = TypeVar("Result")
@@ -48,6 +50,7 @@ def map_session(
     threads = int(options[DEPTH][0]) if DEPTH in options else MAP_DEPTH
     source, ahead = check_arguments(feeds, in_flight, 2 * threads)
     output_names = copy_names(output_names)
+    wrap_arrays = device_arrays.wrap_arrays
 
     def convert(feed: Any) -> Any:
         return wrap_arrays(session, feed) or copy_feed(feed)
@@ -55,7 +58,7 @@ def map_session(
     def run_inline(feed: Any) -> Any:
         return session.run(output_names, mapping(feed))
 
-    copy = copies_for(session).of if may_be_written_to(feeds, ahead) else None
+    copy = feed_copies.copies_for(session).of if may_be_written_to(feeds, ahead) else None
     run = run_inline if STAGING in options else functools.partial(staged_run, session, output_names)
 
     def run_in_threads(feeds: Iterator[Any]) -> Iterator[Any]:

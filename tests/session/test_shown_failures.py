@@ -32,7 +32,7 @@ def test_the_frames_of_the_users_library_are_all_there(models: Models) -> None:
 
 
 def test_the_log_has_the_frames_for_those_who_debug(models: Models) -> None:
-    assert "in _find_gpu" in show(models, "debugging").stderr
+    assert "in find_gpu" in show(models, "debugging").stderr
 
 
 @pytest.mark.parametrize(
