@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import resource
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -384,18 +386,35 @@ class Hanging:
 
 def ended_threads() -> None:
     """Something of the program raises in a thread of a pool until it ends, as libraries for time limits do."""
-    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
     with GPUSessionPool(RELU, allow_cpu=True) as pool:
-        (thread, *_) = pool._service.threads
-        sys.setswitchinterval(1e-6)  # it goes on after an exception, but not after one at each of its steps
-        while thread.is_alive():
-            pool.submit(None, rows())
-            for _ in range(100):
-                raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-        sys.setswitchinterval(5e-3)
+        while all(thread.is_alive() for thread in pool._service.threads):
+            *_, last = [pool.submit(None, rows()) for _ in range(50)]
+            last.add_done_callback(raise_at_each_step)
+            time.sleep(0.1)
         report("state", pool.health()[0].state)
         report("others", [first(pool.run(None, rows(1, number))) for number in range(5)])
     report("closed", pool.health()[0].state)
+
+
+def raise_at_each_step(_: object) -> None:
+    """Raise SystemExit at each line of this thread's functions, and at each call, if it is a thread of a pool.
+
+    A tracing function is unset once it raises. This one has the interpreter raise, and consists of C alone, since the
+    interpreter would raise in Python code of it: ``print`` writes to ``PyThreadState_SetAsyncExc``, with one argument
+    more than that takes.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return  # The future was done before it had this callback.
+    ident = threading.get_ident()
+    set_exception = functools.partial(
+        ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.c_ulong(ident), ctypes.py_object(SystemExit)
+    )
+    trace: Any = functools.partial(print, file=types.SimpleNamespace(write=set_exception))
+    frame = sys._getframe().f_back
+    while frame is not None:
+        frame.f_trace = trace
+        frame = frame.f_back
+    sys.settrace(trace)
 
 
 def shapes() -> None:
