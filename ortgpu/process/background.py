@@ -82,13 +82,15 @@ class _ThisThread(threading.local):
 
     Attributes:
         holds: a lock that only this thread takes, before each other lock: a mark that no interrupt can leave behind.
+        has_turn: such a mark of a turn that lasts for a whole run. The run itself may wait for threads without a turn.
     """
 
     if TYPE_CHECKING:
         holds: AbstractContextManager[bool]
+        has_turn: AbstractContextManager[bool]
 
     def __getattr__(self, name: str) -> Any:
-        if name != "holds":
+        if name not in ("holds", "has_turn"):
             raise AttributeError(name)
         # An __init__ would be unsafe, because a finalizer may interrupt it.
         return vars(self).setdefault(name, threading.RLock())
@@ -98,8 +100,14 @@ this_thread = _ThisThread()
 
 
 def may_wait() -> bool:
-    """Return False in a signal handler or finalizer that came while this thread holds a lock of the library."""
-    return not this_thread.holds._is_owned()  # type: ignore[attr-defined]  # as Condition asks
+    """Return False in a signal handler or finalizer that came while this thread holds a lock or a turn."""
+    return not holds_lock() and not this_thread.has_turn._is_owned()  # type: ignore[attr-defined]  # as Condition asks
+
+
+def holds_lock() -> bool:
+    """Return True in a signal handler or finalizer that came while this thread holds a lock of the library."""
+    is_owned: bool = this_thread.holds._is_owned()  # type: ignore[attr-defined]  # as Condition asks
+    return is_owned
 
 
 def fork_safe_lock() -> AbstractContextManager[bool]:

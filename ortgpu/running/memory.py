@@ -82,7 +82,7 @@ class Turns:
         # An interrupt before `try` would lose a turn. The step of this loop is in C, and signals are seen after calls.
         for turn in iter(self._turns.get, None):
             try:
-                with this_thread.holds:
+                with this_thread.has_turn:
                     return call(*arguments, **named)
             finally:
                 self._turns.put(turn)

@@ -21,7 +21,7 @@ from numpy import ndarray
 from onnxruntime import OrtValue
 
 from ..errors import GPUError, GPUOutOfMemoryError, PerformanceWarning
-from ..process.background import is_of_a_handler, may_wait, this_thread
+from ..process.background import holds_lock, is_of_a_handler, may_wait, this_thread
 from ..process.threads import Executor, Outcome
 from ..provider.living import stacklevel
 from . import arena
@@ -286,7 +286,7 @@ class ShapedRunner(PlainRunner):
         most: int | None = None,
     ) -> Any:
         """Run a shape in the lane that is free, of the first ``most``."""
-        if not may_wait():  # a handler or finalizer amid another run, and a lane makes one run at a time
+        if holds_lock():  # a handler or finalizer amid another run, and a lane makes one run at a time
             return run(session, self._first, feed)
         first, kept_shape = plans.lanes[0], plans.find(shape)
         lane, branch = plans.choose(shape, plans.lanes[:most])

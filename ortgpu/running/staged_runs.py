@@ -19,7 +19,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..model.tensor_types import DTYPES
-from ..process.background import may_wait, this_thread
+from ..process.background import holds_lock, this_thread
 from ..provider.lifetime import device_of
 from .copying import IN_THREADS_FROM, Copier, Transfer
 from .cudart import CudaRuntime
@@ -65,7 +65,7 @@ class StagedRuns:
 
     def run(self, session: PinningSession, output_names: Any, feed: Any) -> list[Any] | None:
         """Run the model and return the results. None if the arguments need plain ``run``. May raise anything."""
-        if (output_names is not None and not isinstance(output_names, (list, tuple))) or not may_wait():
+        if (output_names is not None and not isinstance(output_names, (list, tuple))) or holds_lock():
             return None
         names = list(output_names or self._outputs)
         inputs = dict(feed)  # a copy, since another thread may change it, and small values share its arrays' memory

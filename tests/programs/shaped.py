@@ -27,10 +27,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu import CPUExecutionWarning, GPUSession, GPUSessionPool, PerformanceWarning
 from ortgpu.provider.options import Carried
-from ortgpu.running.memory import holdings_of
+from ortgpu.running.memory import Turns, holdings_of
 from ortgpu.running.plain_runs import PlainRunner
 from ortgpu.running.shape_returns import Policy
 from ortgpu.running.shaped_runs import ShapedRunner
+from ortgpu.running.turns import take_turns
 from ortgpu.session.shapes import PlanSource
 from tests.support import children
 
@@ -404,6 +405,15 @@ def ways() -> None:
     for each in workers:
         each.join()
     children.report("threads", [len(outcomes), all(outcomes), *state(runner)])
+
+
+def turns() -> None:
+    """Report whether plans serve a session whose runs take turns, as those within a budget do."""
+    session, runner = shaped(parsed(NETWORK))
+    take_turns(runner, Turns(1))
+    settle(session, runner, SIZES)
+    children.report("kept", state(runner))
+    children.report("map", len(list(session.map(iter(SIZES * 4)))))
 
 
 def bindings() -> None:

@@ -121,6 +121,11 @@ def test_every_way_to_run_uses_the_plans() -> None:
     assert found["threads"] == [400, True, True, None, 4]
 
 
+def test_runs_that_take_turns_use_the_plans() -> None:
+    """A turn lasts for a whole run, and is no lock that a further lane could wait for."""
+    assert program("turns") == {"kept": [True, None, 4], "map": 16}
+
+
 def test_lanes_serve_shapes_that_several_threads_run() -> None:
     found = program("busy")
     assert found["one thread"] == [1, [1, 1, 1, 1]]
