@@ -300,6 +300,7 @@ class GPUSession(LastOfOurs):
                 raise failures.hide_own_frames(error) from error.__cause__
             raise
         finally:
+            refusal = None  # The traceback of its cause has this frame, and that has the caller's.
             outline.close()
             if driver is not None:
                 driver.result()  # Wait, so that no thread is left behind.
