@@ -205,29 +205,23 @@ FIT_KINDS = (
 
 def use_model(path: str, batch: int) -> tuple[float, float]:
     """Return the MiB of this process, which has no other session, after the first run and after later runs."""
-
     from ortgpu import GPUSession
     from ortgpu.environment.gpu.cuda import initialise
-    from ortgpu.environment.gpu.driver import read_gpu_memory
     from ortgpu.provider.devices import choose_visible
+    from tests.support.gpu_memory import used_bytes
 
     uuid = choose_visible(None, initialise()).uuid
     assert uuid is not None
 
-    def used() -> int:
-        known = read_gpu_memory(uuid)
-        assert known is not None
-        return known[1] - known[0]
-
-    before = used()
+    before = used_bytes(uuid)
     session = GPUSession(path, cpu_nodes="allow")
     feed = make_inputs(session.get_inputs(), batch)
     session.run(None, feed)
-    first = used() - before
+    first = used_bytes(uuid) - before
     session.trim()
     for _ in range(5):
         session.run(None, feed)
-    return first / _MIB, (used() - before) / _MIB
+    return first / _MIB, (used_bytes(uuid) - before) / _MIB
 
 
 def measure_fit(kinds: Sequence[str]) -> dict[str, Any]:

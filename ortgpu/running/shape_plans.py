@@ -153,11 +153,13 @@ class Lane:
         """The number of runs, or much more if one makes plans. Runs go to the lane with the smallest load."""
         return self.queue + 100 * self.is_planning
 
-    def take_after(self, other: Lane) -> None:
-        """Put arrays where another lane puts them."""
-        self.session._pinned = other.session._pinned
-        if hasattr(self.runner, "place"):
-            self.runner.place = getattr(other.runner, "place", None)
+    def place_as(self, pinned: PinnedMemory | None, other: PlainRunner) -> None:
+        """Use the pinned memory of another session, and put results where its runner does."""
+        session, runner = self.session, self.runner
+        if session is not None:  # Another thread may have closed it.
+            session._pinned = pinned
+        if hasattr(runner, "place"):  # A worker process wants its results there.
+            runner.place = getattr(other, "place", None)
 
     def close(self) -> None:
         """Free the memory once no run uses it."""
@@ -271,7 +273,8 @@ class ShapePlans:
         for lane in self._open_lanes(count):
             with this_thread.holds, self._lock:
                 if not self._is_closed:
-                    lane.take_after(self.lanes[0])
+                    first = self.lanes[0]
+                    lane.place_as(first.session._pinned, first.runner)
                     self.lanes = (*self.lanes, lane)
             if self._is_closed:
                 lane.close()

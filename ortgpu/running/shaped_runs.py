@@ -294,9 +294,7 @@ class ShapedRunner(PlainRunner):
         if target is None:  # another thread gave them up
             return run(session, self._first, feed)
         if not self._is_verified:
-            target._pinned = memory_of(session)
-            if hasattr(runner, "place"):  # where a worker process wants its results
-                runner.place = getattr(self._first, "place", None)
+            lane.place_as(memory_of(session), self._first)
         if kept_shape is not None and lane.queue and self._gains is None:
             self._note_wait(session, plans, shape, kept_shape, feed)
         began = time.perf_counter()

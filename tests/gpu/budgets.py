@@ -116,7 +116,7 @@ def random_shapes() -> None:
     import onnxruntime
 
     from ortgpu import GPUOutOfMemoryError, GPUSession
-    from ortgpu.environment.gpu.driver import read_gpu_memory
+    from tests.support.gpu_memory import used_bytes
 
     model, budget = convolution(), 400 * MIB
     providers: list[Any] = [("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}), "CPUExecutionProvider"]
@@ -133,12 +133,7 @@ def random_shapes() -> None:
     wanted = [plain.run(None, feed)[0] for feed in feeds]
     del plain
 
-    def used() -> int:
-        known = read_gpu_memory(uuid)
-        assert known is not None
-        return known[1] - known[0]
-
-    before = used()
+    before = used_bytes(uuid)
     session = GPUSession(model, memory=budget)
     for feed, expected in zip(feeds, wanted, strict=True):
         try:
@@ -147,7 +142,7 @@ def random_shapes() -> None:
             outcomes["right" if close else "wrong"] += 1
         except GPUOutOfMemoryError:
             outcomes["out of memory"] += 1
-        highest = max(highest, used() - before)
+        highest = max(highest, used_bytes(uuid) - before)
     report("outcomes", outcomes)
     report("above", highest - budget)
 
@@ -158,8 +153,8 @@ def plans_within_a_budget() -> None:
     import onnxruntime
 
     from ortgpu import GPUSession
-    from ortgpu.environment.gpu.driver import read_gpu_memory
     from tests.gpu.shaping import SIZES, convolutions
+    from tests.support.gpu_memory import used_bytes
 
     model, budget, random = convolutions(), 1024 * MIB, np.random.default_rng(1)
     providers: list[Any] = [("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}), "CPUExecutionProvider"]
@@ -174,23 +169,18 @@ def plans_within_a_budget() -> None:
     wanted, (large_wanted,) = [plain.run(None, feed)[0] for feed in feeds], plain.run(None, large)
     del plain
 
-    def used() -> int:
-        known = read_gpu_memory(uuid)
-        assert known is not None
-        return known[1] - known[0]
-
-    before = used()
+    before = used_bytes(uuid)
     session = GPUSession(model, memory=budget)
     report("kept", [len(session.warm(feeds).kept), session.shapes.why_none])
     report(
         "right", [np.array_equal(session.run(None, feed)[0], each) for feed, each in zip(feeds, wanted, strict=True)]
     )
     report("plans", session.memory.plans)
-    highest = used() - before
+    highest = used_bytes(uuid) - before
     (result,) = session.run(None, large)
     report("large", bool(np.allclose(result, large_wanted, rtol=2e-2, atol=2e-2 * abs(large_wanted).max())))
     report("given back", session.memory.plans)
-    report("above", max(highest, used() - before) - budget)
+    report("above", max(highest, used_bytes(uuid) - before) - budget)
     report("then", [np.allclose(session.run(None, feeds[0])[0], wanted[0], rtol=2e-2, atol=2e-2), str(session.memory)])
 
 

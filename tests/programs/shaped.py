@@ -127,6 +127,15 @@ def threads() -> list[str]:
     return sorted(each.name for each in threading.enumerate() if each.name.startswith("ortgpu"))
 
 
+def run_in_threads(action: Callable[[int], object]) -> None:
+    """Call ``action`` with the numbers 0 to 7, each in a thread, and wait for all."""
+    workers = [threading.Thread(target=action, args=(number,)) for number in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
 def lasting_threads() -> list[str]:
     """Return the threads that do not end within twenty seconds. A thread ends a moment after its work."""
     end = time.monotonic() + 20
@@ -407,11 +416,7 @@ def ways() -> None:
     def in_thread(number: int) -> None:
         outcomes.extend(equal(session.run(None, SIZES[number]), expected[number]) for _ in range(50))
 
-    workers = [threading.Thread(target=in_thread, args=(number % 4,)) for number in range(8)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
+    run_in_threads(lambda number: in_thread(number % 4))
     children.report("threads", [len(outcomes), all(outcomes), *state(runner)])
 
 
@@ -485,11 +490,7 @@ def busy() -> None:
         while (len(plans.lanes) < 3 or sum(places()) < 7) and time.monotonic() < end:
             outcomes.append(equal(session.run(None, large[number % 4]), expected[number % 4]))
 
-    workers = [threading.Thread(target=in_thread, args=(number,)) for number in range(8)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
+    run_in_threads(in_thread)
     same = all(equal(session.run(None, each), wanted) for each, wanted in zip(large, expected, strict=True))
     children.report("threads", [all(outcomes), same, len(plans.lanes), sum(places()) >= 7, *state(runner)])
     try:
@@ -538,11 +539,7 @@ def lanes_that_fail() -> None:
                 left -= not runner._may_spread
                 outcomes.append(equal(session.run(None, large[number % 4]), expected[number % 4]))
 
-        workers = [threading.Thread(target=in_thread, args=(number,)) for number in range(8)]
-        for each in workers:
-            each.start()
-        for each in workers:
-            each.join()
+        run_in_threads(in_thread)
         plans = runner._plans
         found = [all(outcomes), len(opened), len(plans.lanes) if plans is not None else 0, lasting_threads()]
         new = feed(1, 1, 9, 9)
@@ -625,11 +622,7 @@ def from_the_start_in_threads() -> None:
             outcomes.append(equal(session.run(None, SIZES[turn % 4]), expected[turn % 4]))
             turn += 1
 
-    workers = [threading.Thread(target=in_thread, args=(number,)) for number in range(8)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
+    run_in_threads(in_thread)
     children.report("threads", [all(outcomes), *state(runner)])
 
 
