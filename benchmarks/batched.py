@@ -50,10 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     name = ON_THE_CPU["resnet50"] if options.cpu else "resnet50"
     found = measured(made_model(name), options)
-    record = {"model": f"{name}: {models.recipe_of(name)}", **found, "machine": environment_record(find_gpus())}
+    of_machine = environment_record(find_gpus())
+    record = {"benchmark": "batched", **of_machine, "model": f"{name}: {models.recipe_of(name)}", **found}
     if options.out is not None:
         options.out.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    print(json.dumps({key: value for key, value in record.items() if key != "machine"}, indent=1))
+    print(json.dumps({key: value for key, value in record.items() if key not in of_machine}, indent=1))
     return 0
 
 

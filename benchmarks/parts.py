@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.this_machine import environment_record, find_gpus
+
 
 def measure_parts(module: str, flag: str, parts: Sequence[str], more: Sequence[str], out: Path | None) -> int:
     """Run a module for each part, with ``--child FILE`` for its report. Print the figures. Return the exit code.
@@ -20,6 +22,7 @@ def measure_parts(module: str, flag: str, parts: Sequence[str], more: Sequence[s
         out: the JSON file that gets the figures; it is complete after each part.
     """
     results: dict[str, Any] = {}
+    record = {"benchmark": module.rpartition(".")[2], **environment_record(find_gpus()), "parts": results}
     for part in parts:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.json")
@@ -30,7 +33,7 @@ def measure_parts(module: str, flag: str, parts: Sequence[str], more: Sequence[s
         for name, value in results[part].items():
             print(f"  {name:44s}", _rounded(value), flush=True)
         if out is not None:
-            out.write_text(json.dumps(results, indent=1))
+            out.write_text(json.dumps(record, indent=1))
     return int(any("failed" in figures for figures in results.values()))
 
 

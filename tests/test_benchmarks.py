@@ -307,28 +307,19 @@ def test_what_the_readme_says_of_untuned_sessions_is_recorded() -> None:
         assert f"{mean:.2f} in batches of {batch} ({worst:.2f} to {best:.2f})" in page
 
 
-def test_every_row_of_the_figures_is_as_many_times_plain_as_it_says() -> None:
-    """Each time, or rate, is rounded to three digits, which the quotient has to be as near to."""
-    page = (ROOT / "benchmarks" / "FIGURES.md").read_text(encoding="utf-8")
-    tables = page.partition("## Where the differences")[0]
-    rows = re.findall(r"^\| [^|]+ \| ([^|]*\d[^|]*) \| ([^|]*\d[^|]*) \| ([^|]*\d[^|]*) \|$", tables, re.MULTILINE)
-    assert len(rows) > 20
-    scale = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
-    for ours, plain, shown in rows:
-        values = [
-            [float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*(?:\.\d+)?", of)] for of in (ours, plain)
-        ]
-        units = [[scale[each] for each in re.findall(r"\b(ms|µs|s)\b(?!ec)", of)] for of in (ours, plain)]
-        for number, times in enumerate(map(float, re.findall(r"[\d.]+", shown))):
-            mine, theirs = (each[number] for each in values)
-            if "/s" in ours:
-                quotient = mine / theirs
-            else:
-                mine, theirs = (
-                    value * unit[min(number, len(unit) - 1)] for value, unit in zip((mine, theirs), units, strict=True)
-                )
-                quotient = theirs / mine
-            assert quotient == pytest.approx(times, rel=0.025), (ours, plain, shown)
+def test_every_table_of_the_figures_is_that_of_its_file(tmp_path: Path) -> None:
+    page = ROOT / "benchmarks" / "FIGURES.md"
+    command = [sys.executable, "-m", "benchmarks.publish", "--check", "--page"]
+    run_child([*command, str(page)], deadline=60).ok()
+    text = page.read_text(encoding="utf-8")
+    tables = re.findall(r"^\| [^|]+ \|.*\|\n\|(?:---\|)+$", text.partition("## Other files")[0], re.MULTILINE)
+    assert len(tables) == text.count("<!-- table of ") > 10, "a table without a file"
+    (tmp_path / "results").symlink_to(RECORDED)
+    for old, new in (("0.55 [", "0.65 ["), ("commit 1ac2759", "commit 2ac2759")):
+        assert old in text
+        typed = tmp_path / "FIGURES.md"
+        typed.write_text(text.replace(old, new, 1), encoding="utf-8")
+        assert run_child([*command, str(typed)], deadline=60).returncode == 1
 
 
 @pytest.mark.parametrize(
