@@ -197,6 +197,11 @@ def read_memory(session: PinningSession) -> SessionMemory:
         ExecutionError: the session is closed, or lost the GPU.
     """
     refuse_if_unusable(session)
+    return measure(session)
+
+
+def measure(session: PinningSession) -> SessionMemory:
+    """Measure the memory of a session as it is. A session that is to be opened again is not opened here."""
     holdings, device = holdings_of(session), device_of(session)
     used = processes_on(device.uuid) if device.uuid is not None else {}
     return SessionMemory(

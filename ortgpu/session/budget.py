@@ -14,7 +14,7 @@ from ..errors import Fix, GPUOutOfMemoryError, InsufficientDeviceMemoryError, Pr
 from ..provider.options import config_entry
 from ..provider.requests import CUDA, TENSORRT, ProviderList
 from ..provider.settings import LIMIT
-from ..running.memory import Holdings, Turns, read_memory
+from ..running.memory import Holdings, Turns, measure
 
 if TYPE_CHECKING:
     from ..running.plain_runs import RunningSession
@@ -124,7 +124,7 @@ def too_small(error: InsufficientDeviceMemoryError, budget: int) -> Insufficient
 
 def exceeded(error: GPUOutOfMemoryError, session: RunningSession, budget: int) -> GPUOutOfMemoryError:
     """Return the error of a run that did not fit into the budget even after the session gave back memory."""
-    lines = str(read_memory(session)).splitlines()
+    lines = str(measure(session)).splitlines()
     size = f": {error.requested // _MIB} MiB were asked for" if error.requested is not None else ""
     return GPUOutOfMemoryError(
         f"the session's budget of {_mebibytes(budget)} is reached{size}",
