@@ -38,6 +38,7 @@ Copy = Callable[[Feed, Iterable[Callable[[], object]]], tuple[Feed, bool]]
 
 _SHORT = 1e-3  # seconds: runs in the iterating thread are tried for shorter feeds
 _BLOCK = 4  # times the feeds in flight are timed together, since threads take feeds in bursts
+_FIRST = 2  # feeds that the iterating thread runs before it is timed
 _KEPT = 64, 1024  # blocks until both ways are timed again: the first time, and at most
 
 
@@ -148,6 +149,7 @@ class Pace(Iterator[Any]):
         self._began = 0.0  # when the block began, as if iterations followed each other at once
         self._spent = 0.0  # seconds of the block up to the end of the last iteration
         self._most = 0.0  # seconds of a block of short feeds
+        self._limit = 0.0  # seconds after which a block in the iterating thread cannot be the faster one
         self._is_timed = False  # the block after a change of ways is not
         self._in_threads: float | None = None  # seconds of the last block, while the other way is tried
         self._due = 0  # blocks until both ways are timed
@@ -158,7 +160,7 @@ class Pace(Iterator[Any]):
         self._feeds, self.has_ended = feeds, False
         if self._block != _BLOCK * in_flight:
             self._block = self._left = _BLOCK * in_flight
-            self._most = _SHORT * self._block
+            self._most = self._limit = _SHORT * self._block
             self._spent, self._is_timed, self._in_threads = 0.0, False, None
         self._began = self._clock() - self._spent
 
@@ -168,7 +170,7 @@ class Pace(Iterator[Any]):
         self._feeds = iter(())
 
     def __next__(self) -> Any:
-        if not self._left or (self.in_line and self._is_timed and self._clock() - self._began > self._most):
+        if not self._left or (self.in_line and self._is_timed and self._clock() - self._began > self._limit):
             in_line = self.in_line
             self._judge()
             if self.in_line is not in_line:
@@ -197,8 +199,9 @@ class Pace(Iterator[Any]):
                 self.in_line = False
             else:
                 self._in_threads, self.in_line = took, True
-        self._left = self._block
         self._is_timed = self.in_line is was_in_line
+        self._left = _FIRST if self.in_line and not self._is_timed else self._block
+        self._limit = min(self._most, self._in_threads or self._most)
         self._began = now
 
 
