@@ -299,28 +299,41 @@ def measure(kind: str, *, on_cpu: bool, quick: bool) -> dict[str, Any]:
     while not session.shapes.kept and session.shapes.why_none is None and time.monotonic() < deadline and not on_cpu:
         for each in feeds:
             session.run(None, each)
-    repeated: list[list[float]] = [[] for _ in feeds]
-    ours: list[list[float]] = [[] for _ in feeds]
-    for _ in range(rounds // 2):  # one after the other, since the clock of a GPU changes
-        for number, each in enumerate(feeds):
-            for turn in range(6):
-                took = timed(plain.run, None, each)
-                if turn > 1:
-                    repeated[number].append(took)
-        for turn in range(5):
-            for number, each in enumerate(feeds):
-                took = timed(session.run, None, each)
-                if turn:
-                    ours[number].append(took)
+    for _ in range(3):
+        for each in feeds:
+            session.run(None, each)
     memory = sessions.used() - before
-    usual = [statistics.median(each) for each in repeated]
-    turns = [statistics.median(each) for each in ours]
+    several = [sessions.plain() for _ in feeds]  # a session for each shape: what runs in turn cost without any planning
+    for _ in range(3):
+        for one, each in zip(several, feeds, strict=True):
+            one.run(None, each)
+    ways = {
+        "repeated, plain": [plain.run] * len(feeds),
+        "repeated": [session.run] * len(feeds),
+        "in turn, a plain session for each": [one.run for one in several],
+        "in turn": [session.run] * len(feeds),
+    }
+    times: dict[str, list[list[float]]] = {name: [[] for _ in feeds] for name in ways}
+    for _ in range(rounds // 2):  # one after the other, since the clock of a GPU changes
+        for name, runs in ways.items():
+            numbers = list(range(len(feeds)))
+            in_order = [[number] * 6 for number in numbers] if "repeated" in name else [numbers] * 5
+            for order_of_runs in in_order:
+                for turn, number in enumerate(order_of_runs):
+                    took = timed(runs[number], None, feeds[number])
+                    if turn > 1 or "repeated" not in name:
+                        times[name][number].append(took)
+    medians = {name: [statistics.median(each) for each in lists] for name, lists in times.items()}
+    del several, ways
+    gc.collect()
+    usual, several_in_turn = medians["repeated, plain"], medians["in turn, a plain session for each"]
     result |= {
         "shapes": str(session.shapes),
-        "repeated, plain": usual,
         "in turn, plain": in_turn,
-        "in turn": turns,
-        "in turn over repeated, worst": max(one / other for one, other in zip(turns, usual, strict=True)),
+        **medians,
+        "in turn over repeated, worst": worst(medians["in turn"], usual),
+        "a plain session for each, in turn over repeated, worst": worst(several_in_turn, usual),
+        "in turn over a plain session for each, worst": worst(medians["in turn"], several_in_turn),
         "equal": all(
             np.array_equal(one, other, equal_nan=True)
             for each, wanted in zip(feeds, expected, strict=True)
@@ -334,14 +347,14 @@ def measure(kind: str, *, on_cpu: bool, quick: bool) -> dict[str, Any]:
         plain.run(None, middle)
     plain_rate = statistics.mean(in_threads(plain.run, [middle] * len(feeds), seconds / 2)) or math.inf
     rates = in_threads(session.run, feeds, seconds)
-    list(session.map(feeds * 2))
-    map_in_turn = timed(lambda: list(session.map(feeds * 12)))
-    list(session.map([middle] * 8))
-    map_of_one = timed(lambda: list(session.map([middle] * 12 * len(feeds))))
+    maps: dict[str, list[float]] = {"in turn": [], "of each": []}
+    for _ in range(5):
+        maps["in turn"].append(timed(lambda: list(session.map(feeds * 24))))
+        maps["of each"].append(sum(timed(lambda one=each: list(session.map([one] * 24))) for each in feeds))
     result |= {
         "threads over plain's": statistics.mean(rates[_PARTS // 2 :]) / plain_rate,
         "threads over plain's from the start": [rate / plain_rate for rate in rates],
-        "map in turn over map of one": map_of_one / map_in_turn,
+        "map in turn over map of one": statistics.median(maps["of each"]) / statistics.median(maps["in turn"]),
         "MiB after threads": (sessions.used() - before) / _MIB,
     }
     session.close()
@@ -352,12 +365,20 @@ def measure(kind: str, *, on_cpu: bool, quick: bool) -> dict[str, Any]:
         ours_random = sum(timed(session.run, None, (feeds + others)[each]) for each in order)
         result["random over plain's"] = ours_random / plain_random
         session.close()
-    session = sessions.ours()
-    result["warm, ms"] = timed(session.warm, feeds)
-    first = [timed(session.run, None, each) for each in feeds]
-    result["first after warm over repeated, worst"] = max(one / other for one, other in zip(first, usual, strict=True))
-    session.close()
+    firsts: list[list[float]] = []
+    for _ in range(3):
+        session = sessions.ours()
+        result["warm, ms"] = timed(session.warm, feeds)
+        firsts.append([timed(session.run, None, each) for each in feeds])
+        session.close()
+    first = [statistics.median(each) for each in zip(*firsts, strict=True)]
+    result["first after warm over repeated, worst"] = worst(first, usual)
+    result["first after warm over a plain session for each, in turn, worst"] = worst(first, several_in_turn)
     return result
+
+
+def worst(times: Sequence[float], others: Sequence[float]) -> float:
+    return max(one / other for one, other in zip(times, others, strict=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,11 +26,14 @@ from .plain_runs import PlainRunner
 from .results import agree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
     from .pinned import PinnedMemory
+
+    Opening = AbstractContextManager[tuple[int, Callable[[], "Lane"]]]
 
 Shape = tuple[Any, ...]
 
@@ -135,6 +138,7 @@ class Lane:
     def __init__(self, session: FurtherSession, runner: PlainRunner, selectors: Sequence[str], branches: int) -> None:
         self.session: Any = session  # None once it is closed
         self.is_planning = False  # A run makes plans. It takes as long as a hundred runs.
+        self.is_filled = False  # A thread of ShapePlans.fill is at work in it.
         self.is_verified = False  # Its results agree with another lane's. ShapedRunner verifies the first lane.
         self.runner = runner
         self.branches = [
@@ -178,6 +182,7 @@ class KeptShape:
         places: the branches that keep the plans, each in another lane.
         used: grows with the time of the last use.
         waits: the runs that had to wait for others since ``since``, in seconds of time.monotonic().
+        feed: arrays to plan it with in further lanes. None unless many runs had to wait.
     """
 
     inputs: Mapping[str, tuple[int, ...]]
@@ -185,6 +190,7 @@ class KeptShape:
     used: int = 0
     waits: int = 0
     since: float = 0.0
+    feed: Mapping[str, Any] | None = None
 
 
 class ShapePlans:
@@ -192,13 +198,14 @@ class ShapePlans:
 
     Args:
         first: the first lane. Each has as many branches as shapes are kept.
-        open_lanes: opens so many further lanes, or fewer, and raises the error that keeps it from opening one.
+        opening: prepares so many further lanes, or fewer. Gives their number and a function that opens each. Both raise
+            the error that keeps them from opening one.
     """
 
-    def __init__(self, first: Lane, open_lanes: Callable[[int], Iterable[Lane]]) -> None:
+    def __init__(self, first: Lane, opening: Callable[[int], Opening]) -> None:
         self.lanes: tuple[Lane, ...] = (first,)
         first.is_verified = True
-        self._open_lanes = open_lanes
+        self.opening = opening
         self._most = len(first.branches)
         self._kept: dict[Shape, KeptShape] = {}
         self._clock = itertools.count(1)
@@ -252,51 +259,74 @@ class ShapePlans:
                     self._forget(min(self._kept, key=lambda each: self._kept[each].used))
                 kept_shape = self._kept[shape] = KeptShape(inputs, used=self.tick())
             if all(lane is not other for other, _ in kept_shape.places):  # Another thread may have made them.
-                kept_shape.places = (*kept_shape.places, (lane, branch))
+                # Runs prefer the first place. The lanes share the shapes among them: each comes first for its first.
+                is_first = all(other.shape is None for other in lane.branches)
+                place, places = ((lane, branch),), kept_shape.places
+                kept_shape.places = place + places if is_first else places + place
                 branch.shape = shape
 
     def _forget(self, shape: Shape) -> None:
         for _, branch in self._kept.pop(shape).places:
             branch.shape = None
 
-    def lane_for(self, kept: KeptShape, taken: Collection[Lane | None]) -> Lane | None:
-        """Return a lane, not in ``taken``, where runs of a shape would wait less than in the lanes with its plans."""
-        own_lanes = [lane for lane, _ in kept.places]
-        others = [lane for lane in self.lanes if lane not in own_lanes and lane not in taken]
-        lane = min(others, key=lambda each: each.load, default=None)
-        if lane is None or min((candidate.load for candidate in own_lanes), default=0) <= lane.load + (lane.load > 0):
-            return None
-        return lane
+    def add_lane(self, open_lane: Callable[[], Lane]) -> None:
+        """Open a further lane with ``open_lane``, unless the plans are closed, and plan a first shape there."""
+        lane = open_lane() if not self._is_closed else None
+        with this_thread.holds, self._lock:
+            if lane is not None and not self._is_closed:
+                first = self.lanes[0]
+                lane.place_as(first.session._pinned, first.runner)
+                self.lanes = (*self.lanes, lane)
+        if lane is not None and self._is_closed:
+            lane.close()
+        self.fill(1)
 
-    def open(self, count: int) -> Iterator[Lane]:
-        """Open so many further lanes, or fewer, as long as the plans are not closed."""
-        for lane in self._open_lanes(count):
-            with this_thread.holds, self._lock:
-                if not self._is_closed:
-                    first = self.lanes[0]
-                    lane.place_as(first.session._pinned, first.runner)
-                    self.lanes = (*self.lanes, lane)
-            if self._is_closed:
-                lane.close()
-                return
-            yield lane
+    def lacks(self) -> tuple[Lane, Shape] | None:
+        """Return a lane, and a shape with a feed that is to be planned there. None if no lane lacks a shape.
 
-    def plan_in(self, lane: Lane, shape: Shape, feed: Mapping[str, Any]) -> None:
-        """Make the plans of a kept shape in a further lane, too, by a run with ``feed``.
+        First each lane gets a shape of its own, so that all lanes serve soon. Then they get the other shapes.
+        """
+        with this_thread.holds, self._lock:
+            for lane in sorted(self.lanes, key=lambda each: sum(branch.shape is not None for branch in each.branches)):
+                lacking = [
+                    (len(kept.places), -kept.used, shape)
+                    for shape, kept in self._kept.items()
+                    if kept.feed is not None and all(lane is not place for place, _ in kept.places)
+                ]
+                if lacking and not lane.is_filled:
+                    return lane, min(lacking, key=lambda each: each[:2])[2]
+        return None
+
+    def fill(self, most: int | None = None) -> None:
+        """Plan up to ``most`` shapes in the lanes that lack them. Several threads may do so, each in another lane.
 
         Raises:
-            ValueError: the results differ from the results of the lane that keeps the shape.
+            ValueError: the results of two lanes differ.
             Exception: as the run of a session raises.
         """
+        for _ in itertools.count() if most is None else range(most):
+            with this_thread.holds, self._lock:
+                lacking = self.lacks()
+                if lacking is None:
+                    return
+                lane, shape = lacking
+                lane.is_filled = True
+            try:
+                self._plan_in(lane, shape)
+            finally:
+                lane.is_filled = False
+
+    def _plan_in(self, lane: Lane, shape: Shape) -> None:
+        """Make the plans of a kept shape in a further lane, too."""
         kept_shape = self._kept.get(shape)
-        if kept_shape is None or not kept_shape.places:
+        if kept_shape is None or not kept_shape.places or kept_shape.feed is None:
             return
         home, source = kept_shape.places[0]
         branch = self.spare_branch(lane)
-        expected = home.session.run(None, {**feed, **source.selectors})
+        expected = home.session.run(None, {**kept_shape.feed, **source.selectors})
         lane.is_planning = True
         try:
-            results = lane.session.run(None, {**feed, **branch.selectors})
+            results = lane.session.run(None, {**kept_shape.feed, **branch.selectors})
         finally:
             lane.is_planning = False
         if not agree(results, expected):

@@ -35,11 +35,14 @@ from .warming import arrays_of, types_of
 if TYPE_CHECKING:
     from .onnxruntimes import Results
     from .plain_runs import RunningSession
-    from .shape_plans import KeptShape, Lane, ShapePlans
+    from .shape_plans import KeptShape, ShapePlans
 
 _WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
 
 logger = logging.getLogger("ortgpu")
+
+_OPEN_AT_A_TIME = 4  # lanes
+_FILL_AT_A_TIME = 2  # Lanes that plan serve no runs meanwhile.
 
 Run = Callable[["RunningSession", PlainRunner, Mapping[str, Any]], Any]
 
@@ -79,7 +82,6 @@ class ShapedRunner(PlainRunner):
         self._patience = 1
         self._is_verified = False
         self._may_spread = True  # until it fails
-        self._spreads: dict[Shape, Lane | None] = {}  # shapes that threads plan in a further lane; None: one to open
         self._spreader: Executor | None = None
         self._gains: list[float] | None = []  # times of planned runs over times of slow ones, until they are judged
         self.why_none: str | None = None  # why the session has no plans, once that is decided
@@ -170,13 +172,13 @@ class ShapedRunner(PlainRunner):
         self._first.check_binding()
 
     def close(self, error: GPUError) -> None:
-        """Free the plans. This waits for a thread that makes them."""
+        """Free the plans. This waits for threads that make them: with closed plans they end soon."""
         self._is_closed = True
         self._first.close(error)
+        self._give_up("the session is closed")
         for executor in (self._builder, self._spreader):
             if executor is not None:
                 executor.close()
-        self._give_up("the session is closed")
 
     def kept(self) -> tuple[Shape, ...]:
         """Return the shapes that have plans, the one that was used least recently first."""
@@ -263,7 +265,7 @@ class ShapedRunner(PlainRunner):
                 self._current, self._plans = None, plans
                 plans = None
             else:
-                self.why_none = why_none
+                self.why_none = self.why_none or why_none
             self._builder = None  # its thread ends
         if plans is not None:
             plans.close()
@@ -296,7 +298,7 @@ class ShapedRunner(PlainRunner):
         if not self._is_verified:
             lane.place_as(memory_of(session), self._first)
         if kept_shape is not None and lane.queue and self._gains is None:
-            self._note_wait(session, plans, shape, kept_shape, feed)
+            self._note_wait(session, plans, kept_shape, feed)
         began = time.perf_counter()
         try:
             lane.is_planning = lane.is_planning or is_new
@@ -328,45 +330,39 @@ class ShapedRunner(PlainRunner):
         plans.drop(plans.lanes[1:])
         return results
 
-    def _note_wait(
-        self, session: RunningSession, plans: ShapePlans, shape: Shape, kept: KeptShape, feed: Mapping[str, Any]
-    ) -> None:
-        """Note that a run waits for others. Have a thread plan its shape in a further lane if many do."""
+    def _note_wait(self, session: RunningSession, plans: ShapePlans, kept: KeptShape, feed: Mapping[str, Any]) -> None:
+        """Note that a run waits for others. Have threads open further lanes if many runs of its shape do."""
         now = time.monotonic()
         if now - kept.since > self._policy.waited:
             kept.since, kept.waits = now, 0
         kept.waits += 1
         if kept.waits < self._policy.waits:
             return
-        # As many lanes as there are runs, this one included
-        count = min(self._policy.lanes, 1 + sum(other.queue for other in plans.lanes))
-        with this_thread.holds, self._lock:
-            at_work = self._spreads.values()
-            if self._is_closed or not self._may_spread or shape in self._spreads:
-                return
-            lane, further = plans.lane_for(kept, at_work), count - len(plans.lanes)
-            if lane is None and (further <= 0 or None in at_work):
-                return
-            self._spreads[shape] = lane
-            spreader = self._spreader = self._spreader or Executor(2, "ortgpu-shapes")
+        kept.since = now
+        kept.waits = 0
         try:
-            # A copy, since the caller may write to its arrays once the run has ended
-            copies = {
-                name: value.copy() if isinstance(value, ndarray) else _shape(value) for name, value in feed.items()
-            }
-            arrays = arrays_of(copies, types_of(session))
+            if kept.feed is None:
+                # A copy, since the caller may write to its arrays once the run has ended
+                copies = {
+                    name: value.copy() if isinstance(value, ndarray) else _shape(value) for name, value in feed.items()
+                }
+                kept.feed = arrays_of(copies, types_of(session))
         except (ValueError, TypeError, MemoryError):  # The type has no arrays.
-            self._end_spread(shape, has_failed=True)
             return
-        into = further if lane is None else lane
-        spreader.submit(Outcome(), _spread, weakref.ref(self), plans, shape, arrays, into, spreader)
+        # As many lanes as there are runs, this one included
+        further = min(self._policy.lanes, 1 + sum(lane.queue for lane in plans.lanes)) - len(plans.lanes)
+        if further <= 0 and plans.lacks() is None:
+            return
+        with this_thread.holds, self._lock:
+            if self._is_closed or not self._may_spread or self._spreader is not None:
+                return
+            spreader = self._spreader = Executor(1 + _OPEN_AT_A_TIME, "ortgpu-shapes")
+        spreader.submit(Outcome(), _spread, weakref.ref(self), plans, further, spreader)
 
-    def _end_spread(self, shape: Shape, *, has_failed: bool) -> None:
+    def _end_spread(self, *, has_failed: bool) -> None:
         with this_thread.holds, self._lock:
             self._may_spread = self._may_spread and not has_failed
-            del self._spreads[shape]
-            if not self._spreads:
-                self._spreader = None  # its threads end
+            self._spreader = None  # its threads end
 
     def _run_after(self, error: Exception, session: RunningSession, feed: Any, run: Run) -> Any:
         """Run the session itself after its plans failed. Give the plans up unless the feed is to blame."""
@@ -398,6 +394,8 @@ class ShapedRunner(PlainRunner):
     def _judge(self, shape: Shape, seconds: float, *, is_new: bool) -> None:
         """Give the plans up if runs with them are no faster than slow ones: a release may keep plans by itself."""
         slow, gains = self._returns.slow.get(shape), self._gains
+        if is_new:
+            self._returns.slow[shape] = seconds
         if is_new or slow is None or gains is None:
             return
         gains.append(seconds / slow)
@@ -437,30 +435,46 @@ def _build(
         plans.close()
 
 
-def _spread(
-    runner: weakref.ref[ShapedRunner],
-    plans: ShapePlans,
-    shape: Shape,
-    feed: Mapping[str, Any],
-    into: Lane | int,
-    _executor: Executor,  # kept meanwhile, so that the end of the program waits for this thread
-) -> None:
-    """Plan a shape in a further lane, by a run with ``feed``. ``into`` is the lane, or the number of lanes to open.
+def _spread(runner: weakref.ref[ShapedRunner], plans: ShapePlans, count: int, executor: Executor) -> None:
+    """Open so many further lanes, and plan in all lanes the shapes that many runs waited for.
 
-    Only the first of several new lanes is for this shape. Other shapes are planned in the others meanwhile.
+    Other threads of ``executor`` open and plan. Each lane first gets one shape, so that it soon serves.
     """
-    has_failed = False
-    try:
-        for number, lane in enumerate([into] if not isinstance(into, int) else plans.open(into)):
-            if number == 0:
-                plans.plan_in(lane, shape, feed)
-    except Exception as error:  # noqa: BLE001 - runs go on in the lanes that there are
-        logger.debug("a shape gets no further lane: %s: %s", type(error).__name__, str(error))
+    failures: list[str] = []
+
+    def in_threads(number: int, function: Callable[..., None], *arguments: Any) -> None:
+        outcomes: list[Outcome[None]] = []
+        try:
+            for _ in range(number):
+                outcome: Outcome[None] = Outcome()
+                executor.submit(outcome, _noting, failures, function, *arguments)
+                outcomes.append(outcome)
+        finally:
+            for outcome in outcomes:
+                outcome.wait()
+
+    def open_lanes() -> None:
+        with plans.opening(count) as (number, open_lane):
+            in_threads(number, plans.add_lane, open_lane)
+
+    if count > 0:
+        _noting(failures, open_lanes)
+    if not failures:
+        _noting(failures, in_threads, _FILL_AT_A_TIME, plans.fill)
+    if failures:  # Runs go on in the lanes that there are.
+        logger.debug("a shape gets no further lane: %s", failures[0])
         plans.drop([lane for lane in plans.lanes if not lane.is_verified])
-        has_failed = not plans.is_closed
     taker = runner()
     if taker is not None:
-        taker._end_spread(shape, has_failed=has_failed)
+        taker._end_spread(has_failed=bool(failures) and not plans.is_closed)
+
+
+def _noting(failures: list[str], function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function. Note the text of its error alone, since the error would keep frames and their memory."""
+    try:
+        function(*arguments)
+    except Exception as error:  # noqa: BLE001 - a session goes on without what failed
+        failures.append(f"{type(error).__name__}: {error}")
 
 
 def _shape(value: Any) -> Shape:

@@ -85,9 +85,9 @@ class PlanSource:
             NoPlansError: the model does not allow it, or the GPU has no room.
             Exception: ONNX Runtime's own.
         """
-        open_lanes = functools.partial(self._open, branches) if self.most is None else _refuse_lanes
-        (lane,) = self._open(branches, 1)
-        return shape_plans.ShapePlans(lane, open_lanes)
+        opening = functools.partial(self._opening, branches) if self.most is None else _refuse_lanes
+        with self._opening(branches) as (_, open_lane):
+            return shape_plans.ShapePlans(open_lane(), opening)
 
     def _device_guard(self) -> contextlib.AbstractContextManager[None]:
         """Return a guard for this thread: memory for a session must not spoil a graph that another one captures."""
@@ -98,10 +98,11 @@ class PlanSource:
         if not isinstance(self.model, bytes) and stamp_of(self.model) != self.stamp:
             raise NoPlansError("the model's file has changed since the session was opened")
 
-    def _open(self, branches: int, count: int) -> Iterator[Lane]:
-        """Open so many sessions with branches, or as many as the GPU has room for. Raises as :meth:`make` does.
+    @contextlib.contextmanager
+    def _opening(self, branches: int, further: int = 0) -> Iterator[tuple[int, Callable[[], Lane]]]:
+        """Prepare the first session with branches, or so many further ones, or as many as the GPU has room for.
 
-        They are opened one after another: while ONNX Runtime opens a session, runs of others come to a halt at times.
+        Give their number, and the function that opens one. Threads may call it. Both raise as :meth:`make` does.
         """
         with private_folder("ortgpu-shapes-") as folder:
             with self._device_guard():
@@ -109,6 +110,7 @@ class PlanSource:
             selectors, copied = _rewritten(path, branches, self.overridable)
             size += branches * copied
             room = room_for(self.device, size, self.most)
+            count = max(1, further)
             if room is not None:
                 count = max(1, min(count, room // max(1, 2 * size)))
                 room //= count
@@ -117,7 +119,10 @@ class PlanSource:
             options.enable_mem_pattern = False  # A pattern for each shape takes more memory than it saves.
             if not self.placement.cpu_compute_nodes:
                 options.intra_op_num_threads = 1  # No node needs more threads.
-            for _ in range(count):
+            elif further:  # Threads that look out for work would take the cores from the threads of other lanes.
+                options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+            def open_lane() -> Lane:
                 with self._device_guard():
                     session = shape_plans.FurtherSession(
                         self.device,
@@ -127,9 +132,12 @@ class PlanSource:
                         providers=self._providers(room),
                         enable_fallback=0,
                     )
-                self._check_placement(session, branches)
+                if not further:
+                    self._check_placement(session, branches)
                 runner = StagedRunner(session) if self.staged else PlainRunner(session)
-                yield shape_plans.Lane(session, runner, selectors, branches)
+                return shape_plans.Lane(session, runner, selectors, branches)
+
+            yield count, open_lane
 
     def _optimised(self, folder: str) -> tuple[str, int]:
         """Write the optimised model. Return its path and the bytes of its weights."""
@@ -237,7 +245,7 @@ def _refusal(session: RunningSession, request: SessionRequest, verified: Verifie
     return None
 
 
-def _refuse_lanes(_count: int) -> list[Lane]:
+def _refuse_lanes(_count: int) -> Any:
     raise NoPlansError("each has a stream and handles outside of the arena, for which a budget has no room")
 
 

@@ -6,6 +6,7 @@ measured on a GPU, by benchmarks/shapes.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import subprocess
@@ -515,15 +516,15 @@ def lanes_that_fail() -> None:
     def refused(count: int) -> Any:
         raise MemoryError("no room")
 
-    def outcome(open_lanes: Callable[[int], Any]) -> list[Any]:
+    def outcome(opening: Callable[[int], Any]) -> list[Any]:
         opened: list[int] = []
 
         def change(plans: Any, branches: int) -> Any:
             def noted(count: int) -> Any:
                 opened.append(count)
-                return open_lanes(count)
+                return opening(count)
 
-            plans._open_lanes = noted
+            plans.opening = noted
             return plans
 
         session, runner = shaped(
@@ -546,7 +547,7 @@ def lanes_that_fail() -> None:
         return [*found, equal(session.run(None, new), plain.run(None, new)), *state(runner)[:2]]
 
     children.report("not opened", outcome(refused))
-    children.report("other results", outcome(lambda count: others._open(EAGER.most, count)))
+    children.report("other results", outcome(lambda count: others._opening(EAGER.most, count)))
 
 
 def lanes_without_room() -> None:
@@ -556,9 +557,13 @@ def lanes_without_room() -> None:
     settle(session, runner, SIZES)
     plans = runner._plans
     assert plans is not None
-    (further,) = plans.open(1)
-    shape = plans.kept()[-1]
-    plans.plan_in(further, shape, SIZES[-1])
+    kept = plans.find(plans.kept()[-1])
+    assert kept is not None
+    kept.feed = SIZES[-1]
+    with plans.opening(1) as (_, open_lane):
+        plans.add_lane(open_lane)
+    further = plans.lanes[1]
+    children.report("planned", [lane is further for lane, _ in kept.places])
     plans.lanes[0].is_planning = True  # so that runs take the other lane
     errors = []
     try:
@@ -584,15 +589,17 @@ def dropped_while_a_lane_opens() -> None:
     begun = threading.Event()
 
     def change(plans: Any, branches: int) -> Any:
-        open_lanes = plans._open_lanes
+        opening = plans.opening
 
+        @contextlib.contextmanager
         def slow(count: int) -> Any:
             begun.set()
             time.sleep(0.5)  # the program goes to its end meanwhile
-            yield from open_lanes(count)
-            children.report("opened", True)
+            with opening(count) as opened:
+                children.report("opened", True)
+                yield opened
 
-        plans._open_lanes = slow
+        plans.opening = slow
         return plans
 
     session, runner = shaped(parsed(NETWORK), dataclasses.replace(EAGER, judged=1, waits=1), change=change)
@@ -603,7 +610,7 @@ def dropped_while_a_lane_opens() -> None:
     kept = plans.find(shape)
     assert kept is not None
     plans.lanes[0].session._sess.queue.append(None)  # as if another run were at work
-    runner._note_wait(session, plans, shape, kept, SIZES[0])
+    runner._note_wait(session, plans, kept, SIZES[0])
     children.report("begun", begun.wait(30))
 
 

@@ -141,7 +141,9 @@ def test_shapes_go_on_in_one_lane_where_others_fail() -> None:
 
 
 def test_a_run_that_fails_in_a_further_lane_is_made_in_the_first() -> None:
+    """The first lane comes last among those of a shape that another lane was opened for."""
     found = program("lanes_without_room")
+    assert found["planned"] == [True, False]
     assert found["wrong feed"] == [["InvalidArgument"], 2, [True, None, 4]]
     assert found["no room"] == [[True, True], 1, False, [True, None]]
 
