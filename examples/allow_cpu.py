@@ -30,7 +30,7 @@ def main(allow_cpu: bool) -> int:
             session = GPUSession(model, allow_cpu=allow_cpu)
     except GPUError as error:
         print(f"No GPU can be used ({error.code}): {error.summary}")
-        print("To run on the CPU all the same, add --allow-cpu.")
+        print("To run on the CPU anyway, add --allow-cpu.")
         return 1
     for warning in caught:
         if isinstance(warning.message, CPUExecutionWarning):

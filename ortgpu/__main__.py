@@ -10,7 +10,7 @@ _NEEDED = ("rich", "click")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0 all is well, 1 a problem was found, 2 wrong usage.
+    """Run one command and return the exit code: 0 no problem, 1 a problem was found, 2 wrong usage.
 
     ``argv`` holds the arguments after the program's name; None means the arguments of this process.
     """

@@ -582,8 +582,8 @@ class CPUExecutionWarning(UserWarning):
 
     def __init__(self, error: GPUError, model: str = "<bytes>") -> None:
         super().__init__(
-            f"{escape_controls(model)} runs on the CPU, which allow_cpu or the variable ORTGPU_ALLOW_CPU allows, "
-            f"instead of raising {type(error).__name__}:\n{error}"
+            f"{escape_controls(model)} is running on the CPU, as allow_cpu or ORTGPU_ALLOW_CPU allows. "
+            f"Otherwise it would have raised {type(error).__name__}:\n{error}"
         )
         self.error = error
         self.model = model

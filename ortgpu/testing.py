@@ -82,12 +82,13 @@ class GPURequirement:
         return cls(**{name: _PARSERS[name](value) for name, value in wanted.items()})
 
     def __str__(self) -> str:
-        parts = [f"{self.count} GPU{'s' if self.count > 1 else ''}"]
+        gpus = f"{self.count} GPUs" if self.count > 1 else "a GPU"
+        properties = []
         if self.memory is not None:
-            parts.append(f"{format_bytes(self.memory)} of free memory")
+            properties.append(f"{format_bytes(self.memory)} free")
         if self.compute_capability is not None:
-            parts.append("compute capability {}.{}".format(*self.compute_capability))
-        return ", ".join(parts)
+            properties.append("compute capability {}.{}".format(*self.compute_capability))
+        return f"{gpus} with {' and '.join(properties)}" if properties else gpus
 
 
 def _parse_count(value: object) -> int:
@@ -185,7 +186,7 @@ def choose_gpus(gpus: Sequence[Device], requirement: GPURequirement, *, first: i
     if len(serving) >= requirement.count:
         return serving[: requirement.count]
     shown = [f"{gpu}: {failings[gpu]}" if failings.get(gpu) else str(gpu) for gpu in gpus] or ["none"]
-    raise UnmetRequirementError(f"needs {requirement}; CUDA shows {'; '.join(shown)}")
+    raise UnmetRequirementError(f"needs {requirement}; found {'; '.join(shown)}")
 
 
 def _failing(gpu: Device, requirement: GPURequirement) -> str | None:

@@ -27,14 +27,14 @@ if TYPE_CHECKING:  # PyInstaller needs these lines too. It does not find modules
 COMMANDS = {
     "demo": "Show what plain ONNX Runtime does on this machine, and what a GPUSession does.",
     "check": "Open MODEL on the GPU and prove that it runs there.",
-    "doctor": "Say what is wrong, why, and what to do; then what was found.",
-    "fix": "Run the commands that `ortgpu doctor` prints, and look again after each.",
+    "doctor": "Find out why the GPU cannot be used, and how to fix it.",
+    "fix": "Run the commands that `ortgpu doctor` prints, and check again after each.",
     "hold": "Keep later installations from replacing ONNX Runtime's GPU build by the CPU build.",
-    "explain": "Say what an error means, how it comes about, how to tell, and how to mend it.",
-    "tune": "Measure which settings suit MODEL on this GPU, and keep them for the sessions to come.",
-    "bench": "Measure MODEL on this machine: plain ONNX Runtime and the ways of ortgpu, in turns, in one process.",
-    "exec": "Run a command in which every InferenceSession keeps the promise of a GPUSession.",
-    "preflight": "Find out whether the ranks of a job can work together, each on a GPU of its own.",
+    "explain": "Explain an error: meaning, causes, how to confirm, how to fix.",
+    "tune": "Measure which settings are fastest for MODEL on this GPU, and keep them for later sessions.",
+    "bench": "Measure the speed of MODEL on this machine, with plain ONNX Runtime and with ortgpu.",
+    "exec": "Run a command in which every InferenceSession is on the GPU or raises the cause.",
+    "preflight": "Check that the ranks of a job reach each other, and that each has its own GPU.",
 }
 
 
@@ -67,9 +67,9 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="ortgpu", message="%(prog)s %(version)s", help="Show the version.")
 @click.pass_context
 def ortgpu(ctx: click.Context) -> int:
-    """ONNX Runtime on the GPU, or the reason why not.
+    """Run ONNX models on the GPU, or find out why you can't.
 
-    Exit codes: 0 all is well, 1 a problem was found, 2 wrong usage.
+    Exit codes: 0 no problem, 1 a problem was found, 2 wrong usage.
     """
     if ctx.invoked_subcommand is None:  # The exit code of click itself depends on its release.
         click.echo(ctx.get_help(), err=True)

@@ -147,13 +147,15 @@ def check(
     elif details:
         output.line(console)
         output.line(console, str(details).partition("\n")[0])
-        rows = [(node, node.kind, reason or "not known") for node, reason in details.off_gpu]
+        rows = [(node, node.kind, reason or "unknown") for node, reason in details.off_gpu]
         output.table(console, ("on the CPU", "kind", "reason"), rows)
     if compared is not None and wrong is None:
-        output.line(console, f"Results: at most {compared.error or 0:.1e} of the largest value from {compared_with}")
+        output.line(
+            console, f"Results: at most {compared.error or 0:.1e} of the largest value away from {compared_with}"
+        )
     shown = name or "the built-in model"
     if wrong is not None:
-        output.line(console, f"WRONG: {shown} beside {compared_with}: {wrong}", style="bold red")
+        output.line(console, f"WRONG: results of {shown} differ from {compared_with}: {wrong}", style="bold red")
     elif refused:
         output.line(console, str(session_report.latency_error), style="bold red")
     elif on_cpu_because:

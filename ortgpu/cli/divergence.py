@@ -23,8 +23,8 @@ else:
     onnx = late("onnx")
 
 _EXPOSED = 8  # So many tensors are exposed at a time.
-_VANISHED = "exposing tensors made it vanish: with them as outputs, operators are not fused"
-_TOO_LARGE = "the model is too large to look inside"
+_VANISHED = "the difference vanishes when inner tensors become outputs, since operators are not fused then"
+_TOO_LARGE = "the model is too large to find the first tensor that differs"
 
 
 def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping[str, Any]) -> tuple[Comparison, str]:
@@ -47,7 +47,7 @@ def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping
             try:
                 where = child.ask(locate, *arguments, timeout=LONGEST_START)
             except Exception as error:  # noqa: BLE001 - of whatever class: the comparison stands
-                where = f"the tensor at fault was not found: {first_line(error)}"
+                where = f"the first tensor that differs was not found: {first_line(error)}"
             comparison.wrong += f"; {where}"
     return comparison, compared_with
 
@@ -96,9 +96,9 @@ def locate(model: bytes | str, place: Place, feed: Mapping[str, Any], settings: 
             diverging = few[wrong]
         if wrong > 0:
             agreeing = few[wrong - 1]
-    before = f"tensor {tensors[agreeing]!r}" if agreeing >= 0 else "the inputs"
-    after = f"tensor {tensors[diverging]!r}" if diverging < len(tensors) else "the outputs"
-    return f"{before} still agreed, {after} did not"
+    if diverging == len(tensors):
+        return "all tensors before the outputs agree"
+    return f"tensor {tensors[diverging]!r} is the first that differs"
 
 
 def _first_wrong(

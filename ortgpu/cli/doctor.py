@@ -20,7 +20,7 @@ from ortgpu.errors import LauncherConflictError
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
-@click.option("--verbose", is_flag=True, help="Show all evidence, every library that was passed over, and why.")
+@click.option("--verbose", is_flag=True, help="Show all evidence, and every unusable library with the reason.")
 @click.option(
     "--model",
     metavar="M",
@@ -74,7 +74,7 @@ def doctor(
     no_probe: bool,
     timeout: int,
 ) -> int:
-    """Say what is wrong, why, and what to do; then what was found.
+    """Find out why the GPU cannot be used, and how to fix it.
 
     Looks at packages, libraries, driver and GPUs, and judges them. Then, in a child process with a deadline, the
     driver, the provider and a session are really opened: a library that ends its process ends only the child.

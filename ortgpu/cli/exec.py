@@ -26,7 +26,7 @@ _IGNORED = {"E": "the variables", "I": "the variables", "S": "the start-up file"
 @click.command(name="exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the command
-    """Run a command in which every InferenceSession keeps the promise of a GPUSession.
+    """Run a command in which every InferenceSession is on the GPU or raises the cause.
 
     The guard is in force in COMMAND and in every Python that COMMAND starts. A session that asks for CUDA, or for no
     provider, is verified to run on the GPU, or its constructor raises an error that names the cause. Sessions that ask

@@ -44,7 +44,7 @@ def sections() -> dict[str, Section]:
 @click.argument("words", metavar="[CODE | TEXT | -]", nargs=-1)
 @click.option("--markdown", is_flag=True, help="Write the reference page instead: all errors, or the one of CODE.")
 def explain(words: tuple[str, ...], markdown: bool) -> int:
-    """Say what an error means, how it comes about, how to tell, and how to mend it.
+    """Explain an error: meaning, causes, how to confirm, how to fix.
 
     CODE is in the last line of an error's message (driver-not-found). The name of the class will do as well
     (DriverNotFoundError). Without CODE, all errors are listed.

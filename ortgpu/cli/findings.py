@@ -22,7 +22,7 @@ from ortgpu.environment.inspection import Environment
 from ortgpu.environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of
 from ortgpu.environment.libraries.search import Resolution
 from ortgpu.environment.packages.installed import Distribution
-from ortgpu.errors import GPUError
+from ortgpu.errors import GPUError, counted
 from ortgpu.provider.requests import CUDA
 
 _CAN_TRAIN = "OK: onnxruntime.training works here, on the CPU; training on a GPU with it is not verified"
@@ -85,7 +85,7 @@ class Report:
             "packages": _packages(environment, verbose),
             "driver": _driver(environment, verbose),
             "GPUs": _gpus(environment, probe, verbose),
-            "libraries": list(libraries(environment)) or ["not known: no provider file says which"],
+            "libraries": list(libraries(environment)) or ["unknown (no provider file says which)"],
             **(_training(training) if isinstance(training, TrainingFacts) else {}),
             "variables": _variables(environment, verbose),
             "requirements": requirements(self.requirements),
@@ -108,7 +108,7 @@ class Report:
             output.show_error(console, cause, most_facts=None if verbose else _FACTS_SHOWN, with_others=False)
         if consequences:
             output.line(console)
-            output.heading(console, "Follows from it:" if len(causes) == 1 else "Follows from these:")
+            output.heading(console, "Consequences of it:" if len(causes) == 1 else "Consequences of these:")
         for problem in consequences:
             because = f" (because of {problem.consequence_of})" if len(causes) > 1 else ""
             output.line(console, f"  - {problem.code}: {problem.summary}{because}")
@@ -125,7 +125,7 @@ class Report:
             output.line(console, f"not OK: {codes}; see above for the fixes", style="bold red")
             return
         if self.failure is not None:
-            text = f"No check finds a fault, and the probe failed all the same: {self.failure}"
+            text = f"No check found a fault, but the probe failed: {self.failure}"
             output.line(console, text, style="bold red")
             return
         text = f"OK: {self.model or 'a session'} opens on the GPU"
@@ -198,7 +198,7 @@ def _packages(environment: Environment, verbose: bool) -> Iterator[str]:
 def _driver(environment: Environment, verbose: bool) -> Iterator[str]:
     driver = environment.driver
     version, cuda = driver.version, driver.supported_cuda
-    parts = [version or "version not known"] if version or driver.libcuda else []
+    parts = [version or "version unknown"] if version or driver.libcuda else []
     parts += [f"for CUDA up to {dotted(cuda)}"] if cuda else []
     parts += [driver.libcuda or f"{LIBCUDA} cannot be loaded"]
     yield ", ".join(parts)
@@ -218,13 +218,13 @@ def _gpus(environment: Environment, probe: ProbeResult | None, verbose: bool) ->
     if gpus is None and probe is not None and probe.cuda is not None:
         gpus = probe.cuda.devices  # In some containers CUDA works and NVML does not.
     if gpus is None:
-        yield "not known without NVML"
+        yield "unknown (NVML unavailable)"
     elif not gpus:
         yield "none"
     elif verbose:
         yield from map(_full_name, gpus)
     elif len(gpus) == 1:
-        yield f"{_kind(gpus[0])}, {gpus[0].uuid or 'UUID not known'}"
+        yield f"{_kind(gpus[0])}, {gpus[0].uuid or 'UUID unknown'}"
     else:
         yield from (f"{count} x {kind}" for kind, count in Counter(map(_kind, gpus)).items())
 
@@ -233,18 +233,18 @@ def _kind(gpu: GPU | CudaDevice) -> str:
     size = gpu.memory_total if isinstance(gpu, GPU) else gpu.total_memory
     parts = [
         gpu.name or "unnamed GPU",
-        f"compute capability {dotted(gpu.compute_capability)}" if gpu.compute_capability else "generation not known",
-        f"{size / (1 << 30):.0f} GiB" if size is not None else "memory not known",
+        f"compute capability {dotted(gpu.compute_capability)}" if gpu.compute_capability else "generation unknown",
+        f"{size / (1 << 30):.0f} GiB" if size is not None else "memory unknown",
     ]
     return ", ".join([*parts, *(["MIG"] if isinstance(gpu, GPU) and gpu.mig_enabled else [])])
 
 
 def _full_name(gpu: GPU | CudaDevice) -> str:
     if not isinstance(gpu, GPU):
-        return f"{gpu.ordinal}: {_kind(gpu)}, {gpu.uuid or 'UUID not known'}"
-    free = f"{gpu.memory_free / (1 << 30):.1f} GiB free" if gpu.memory_free is not None else "free memory not known"
-    mode = f"compute mode {gpu.compute_mode or 'not known'}"
-    facts = [f"{gpu.index}: {_kind(gpu)}", free, mode, gpu.uuid or "UUID not known"]
+        return f"{gpu.ordinal}: {_kind(gpu)}, {gpu.uuid or 'UUID unknown'}"
+    free = f"{gpu.memory_free / (1 << 30):.1f} GiB free" if gpu.memory_free is not None else "free memory unknown"
+    mode = f"compute mode {gpu.compute_mode or 'unknown'}"
+    facts = [f"{gpu.index}: {_kind(gpu)}", free, mode, gpu.uuid or "UUID unknown"]
     return ", ".join([*facts, *([gpu.pci_bus_id] if gpu.pci_bus_id else []), *gpu.mig_uuids])
 
 
@@ -272,7 +272,7 @@ def _libraries_in_full(environment: Environment) -> Iterator[str]:
         for other in library.candidates[1:]:
             yield f"    not needed: {other.path} ({other.source})"
         for other in library.rejected:
-            yield f"    passed over: {other.path} ({other.source}): {other.problem}"
+            yield f"    unusable: {other.path} ({other.source}): {other.problem}"
 
 
 def _is_missed(library: Resolution, environment: Environment) -> bool:
@@ -285,8 +285,8 @@ def _is_missed(library: Resolution, environment: Environment) -> bool:
 
 
 def _absence(library: Resolution) -> str:
-    needed = "" if library.required else ", opened at need only"
-    return f"NOT FOUND{needed}" + (f", {len(library.rejected)} passed over" if library.rejected else "")
+    needed = "" if library.required else " (loaded only on demand)"
+    return f"NOT FOUND{needed}" + (f", {counted(len(library.rejected), 'unusable file')}" if library.rejected else "")
 
 
 def _variables(environment: Environment, verbose: bool) -> Iterator[str]:
@@ -306,15 +306,15 @@ def _requirements(requirements: Sequence[Requirement]) -> Iterator[str]:
     )
     parts = [f"{len(passed)} met"]
     parts += [f"not met: {', '.join(failed)}"] if failed else []
-    parts += [f"not known: {', '.join(unknown)}"] if unknown else []
+    parts += [f"unknown: {', '.join(unknown)}"] if unknown else []
     yield "; ".join(parts)
 
 
 def _requirements_in_full(requirements: Iterable[Requirement]) -> Iterator[str]:
     for row in requirements:
-        yield f"{row.name}: {row.found or 'not known'}"
+        yield f"{row.name}: {row.found or 'unknown'}"
         yield f"    minimum {row.minimum}: {row.status_minimum}"
-        status = {"fail": "not met, and works all the same"}.get(row.status_recommended, row.status_recommended)
+        status = {"fail": "not met, but works"}.get(row.status_recommended, row.status_recommended)
         yield f"    recommended {row.recommended}: {row.status_minimum if row.status_minimum == 'fail' else status}"
         if row.note:
             yield f"    {row.note}"
@@ -369,7 +369,7 @@ def _mpi(mpi: Mpi) -> list[str]:
 
 def _network(network: Network) -> list[str]:
     if network.interfaces is None:
-        return ["not known"]
+        return ["unknown"]
     cards = ", ".join(map(str, network.cards)) or "no card that is up"
     ports = ", ".join(f"{port.device} port {port.port}" for port in network.infiniband or ())
     return [f"{cards}; InfiniBand: {ports or 'none'}"]

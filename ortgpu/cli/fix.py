@@ -48,7 +48,7 @@ Variables = Mapping[str, str]
 def fix(
     yes: bool, dry_run: bool, warnings: bool, model: Path | None, python: str | None, as_json: bool, timeout: int
 ) -> int:
-    """Run the commands that `ortgpu doctor` prints, and look again after each.
+    """Run the commands that `ortgpu doctor` prints, and check again after each.
 
     Asks before each command. After each command, the doctor judges the environment in a fresh process. The next command
     fixes the first remaining error. A command runs once at most.

@@ -60,7 +60,7 @@ inputs_option = click.option(
     "--inputs",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Run on these inputs, of a file that numpy.savez wrote, by their names (.npz).",
+    help="Inputs as an .npz file (numpy.savez), one array per input name.",
 )
 
 

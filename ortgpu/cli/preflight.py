@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "--address", metavar="HOST:PORT", help="Where rank 0 is to listen. Needed by mpirun over several machines."
 )
 def preflight(timeout: int, as_json: bool, address: str | None) -> int:
-    """Find out whether the ranks of a job can work together, each on a GPU of its own.
+    """Check that the ranks of a job reach each other, and that each has its own GPU.
 
     Run it as the program would be run. The ranks meet and compare GPUs, drivers and versions; then they run NCCL's
     AllReduce, AllGather and ReduceScatter between all GPUs and check the values. A rank that does not come, hangs, dies
@@ -45,7 +45,7 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
     is the problem. If the launcher's variables do not identify rank 0, every rank writes an error about that. Without a
     launcher only one rank is checked.
 
-    Exit code 0: all is well. 1: a problem was found. 2: wrong usage.
+    Exit code 0: no problem. 1: a problem was found. 2: wrong usage.
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", and "error" or:

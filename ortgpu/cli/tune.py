@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ortgpu.cli.bench import plot as pictures
+    from ortgpu.provider.records import Choice
     from ortgpu.session.tuning.children import Trial, Tuning
     from ortgpu.session.tuning.tuning import Objective, Precision
 else:
@@ -66,7 +67,7 @@ def tune(
     plot: Path | None,
     as_json: bool,
 ) -> int:
-    """Measure which settings suit MODEL on this GPU, and keep them for the sessions to come.
+    """Measure which settings are fastest for MODEL on this GPU, and keep them for later sessions.
 
     Tries layouts of images, searches for convolutions, CUDA graphs, fixed shapes and more in a child process. Each
     candidate and plain ONNX Runtime run alternately. Every result is compared with the CPU's in float32. A later
@@ -90,7 +91,7 @@ def tune(
     task, started = bar.add_task("Opening the model", total=budget), time.monotonic()
 
     def show(trial: Trial) -> None:
-        text = f"{described(trial.settings)}: {_times_plain(trial) or 'rejected'}"
+        text = f"{described(trial.settings)}: {_speed_up(trial) or 'rejected'}"
         bar.update(task, completed=time.monotonic() - started, description=text)
 
     try:
@@ -108,7 +109,7 @@ def tune(
             )
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
         may_be_unfit = inputs is None and not isinstance(error, OSError)  # An OSError may be a timeout.
-        also = (GPUError("where made-up inputs do not suit the model, --inputs FILE gives it others"),)
+        also = (GPUError("if the model cannot run on made-up inputs, pass real ones with --inputs FILE"),)
         return output.show_problem(error, as_json, model=model, also=also if may_be_unfit else ())
     if as_json:
         output.write_json(output.document(ok=True, model=str(model), **tuning.as_dict()))
@@ -123,23 +124,27 @@ def tune(
 
 def _show(console: Console, model: str, found: Tuning) -> None:
     output.heading(console, f"{model} on {found.device}")
-    output.table(console, ("settings", "ms", "times plain", "error", "verdict"), map(_row, found.trials))
+    output.table(console, ("settings", "ms", "speed-up", "error", "verdict"), map(_row, found.trials))
     for text in found.left_out:
         output.line(console, f"not tried: {text}", style="yellow")
     output.line(console, f"Results were compared with {found.compared_with}.")
     best, all_of = found.automatic, found.named
-    output.heading(console, f"By itself a session is {1 / best.ratio:.2f} times plain: {described(best.settings)}")
+    nothing_faster = "; nothing tried was faster" if not (best.settings or all_of.settings) else ""
+    output.heading(console, f"Sessions will use {_settings(best)}{nothing_faster}")
     if all_of.settings != best.settings:
-        sentence = f"With tuned=RECORD it is {1 / all_of.ratio:.2f} times plain: {described(all_of.settings)}"
-        output.heading(console, sentence)
+        output.heading(console, f"With tuned=RECORD they will use {_settings(all_of)}")
     output.line(console, f"Record: {found.record or f'none was written: {found.no_record}'}")
+
+
+def _settings(choice: Choice) -> str:
+    return described(choice.settings) + (f" (speed-up {1 / choice.ratio:.2f})" if choice.settings else "")
 
 
 def _row(trial: Trial) -> tuple[str, ...]:
     times = ", ".join(f"{seconds * 1e3:.3f}" for seconds in trial.seconds)
     error = "" if trial.error is None else f"{trial.error:.1e}"
-    return described(trial.settings), times, _times_plain(trial), error, trial.verdict
+    return described(trial.settings), times, _speed_up(trial), error, trial.verdict
 
 
-def _times_plain(trial: Trial) -> str:
+def _speed_up(trial: Trial) -> str:
     return f"{1 / trial.ratio:.2f}" if trial.ratio else ""

@@ -247,7 +247,7 @@ def observed_by(result: ProbeResult) -> Observed:
 
 # The functions below explain why this process could not open a session.
 
-_FOR_WHAT_NO_CHECK_KNOWS = (
+_FIXES_FOR_UNKNOWN_CAUSE = (
     manual("run `ortgpu doctor`: it opens the driver, the provider and a small session in a process of its own"),
     manual("if a session opens there, restart this process and open its first GPUSession before CUDA is used"),
     manual("else please report it to the maintainers of ortgpu, with the output of `ortgpu doctor --json --redact`"),
@@ -299,7 +299,7 @@ def why_unusable(
             ],
         )
     if isinstance(error, ProviderFallbackError):
-        error.fixes = _FOR_WHAT_NO_CHECK_KNOWS
+        error.fixes = _FIXES_FOR_UNKNOWN_CAUSE
     return error.with_others(problem for problem in problems if problem.code != error.code)
 
 

@@ -340,7 +340,7 @@ class Found:
     @property
     def why(self) -> str:
         """The reason in ``options_chosen`` for each setting of the record."""
-        return f"took {self.choice.ratio:.2f} of the time of plain ONNX Runtime: {self.path}"
+        return f"speed-up {1 / self.choice.ratio:.2f}, from {self.path}"
 
 
 def find_record(
@@ -380,9 +380,13 @@ def describe_record(
     try:
         match = find_record(GraphOutline(model), gpu)
     except VoidRecordError as error:
-        return f"not tuned, since a record does not fit, {error}{advice}"
+        return f"not tuned, because the record does not fit: {error}{advice}"
     if match is None:
         return f"not tuned{advice}"
     if chosen is not None and match.choice.settings and not any(why.endswith(match.why) for _, why in chosen.values()):
-        return f"not tuned, since the session does not open with the record: {match.path}"
-    return f"{described(match.choice.settings)}, which {match.why}"
+        return f"not tuned, because the session does not open with the record {match.path}"
+    return (
+        f"{described(match.choice.settings)} ({match.why})"
+        if match.choice.settings
+        else f"{described({})} (tuned; nothing faster), from {match.path}"
+    )

@@ -153,15 +153,15 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
 
 def suggest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the candidate that a misspelt name of a provider may mean, or None."""
-    word = _word(name)
-    if word in ("gpu", "nvidia"):
+    stem = _provider_stem(name)
+    if stem in ("gpu", "nvidia"):
         return CUDA
-    by_word = {_word(full): full for full in sorted(candidates)}
-    close = difflib.get_close_matches(word, by_word, n=1, cutoff=0.7)  # at 0.6, "npu" and "xpu" would match "cpu"
-    return by_word[close[0]] if close else None
+    by_stem = {_provider_stem(full): full for full in sorted(candidates)}
+    close = difflib.get_close_matches(stem, by_stem, n=1, cutoff=0.7)  # at 0.6, "npu" and "xpu" would match "cpu"
+    return by_stem[close[0]] if close else None
 
 
-def _word(name: str) -> str:
+def _provider_stem(name: str) -> str:
     """Return the distinctive word of a provider's name: "cuda" for "cuda:0" and CUDAExecutionProvider."""
     return re.sub(r"[^a-z]", "", re.split("exec|prov", name.lower(), maxsplit=1)[0])
 

@@ -14,7 +14,7 @@ DIMENSIONS = "free_dimension_overrides"  # sizes by name, as JSON
 FLOAT16 = "float16"  # "1": the model is converted before it is opened
 DEPTH = "map_depth"  # concurrent runs of map
 STAGING = "map_staging"  # "0": map runs with the arrays of the caller, not with copies in pinned memory
-OF_THE_SESSION = (THREADS, DIMENSIONS, FLOAT16, DEPTH, STAGING)
+SESSION_SETTINGS = (THREADS, DIMENSIONS, FLOAT16, DEPTH, STAGING)
 CAPTURE = "enable_cuda_graph"  # the option of the provider
 LIMIT = "gpu_mem_limit"  # the option of the provider: bytes that the arena may hold
 
@@ -57,7 +57,7 @@ AUTOMATIC = ("layout", "search", "workspace", "cudnn", "threads", "depth", "stag
 
 
 def options_of(settings: Settings) -> dict[str, str]:
-    """Return the options for settings: options of the CUDA provider, and options ``OF_THE_SESSION``.
+    """Return the options for settings: options of the CUDA provider, and options ``SESSION_SETTINGS``.
 
     Raises:
         KeyError: the table has no such name or value.
@@ -67,4 +67,4 @@ def options_of(settings: Settings) -> dict[str, str]:
 
 def described(settings: Settings) -> str:
     """Return settings as a person reads them: "layout channels-last, search heuristic"."""
-    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "plain ONNX Runtime's own"
+    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "ONNX Runtime's default settings"

@@ -48,7 +48,7 @@ COPY_THREADS = 12  # fewer where the process has fewer cores
 
 _SLICES_OF_A_THREAD = 4  # small slices, so that a thread that wakes late has less to do
 _ALIGNMENT = 64  # bytes, a cache line
-_AWAKE = 500  # µs: the time that an idle thread spins. Waking it takes 80 µs on the host of an H200.
+_SPIN_MICROSECONDS = 500  # µs: the time that an idle thread spins. Waking it takes 80 µs on the host of an H200.
 
 # <ir_version: 8, opset_import: ["": 13]>
 # copy (uint8[?, ?] from, int64[?] indices) => (uint8[?, ?] to) { to = Gather (from, indices) }
@@ -85,7 +85,7 @@ class ParallelCopy:
         # Threads spin only until the next piece, because idle threads must not occupy a core each.
         spins = load_runtime().release >= (1, 31)  # Older releases lack spin_duration_us.
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
-        options.add_session_config_entry("session.intra_op.spin_duration_us", str(_AWAKE))
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
         self._indices = np.arange(threads * _SLICES_OF_A_THREAD, dtype=np.int64)
         self._on_host = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
         self._bindings: deque[Any] = deque()

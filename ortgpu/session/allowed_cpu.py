@@ -43,7 +43,7 @@ def warn_of_cpu(session: object, error: GPUError, model: ModelSource) -> None:
     """
     warning = CPUExecutionWarning(error, "<bytes>" if isinstance(model, bytes) else os.fsdecode(model))
     if logger.hasHandlers() or _is_hidden(CPUExecutionWarning):
-        text = "%s runs on the CPU, which was allowed [%s]: %s"
+        text = "%s is running on the CPU, as allowed [%s]: %s"
         logger.warning(text, warning.model, error.code, error.summary, extra={"warning": warning})
     warnings.warn(warning, stacklevel=stacklevel(session))
 

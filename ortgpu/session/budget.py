@@ -129,7 +129,7 @@ def exceeded(error: GPUOutOfMemoryError, session: RunningSession, budget: int) -
     return GPUOutOfMemoryError(
         f"the session's budget of {_mebibytes(budget)} is reached{size}",
         evidence=[*error.evidence, "the session holds, without what it gave back:", *lines],
-        fixes=[manual("use a smaller batch; the session works on"), _RAISE],
+        fixes=[manual("use a smaller batch; the session keeps working"), _RAISE],
         requested=error.requested,
         free=error.free,
         total=error.total,

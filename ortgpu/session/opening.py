@@ -164,7 +164,7 @@ def _may_be_rank(plan: Plan) -> bool:
     """Return True if no device was requested, and a launcher may have started several processes on this host."""
     request = plan.request
     is_named = request.device is not None or any("device_id" in keys for keys in request.providers.options.values())
-    return not (is_named or plan.is_carried) and any(name in os.environ for name in LOCAL_RANKS)
+    return not (is_named or plan.providers_in_options) and any(name in os.environ for name in LOCAL_RANKS)
 
 
 def _warn_of_rank(session: RunningSession, ready: Ready) -> None:
@@ -187,7 +187,7 @@ def _working_driver(plan: Plan, runtime: Runtime, driver: Task[CudaState] | None
         return driver.result() if driver is not None else initialise()
 
     if requests.CUDA not in (runtime.available_providers or ()) and (others := list_other_cuda_plugins()):
-        if plan.is_carried:
+        if plan.providers_in_options:
             return runtime, _check_driver(plan, runtime, ask())
         raise other_plugins.why_not_used(others)
     if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
@@ -213,7 +213,7 @@ def check_context(ready: Ready, outline: GraphOutline) -> None:
     plan = ready.plan
     if not ready.runtime.cuda_is_plugin:
         return
-    is_known = not plan.is_carried or plan.device is not None
+    is_known = not plan.providers_in_options or plan.device is not None
     ordinals = [plan.gpu.ordinal] if is_known else [gpu.ordinal for gpu in ready.cuda.devices or ()]
     for ordinal in ordinals:
         code = context_error(ordinal, is_opening=is_known)
@@ -259,7 +259,7 @@ def open_as_chosen(
 ) -> Opened:
     """Open the session with the options that suit its model, or without them."""
     plan = ready.plan
-    if not (plan.request.is_guarded or plan.is_carried):
+    if not (plan.request.is_guarded or plan.providers_in_options):
         opened = open_with_choices(session, construct, ready, outline)
         if opened is not None:
             return opened

@@ -93,7 +93,7 @@ class PlacementDetails:
         head = f"{counted(len(self.placed), 'node')}, {on_gpu} on the GPU, {copies} between devices"
         if not self.off_gpu:
             return head
-        rows = [(str(node), node.kind, reason or "not known") for node, reason in self.off_gpu]
+        rows = [(str(node), node.kind, reason or "unknown") for node, reason in self.off_gpu]
         return head + "\n" + format_table([("on the CPU", "kind", "reason"), *rows])
 
     def as_dict(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from ..provider.requests import (
     drop_unintended,
 )
 from ..provider.runtime import Runtime
-from ..provider.settings import CAPTURE, DIMENSIONS, LIMIT, OF_THE_SESSION, SETTINGS
+from ..provider.settings import CAPTURE, DIMENSIONS, LIMIT, SESSION_SETTINGS, SETTINGS
 from ..provider.sizes import bytes_of_gpu, memory_by_variable, parse_gpu_size
 from .budget import choose_limits, not_limited, share_with_plans, why_not_limited
 from .chosen import choose
@@ -54,8 +54,8 @@ class Plan:
         providers: the providers to bind, in order, with the options of the request and the options that it implies.
         device: the one device that the arguments and the options name.
         gpu: the GPU of ``device``. It is ``_UNKNOWN`` before the GPUs are read, and on the CPU.
-        chosen: options that the caller did not set, of CUDA and ``OF_THE_SESSION``, with value and reason.
-        is_carried: the SessionOptions carry the providers. So none are passed, and only the open session shows them.
+        chosen: options that the caller did not set, of CUDA and ``SESSION_SETTINGS``, with value and reason.
+        providers_in_options: the SessionOptions name the providers; they are read back after opening.
     """
 
     request: SessionRequest
@@ -63,7 +63,7 @@ class Plan:
     device: DeviceRequest = None
     gpu: CudaDevice = _UNKNOWN
     chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    is_carried: bool = False
+    providers_in_options: bool = False
     budget: int | None = None  # bytes of the GPU that the session may take
 
     @property
@@ -76,9 +76,9 @@ class Plan:
         return CUDA in self.providers.names and (self.request.cuda_graph or CAPTURE in self.chosen)
 
     def provider_arguments(self) -> list[tuple[str, dict[str, str]]] | None:
-        if self.is_carried:
+        if self.providers_in_options:
             return None
-        of_cuda = {name: value for name, (value, _) in self.chosen.items() if name not in OF_THE_SESSION}
+        of_cuda = {name: value for name, (value, _) in self.chosen.items() if name not in SESSION_SETTINGS}
         providers = self.providers.replace_cuda_options(of_cuda) if of_cuda else self.providers
         return providers.provider_arguments()
 
@@ -144,7 +144,7 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
                 fixes=[manual(f"leave {argument} out, or make the SessionOptions without providers")],
                 requested=requested.names,
             )
-        return Plan(request, cuda_first(requested), request.device, is_carried=True)
+        return Plan(request, cuda_first(requested), request.device, providers_in_options=True)
     if requested.names:
         available = runtime.available_providers or ()
         all_names = getattr(runtime.module, "get_all_providers", None)
@@ -174,11 +174,11 @@ def bind_gpu(plan: Plan, cuda: CudaState) -> Plan:
 
     Ordinal 0 is left out of the options unless the caller named it: 1.31 then logs a warning about plugins.
     """
-    if plan.is_carried and plan.device is None:  # The open session shows its GPU.
+    if plan.providers_in_options and plan.device is None:  # The open session shows its GPU.
         return plan
     gpu = choose_visible(plan.device, cuda)
     providers = plan.providers
-    if plan.is_carried:
+    if plan.providers_in_options:
         return replace(plan, gpu=gpu)
     plan = _limit_arena(plan, gpu.total_memory)
     if gpu.ordinal != 0 or any("device_id" in options for options in providers.options.values()):
@@ -273,7 +273,7 @@ def _enable_capture(request: SessionRequest) -> ProviderList:
     if options.get(CAPTURE, "1").lower() in ("0", "false"):
         raise ProviderRequestError(
             f"cuda_graph=True and the provider option {CAPTURE}=0 contradict each other",
-            fixes=[manual("say it once")],
+            fixes=[manual(f"pass cuda_graph=True or {CAPTURE}, not both")],
             requested=requested.names,
         )
     if STREAM in options:
@@ -296,12 +296,12 @@ def _device_named_by(request: SessionRequest) -> DeviceRequest:
     ordinal = next(iter(ordinals.values()))
     if set(ordinals.values()) != {ordinal} or (device is not None and ordinal_of(device) != ordinal):
         raise ProviderRequestError(
-            "this session is asked for on different GPUs",
+            "the arguments name two different GPUs",
             evidence=[
                 *([f"device={device!r}"] if device is not None else []),
                 *(f"device_id={number} in the options of {name}" for name, number in ordinals.items()),
             ],
-            fixes=[manual("name the GPU once")],
+            fixes=[manual("pass only one of them")],
             requested=requested.names,
         )
     return ordinal
@@ -311,8 +311,8 @@ def bound_to(plan: Plan, ordinal: int, cuda: CudaState) -> Plan:
     """Return the plan with the GPU of carried providers. Raises ProviderRequestError if the request names another."""
     if plan.device is not None and plan.gpu.ordinal != ordinal:
         raise ProviderRequestError(
-            "this session is asked for on different GPUs",
+            "the arguments name two different GPUs",
             evidence=[f"device={plan.device!r}", f"the SessionOptions carry cuda:{ordinal}"],
-            fixes=[manual("name the GPU once")],
+            fixes=[manual("pass only one of them")],
         )
     return replace(plan, gpu=choose_visible(ordinal, cuda))

@@ -25,7 +25,7 @@ from ..provider.devices import Device, free_memory
 from ..provider.options import Carried, carries_providers, recording_options
 from ..provider.placement import Placement, has_convolutions, read_placement
 from ..provider.requests import CPU, CUDA
-from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, LIMIT, OF_THE_SESSION
+from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, LIMIT, SESSION_SETTINGS
 from ..running.cudart import runtime_of
 from ..running.memory import holdings_of
 from ..running.plain_runs import PlainRunner
@@ -203,7 +203,7 @@ def maker_of(
     if refusal is not None:
         return functools.partial(_refuse, refusal)
     options, ordinal = verified.options_chosen, verified.device.ordinal
-    of_cuda = {name: value for name, (value, _) in options.items() if name not in OF_THE_SESSION}
+    of_cuda = {name: value for name, (value, _) in options.items() if name not in SESSION_SETTINGS}
     return PlanSource(
         model=request.model,
         stamp=session._model_stamp,

@@ -73,7 +73,7 @@ def verify_plan(session: OpenedSession, plan: Plan, runtime: Runtime, cuda: Cuda
     expected = plan.providers.names
     bound = tuple(InferenceSession.get_providers(session))  # A subclass may override get_providers.
     ours = requests.CUDA in bound and {requests.CUDA, requests.CPU, *requests.TENSORRT}.issuperset(bound)
-    if plan.is_carried and not ours:
+    if plan.providers_in_options and not ours:
         other = other_plugins.bound_plugin(bound)
         if other is None:
             raise missing_cuda_error(bound)
@@ -82,7 +82,7 @@ def verify_plan(session: OpenedSession, plan: Plan, runtime: Runtime, cuda: Cuda
         raise undiagnosed_for(plan, runtime, cuda)
     if plan.request.is_guarded:  # Plain ONNX Runtime silently leaves out plugins that it opens only by device.
         expected = tuple(name for name in expected if name in bound)
-    if bound[: len(expected)] != expected and not plan.is_carried:
+    if bound[: len(expected)] != expected and not plan.providers_in_options:
         raise ProviderFallbackError(
             "ONNX Runtime bound other providers than those asked for",
             evidence=[f"asked for: {', '.join(expected)}", f"bound: {', '.join(bound)}"],
@@ -97,7 +97,7 @@ def verify_plan(session: OpenedSession, plan: Plan, runtime: Runtime, cuda: Cuda
             raise not_limited("the CUDA provider of this process ignores gpu_mem_limit")
         plan = replace(plan, budget=None)
     gpu_id = options.get("device_id", "0")
-    if plan.is_carried:
+    if plan.providers_in_options:
         plan = bound_to(plan, int(gpu_id), cuda)
     ordinal = plan.gpu.ordinal
     if gpu_id != str(ordinal):

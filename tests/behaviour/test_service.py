@@ -117,7 +117,7 @@ def test_a_service_answers(server: str, tmp_path: Path) -> None:
         for wrong in ([[1, 2], [3]], [[1, 2, 3]]):
             status, document = service.ask("/predict", wrong)
             assert status == 422, document
-        assert "runs on the CPU, which" in service.log
+        assert "is running on the CPU, as" in service.log
         assert "ready: cpu" in service.log
         status, metrics = service.ask("/metrics")
         assert status == 200

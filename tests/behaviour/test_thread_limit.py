@@ -1,4 +1,4 @@
-"""A process that may have no further thread: OpenBLAS ends the import of NumPy, ONNX Runtime its session."""
+"""A process that has reached its thread limit: OpenBLAS ends the import of NumPy, ONNX Runtime its session."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def problems(request: pytest.FixtureRequest, lab: Lab, tmp_path: Path) -> list[t
 def test_numpy_is_not_installed_again(problems: list[tuple[str, str]]) -> None:
     ((code, text),) = problems
     assert code == "broken-package"
-    assert "no further thread" in text
+    assert "thread limit" in text
     assert "pthread_create failed" in text
     assert "ulimit -u" in text
     assert "pip" not in text

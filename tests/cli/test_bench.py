@@ -418,12 +418,12 @@ def test_the_best_way_is_recommended_for_time_and_for_items() -> None:
         figure("pool", 64, 2600, 2.6),
     ]
     assert recommend(figures) == [
-        f"Batch 1, shortest time for a request: {WAYS['graph']}, 1.40 times plain run.",
-        f"Batch 1, most items a second: {WAYS['map']}, 1.80 times plain run.",
-        f"Batch 64, most items a second: {WAYS['pool']}, 2.60 times plain run.",
+        f"Batch 1, shortest time for a request: {WAYS['graph']}, speed-up 1.40.",
+        f"Batch 1, most items per second: {WAYS['map']}, speed-up 1.80.",
+        f"Batch 64, most items per second: {WAYS['pool']}, speed-up 2.60.",
     ]
     assert recommend([figure("plain", None, 100, None), figure("map", None, 180, 1.8)]) == [
-        f"This model, most items a second: {WAYS['map']}, 1.80 times plain run."
+        f"This model, most items per second: {WAYS['map']}, speed-up 1.80."
     ]
 
 
@@ -431,17 +431,17 @@ def test_of_ways_that_do_not_differ_the_plainest_is_recommended() -> None:
     """A pool over one GPU does what map does: by how much is a matter of luck."""
     plain = figure("plain", 8, 100, None)
     assert recommend([plain, figure("map", 8, 240, 2.40), figure("pool", 8, 241, 2.41)]) == [
-        f"Batch 8, most items a second: {WAYS['map']}, 2.40 times plain run."
+        f"Batch 8, most items per second: {WAYS['map']}, speed-up 2.40."
     ]
     assert recommend(
         [plain, figure("run", 8, 139, 1.39), figure("graph", 8, 140, 1.4), figure("pool", 8, 260, 2.6)]
     ) == [
-        f"Batch 8, shortest time for a request: {WAYS['run']}, 1.39 times plain run.",
-        f"Batch 8, most items a second: {WAYS['pool']}, 2.60 times plain run.",
+        f"Batch 8, shortest time for a request: {WAYS['run']}, speed-up 1.39.",
+        f"Batch 8, most items per second: {WAYS['pool']}, speed-up 2.60.",
     ]
     # One that scatters does not stand for the best because it came near that now and then
     assert recommend([plain, figure("map", 8, 180, 1.8, 0.4), figure("pool", 8, 240, 2.4)]) == [
-        f"Batch 8, most items a second: {WAYS['pool']}, 2.40 times plain run."
+        f"Batch 8, most items per second: {WAYS['pool']}, speed-up 2.40."
     ]
 
 

@@ -226,7 +226,7 @@ report(str(default_path("model.onnx", initialise().devices[0].name)))
 """
     record = Path(machine.run(code, cwd=tmp_path).ok().json)
     record.parent.mkdir(parents=True)
-    unfit = f"not tuned, since a record does not fit, {record}: it is no record"
+    unfit = f"not tuned, because the record does not fit: {record}: it is no record"
     for content, why in ((None, "not tuned: `"), ("{}", unfit)):
         if content is not None:
             record.write_text(content, encoding="utf-8")

@@ -90,7 +90,7 @@ def test_cpu_only_package(lab: Lab) -> None:
     assert result.returncode == 1
     assert result.stdout.startswith("CPUOnlyPackageError: ")
     assert "uninstall" in result.stdout
-    assert "not known: no provider file says which" in result.stdout
+    assert "unknown (no provider file says which)" in result.stdout
 
 
 def test_import_fails(lab: Lab) -> None:
@@ -125,7 +125,7 @@ def test_a_probe_that_cannot_be_started_says_why(lab: Lab) -> None:
     result = machine.run(code)
     assert result.returncode == 1
     last = result.stdout.splitlines()[-1]
-    assert last.startswith("No check finds a fault, and the probe failed all the same: start, this program is frozen")
+    assert last.startswith("No check found a fault, but the probe failed: start, this program is frozen")
 
 
 def test_missing_libraries_are_all_named(lab: Lab) -> None:
@@ -137,12 +137,12 @@ def test_missing_libraries_are_all_named(lab: Lab) -> None:
     assert result.stdout.startswith("LibraryNotFoundError: ")
     assert f"cudart {CUDA}, curand 10: NOT FOUND\n" in result.stdout
     at_need = not LINKS_CUDNN
-    of_cufft = f"cufft {major_of(CUFFT)}: NOT FOUND{', opened at need only' * at_need}, 1 passed over\n"
+    of_cufft = f"cufft {major_of(CUFFT)}: NOT FOUND{' (loaded only on demand)' * at_need}, 1 unusable file\n"
     assert of_cufft in result.stdout
     assert ("warning: " in result.stdout) == at_need
-    assert "passed over: " not in result.stdout
+    assert "unusable: " not in result.stdout
     full = doctor(machine, "--no-probe", "--verbose").stdout
-    assert re.search(rf"passed over: \S+{CUFFT} \(nvidia wheels\): truncated", full)
+    assert re.search(rf"unusable: \S+{CUFFT} \(nvidia wheels\): truncated", full)
 
 
 @pytest.mark.parametrize("nvml", [None, NVML(init=9), NVML(error=999)], ids=["absent", "no-driver", "errors"])
@@ -150,7 +150,7 @@ def test_nvml_that_does_not_work(lab: Lab, nvml: NVML | None) -> None:
     machine = lab.machine(cuda=Cuda(devices=(H200,)), nvml=nvml)
     result = doctor(machine, "--no-probe").ok()
     assert "NVML does not work: " in result.stdout
-    assert "not known without NVML" in result.stdout
+    assert "unknown (NVML unavailable)" in result.stdout
     assert H200.uuid in doctor(machine).stdout, "CUDA itself was asked for it"
     rows = {row["name"]: row["status_minimum"] for row in document(machine, "--no-probe")["requirements"]}
     assert rows["compute capability"] == rows["GPU memory"] == "unknown"

@@ -98,7 +98,7 @@ def test_root_first_then_consequences_then_warnings(
         "To fix it:\n"
         "    get one\n"
         "More: ortgpu explain driver-not-found\n"
-        "\nFollows from it:\n"
+        "\nConsequences of it:\n"
         "  - no-device: no GPU\n"
         "\nwarning: cuDNN is not there (library-not-found)\n"
         "    pip install it\n"
@@ -113,7 +113,7 @@ def test_two_causes_are_told_apart(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert capsys.readouterr().out.partition("\nWhat was found")[0] == (
         "LibraryNotFoundError: cuBLAS is not there\nMore: ortgpu explain library-not-found\n"
         "\nDriverNotFoundError: there is no driver\nMore: ortgpu explain driver-not-found\n"
-        "\nFollows from these:\n"
+        "\nConsequences of these:\n"
         "  - no-device: no GPU (because of driver-not-found)\n"
     )
 
@@ -141,8 +141,8 @@ def test_warnings_alone_are_healthy(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 @pytest.mark.parametrize(
     ("result", "says"),
     [
-        (probe(ProbeStep("session", False, "no")), "failed all the same: session"),
-        (probe(completed=False, died_in="start", returncode=1), "failed all the same: start"),
+        (probe(ProbeStep("session", False, "no")), "the probe failed: session"),
+        (probe(completed=False, died_in="start", returncode=1), "the probe failed: start"),
         (probe(completed=False, died_in="import", signal="SIGSEGV", returncode=-11), "ended with SIGSEGV in: import"),
         (probe(completed=False, died_in="driver", timed_out=True, returncode=None), "ran out of time in: driver"),
     ],

@@ -74,7 +74,7 @@ def test_a_guard_that_cannot_come_into_force_keeps_onnxruntime_out(lab: Lab, tmp
     environment: dict[str, str] = {"PYTHONPATH": str(tmp_path)}
     prepare(environment)
     result = lab.machine().run(argv=["-c", "import json, onnxruntime"], env=environment)
-    assert "ImportError: ORTGPU_ENFORCE is set, and the guard cannot watch" in result.stderr, result.output
+    assert "ImportError: ORTGPU_ENFORCE is set, but the guard does not work in" in result.stderr, result.output
 
 
 AN_OLD_PYTHON = """

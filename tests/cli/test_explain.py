@@ -20,7 +20,7 @@ from ortgpu.errors import GPUError, catalogue
 
 PACKAGE = Path(ortgpu.__file__).parent
 PAGE = PACKAGE / "ERRORS.md"
-LISTS = ("How it comes about", "How to tell", "How to mend it")
+LISTS = ("Causes", "How to confirm", "How to fix it")
 NOT_RAISED = "*Not raised itself: a class to catch the ones below it by.*"
 
 
@@ -207,7 +207,7 @@ def test_code_or_class_name(name: str, capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     assert shown.startswith("driver-not-found: ")
     assert "DriverNotFoundError(DriverError)" in shown
-    for title in ("How it comes about", "How to tell", "How to mend it", "Sources"):
+    for title in ("Causes", "How to confirm", "How to fix it", "Sources"):
         assert title in shown.splitlines()
 
 

@@ -98,7 +98,7 @@ ABSENT = "cannot open shared object file: No such file or directory"
         ("To fix it:\n    look\nMore: ortgpu explain rank-device\n", "rank-device"),
         ("More: ortgpu explain placement", "placement"),
         ("DriverNotFoundError: the NVIDIA driver's library libcuda.so.1 cannot be loaded", "driver-not-found"),
-        ("model.onnx runs on the CPU, which was allowed [no-device]: CUDA shows this process no GPU", "no-device"),
+        ("model.onnx is running on the CPU, as allowed [no-device]: CUDA shows this process no GPU", "no-device"),
         ("SKIPPED [1] test_model.py:6: no GPU can be used: driver-too-old: the driver is old", "driver-too-old"),
         ("    except GPUError as error:\nortgpu.errors.DeviceBusyError: the GPU is busy", "device-busy"),
         ("ortgpu.errors.GPUError: the model m.onnx is a pointer of Git LFS", "gpu-error"),

@@ -133,7 +133,7 @@ def test_a_table_that_is_folded_breaks_no_word(monkeypatch: pytest.MonkeyPatch) 
         Trial({"enable_cuda_graph": "1"}, None, (), None, "rejected: output 'y' has infinities where plain has none"),
     ]
     terminal = shown_by(monkeypatch, COLUMNS)
-    output.table(output.stdout(), ("settings", "ms", "times plain", "error", "verdict"), map(_row, trials))
+    output.table(output.stdout(), ("settings", "ms", "speed-up", "error", "verdict"), map(_row, trials))
     lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
     assert [line for line in lines if len(line) > COLUMNS] == []
     words = {word for line in lines for word in line.split()}

@@ -90,7 +90,7 @@ CASES = in_group(
         Case(
             "no-driver",
             "DriverNotFoundError",
-            ("libcuda.so.1", "driver", "in a container: give it the GPU"),
+            ("libcuda.so.1", "driver", "with its GPU: "),
             rows=("B24",),
             needs=("driver", "host"),
             plain_since=LINKS_DRIVER,
@@ -330,7 +330,7 @@ CASES = in_group(
         Case(
             "driver-file-empty",
             "DriverNotFoundError",
-            ("libcuda.so.1", "file too short", "in a container: give it the GPU"),
+            ("libcuda.so.1", "file too short", "with its GPU: "),
             empty_driver_file,
             env=_at("driver"),
             needs=("driver", "host", *(["host"] if IN_CONTAINER else [])),  # the third: an image with empty files
@@ -390,7 +390,7 @@ CASES = in_group(
             (f"up to {CUDA - 1}.2", "this machine's driver up to 13.0", "loaded: "),
             cuda=Cuda(version=1000 * (CUDA - 1) + 20, devices=(H200,)),
             nvml=NVML(gpus=(H200,)),
-            silent_about=("pip install", "install an NVIDIA driver"),
+            silent_about=("pip install", "install NVIDIA driver"),
             details={"driver_version": "580.65.06", "driver_cuda": [CUDA - 1, 2], "needed_cuda": [CUDA, 0]},
             plain="printed",
             after=MENDED,
@@ -402,7 +402,7 @@ CASES = in_group(
             ("MIG is enabled", "nvidia-smi -mig 0"),
             cuda=Cuda(init=100),
             nvml=NVML(gpus=(GPU(uuid=H200.uuid, name=H200.name, mig=True),)),
-            silent_about=("give it the GPU",),
+            silent_about=("with its GPU",),
             plain="printed",
             needs=(ROOT, ROOT),
         ),

@@ -85,7 +85,7 @@ CASES = in_group(
             cuda=Cuda(init=803, version=1000 * (CUDA - 1) + 40, devices=(H200,)),
             nvml=NVML(gpus=(H200,), cuda=1000 * (CUDA - 1) + 40),  # which NVML reads from that library
             env=COMPAT_FIRST,
-            silent_about=("install an NVIDIA driver", "pip install"),
+            silent_about=("NVIDIA driver 5", "pip install"),
             details={"driver_version": "580.65.06", "driver_cuda": [CUDA - 1, 4]},
             plain="printed",
             after=MENDED,
@@ -146,7 +146,7 @@ CASES = in_group(
                 ("without its link libcuda.so.1: ", "driver/libcuda.so.580.65.06", "ldconfig -n"),
                 breaks,
                 env={"LD_LIBRARY_PATH": "{overlay}/driver", "KUBERNETES_SERVICE_HOST": "10.0.0.1", **_ONE_GPU},
-                silent_about=("install an NVIDIA driver", "--gpus all"),
+                silent_about=("NVIDIA driver 5", "--gpus all"),
                 after="DriverUnusableError",  # of the stub
                 slow_fix=False,
             )

@@ -64,7 +64,7 @@ CASES = in_group(
         Case(
             "conflict-in-a-folder-of-pythonpath",
             "ConflictingPackagesError",
-            ("the GPU build lost", "rm -rf", "--target", OTHER_FOLDER),
+            ("the GPU build was overwritten", "rm -rf", "--target", OTHER_FOLDER),
             in_another_folder(cpu_over_gpu),
             silent_about=("uninstall -y",),
             env={"PYTHONPATH": f"{{overlay}}/../{OTHER_FOLDER}"},
@@ -74,7 +74,7 @@ CASES = in_group(
         Case(
             "conflict-in-packages-that-are-shared",
             "ConflictingPackagesError",
-            ("the GPU build lost", "--force-reinstall --no-deps onnxruntime-gpu=="),
+            ("the GPU build was overwritten", "--force-reinstall --no-deps onnxruntime-gpu=="),
             in_another_folder(cpu_over_gpu, behind=True),
             silent_about=("uninstall -y", "rm -rf"),
             plain="warned",

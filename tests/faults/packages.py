@@ -253,7 +253,7 @@ CASES = in_group(
         Case(
             "webgpu-build-over-gpu-package",  # a name with "gpu" in it, and no CUDA
             "ConflictingPackagesError",
-            ("onnxruntime-webgpu", "onnxruntime-gpu", "the GPU build lost"),
+            ("onnxruntime-webgpu", "onnxruntime-gpu", "the GPU build was overwritten"),
             other_twin_over_gpu("onnxruntime-webgpu"),
             plain="warned",
             after=MENDED,

@@ -126,7 +126,7 @@ CASES = in_group(
         Case(
             "plugin-and-both-packages",
             "ConflictingPackagesError",
-            ("onnxruntime ", "onnxruntime-gpu", "the GPU build lost", "uninstall"),
+            ("onnxruntime ", "onnxruntime-gpu", "the GPU build was overwritten", "uninstall"),
             gpu_package_below,
             starts=with_plugin,
             details={"packages": ["onnxruntime", "onnxruntime-gpu"]},

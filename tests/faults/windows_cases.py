@@ -168,7 +168,7 @@ PACKAGES = [
     WindowsCase(
         "cpu-package-over-gpu-package",
         "ConflictingPackagesError",
-        ("onnxruntime 1.31.1", "onnxruntime-gpu 1.31.1", "the GPU build lost"),
+        ("onnxruntime 1.31.1", "onnxruntime-gpu 1.31.1", "the GPU build was overwritten"),
         Windows.install_cpu_package,
         rows=("A01", "A03"),
         plain="warned",
@@ -512,7 +512,7 @@ PACKAGES = [
     WindowsCase(
         "conflict-in-another-folder",
         "ConflictingPackagesError",
-        ("the GPU build lost", "--target", "C:\\shared"),
+        ("the GPU build was overwritten", "--target", "C:\\shared"),
         all_of(Windows.install_cpu_package, packages_in_another_folder),
         silent_about=("uninstall -y",),
         plain="warned",
@@ -813,7 +813,7 @@ LIBRARIES = [
     ),
     unusable_library("truncated", truncating(f"{CUDA}\\{CUBLAS_LT}", 300), "truncated"),
     unusable_library("empty", writing(f"{CUDA}\\{CUBLAS_LT}"), "empty"),
-    unusable_library("is-text", writing(f"{CUDA}\\{CUBLAS_LT}", b"<html>" * 400), "passed over"),
+    unusable_library("is-text", writing(f"{CUDA}\\{CUBLAS_LT}", b"<html>" * 400), "is unusable"),
     unusable_library(
         "of-another-processor",
         making(f"{CUDA}\\{CUBLAS_LT}", exports={"call": 0}, machine=ARM64),
@@ -1180,7 +1180,7 @@ DRIVERS = [
         MENDED,
         (
             "the NVIDIA driver's library nvcuda.dll cannot be loaded",
-            "install an NVIDIA driver for CUDA 13: 580 or newer",
+            "install NVIDIA driver 580 or newer (needed for CUDA 13)",
         ),
         rows=("B24",),
         needs=("driver",),
@@ -1222,7 +1222,7 @@ DRIVERS = [
     WindowsCase(
         "driver-too-old-and-a-gpu-that-no-older-release-is-for",
         "DriverTooOldError",
-        ("supports CUDA up to 12.4", "install an NVIDIA driver for CUDA 13: 580 or newer"),
+        ("supports CUDA up to 12.4", "install NVIDIA driver 580 or newer (needed for CUDA 13)"),
         driver=(Cuda(version=12040, devices=(A100,)), NVML(gpus=(A100,), driver="551.61", cuda=12040)),
         rows=("C01",),
         silent_about=("onnxruntime-gpu>=",),

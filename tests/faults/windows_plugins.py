@@ -101,7 +101,7 @@ PLUGINS = [
     WindowsCase(
         "plugin-and-both-packages",
         "ConflictingPackagesError",
-        ("onnxruntime ", "onnxruntime-gpu", "the GPU build lost", "uninstall"),
+        ("onnxruntime ", "onnxruntime-gpu", "the GPU build was overwritten", "uninstall"),
         all_of(add_plugin, Windows.install_cpu_package),
         driver=DRIVER,
         plain="warned",

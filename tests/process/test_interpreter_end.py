@@ -24,7 +24,7 @@ pytestmark = pytest.mark.lab
 # Of the CPU that is used instead: it is logged, which goes to stderr where a program has no handlers. A function with
 # names of its own does not keep those of the program.
 QUIET = """
-logging.lastResort.addFilter(eval("lambda record: 'runs on the CPU, which was allowed' not in record.msg", {}))
+logging.lastResort.addFilter(eval("lambda record: 'is running on the CPU, as allowed' not in record.msg", {}))
 """
 
 

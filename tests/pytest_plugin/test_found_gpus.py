@@ -123,7 +123,7 @@ def test_several_gpus(lab: Lab, tmp_path: Path) -> None:
         "cuda:2 (NVIDIA H200, GPU-00000000-0000-0000-0000-0000000000cc): 2.0 GiB of 141.0 GiB free"
         in (seen["reasons"]["test_none"])
     )
-    assert "needs 4 GPUs; CUDA shows cuda:0 (NVIDIA T4, " in seen["reasons"]["test_four"]
+    assert "needs 4 GPUs; found cuda:0 (NVIDIA T4, " in seen["reasons"]["test_four"]
     assert "ortgpu: cuda:0 (NVIDIA T4, GPU-00000000-0000-0000-0000-0000000000aa), cuda:1 " in seen["output"]
 
     visible = machine.but(env={"CUDA_VISIBLE_DEVICES": LARGE.uuid})

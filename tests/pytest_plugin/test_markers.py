@@ -117,7 +117,7 @@ def test_a_skip_names_the_line_of_its_test(
         def test_that_may_fail(): pass
         """
     )
-    why = "needs a GPU, *" if mode == "skip" else "no GPU can be used: *" if problem else "needs 2 GPUs; CUDA shows *"
+    why = "needs a GPU, *" if mode == "skip" else "no GPU can be used: *" if problem else "needs 2 GPUs; found *"
     result = run(f"--ortgpu={mode}")
     result.assert_outcomes(skipped=6)
     places = {3: 1, 6: 2, 12: 1, 17: 1, 20: 1}
@@ -173,9 +173,9 @@ def test_choosing_passes_over_what_does_not_do(faked: Faked) -> None:
     with pytest.raises(UnmetRequirementError) as raised:
         choose_gpus(gpus[:3], requirement)
     assert str(raised.value) == (
-        "needs 2 GPUs, 8.0 GiB of free memory, compute capability 8.0; CUDA shows "
+        "needs 2 GPUs with 8.0 GiB free and compute capability 8.0; found "
         "cuda:0 (NVIDIA H200, GPU-0): compute capability 7.5; "
         "cuda:1 (NVIDIA H200, GPU-1): 1.0 GiB of 80.0 GiB free; cuda:2 (NVIDIA H200, GPU-2)"
     )
-    with pytest.raises(UnmetRequirementError, match="needs 1 GPU; CUDA shows none"):
+    with pytest.raises(UnmetRequirementError, match="needs a GPU; found none"):
         choose_gpus([], GPURequirement())

@@ -49,7 +49,7 @@ def test_require_fails_where_gpus_do_not_do(pytester: pytest.Pytester, run: Run,
     )
     result = run("--ortgpu=require")
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["needs 2 GPUs; CUDA shows cuda:0 (NVIDIA H200, GPU-0)", "A GPU is required: *"])
+    result.stdout.fnmatch_lines(["needs 2 GPUs; found cuda:0 (NVIDIA H200, GPU-0)", "A GPU is required: *"])
     result.stdout.no_fnmatch_line("During handling of the above exception*")
 
 

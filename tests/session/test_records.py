@@ -356,10 +356,10 @@ def test_a_session_that_does_not_open_with_its_record_is_not_called_tuned(
 ) -> None:
     monkeypatch.setattr(records, "default_path", lambda *_: record)
     text = describe_record(model, None)
-    assert text == f"layout channels-last, which took 0.80 of the time of plain ONNX Runtime: {record}"
-    chosen = {"prefer_nhwc": ("1", f"layout channels-last: took 0.80 of the time of plain ONNX Runtime: {record}")}
+    assert text == f"layout channels-last (speed-up 1.25, from {record})"
+    chosen = {"prefer_nhwc": ("1", f"layout channels-last: speed-up 1.25, from {record}")}
     assert describe_record(model, None, chosen) == text
-    assert describe_record(model, None, {}) == f"not tuned, since the session does not open with the record: {record}"
+    assert describe_record(model, None, {}) == f"not tuned, because the session does not open with the record {record}"
 
 
 # Plans
@@ -375,7 +375,7 @@ def test_a_plan_has_what_the_record_says(record: Path) -> None:
     plan = planned(Found(record, made, made.automatic))
     value, why = plan.chosen["prefer_nhwc"]
     assert value == "1"
-    assert why == f"layout channels-last: took 0.80 of the time of plain ONNX Runtime: {record}"
+    assert why == f"layout channels-last: speed-up 1.25, from {record}"
     plan = planned(Found(record, made, made.named))
     assert dict(plan.provider_arguments())[CUDA]["enable_cuda_graph"] == "1"
     assert "free_dimension_overrides" not in dict(plan.provider_arguments())[CUDA]

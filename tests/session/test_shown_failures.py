@@ -48,4 +48,4 @@ def test_the_cpu_is_said_once_in_each_place_that_is_set_up(
 ) -> None:
     shown = show(models, way, *flags).ok().stderr
     assert shown.count("CPUExecutionWarning: ") == warned
-    assert shown.count("runs on the CPU, which was allowed [") == logged
+    assert shown.count("is running on the CPU, as allowed [") == logged

@@ -130,7 +130,7 @@ def test_a_candidate_that_hung_is_never_kept(
     assert {"search": "exhaustive"} not in (found.automatic.settings, found.named.settings)
     if opener is open_all_hang:
         assert (found.record, found.automatic) == (None, Choice({}, 1.0))
-        assert found.no_record == "plain ONNX Runtime's own settings were rejected: it did not end in time"
+        assert found.no_record == "ONNX Runtime's default settings were rejected: it did not end in time"
         assert not path.exists()
     else:
         assert read_record(path).automatic.settings == {"search": "heuristic"}
@@ -238,7 +238,7 @@ def test_what_is_much_slower_alone_is_not_combined(
 def test_a_search_ends_with_its_time(network: Path, tmp_path: Path) -> None:
     found = tune_at(CPU, Wanted(network, budget=0.1), tmp_path / "record.json")
     assert [each.settings for each in found.trials] == [{"search": "heuristic"}]
-    assert any("the time was up" in text for text in found.left_out)
+    assert any("no time left" in text for text in found.left_out)
 
 
 def test_a_model_that_does_not_run_raises_as_a_session_does(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_results_may_be_twice_as_far_as_plains() -> None:
     assert compare(RIGHT, off_by(1e-3), off_by(1.5e-3))[1] is None
     error, wrong = compare(RIGHT, off_by(1e-3), off_by(3e-3))
     assert error == pytest.approx(3e-3, rel=0.1)
-    assert "is allowed" in str(wrong)
+    assert "(limit " in str(wrong)
     assert compare(RIGHT, off_by(1e-3), off_by(3e-3), tolerance=2e-2)[1] is None
 
 

@@ -115,7 +115,7 @@ CASES = [
         "NVIDIA's build of ONNX Runtime for this Jetson's JetPack"),
     Case("the CPU package on a Jetson", all_of(CPU_ENGINE_THERE, OF_A_JETSON), "CPUOnlyPackageError",
         "uninstall -y onnxruntime, then install NVIDIA's build of ONNX Runtime for this Jetson's JetPack"),
-    Case("two packages on a Jetson, the GPU build lost",
+    Case("two packages on a Jetson, the GPU build was overwritten",
         all_of(NO_PROVIDER, engine(owners=(ENGINE, CPU_ENGINE), build_name="onnxruntime"), OF_A_JETSON),
         "ConflictingPackagesError", "uninstall -y onnxruntime-gpu onnxruntime, then install NVIDIA's build"),
     Case("nothing installed, and another environment is active", all_of(NO_ENGINE, variables(VIRTUAL_ENV="/app/.venv")),
@@ -132,11 +132,11 @@ CASES = [
         "BrokenPackageError", "libonnxruntime_providers_cuda.so"),
     Case("a missing provider", NO_PROVIDER, "BrokenPackageError", "CUDA provider library"),
     Case("two packages, the GPU build whole", engine(owners=(CPU_ENGINE, ENGINE)), "ConflictingPackagesError",
-        "onnxruntime and onnxruntime-gpu are installed over each other", "warning",
+        "onnxruntime and onnxruntime-gpu share one folder", "warning",
         details={"packages": ("onnxruntime", "onnxruntime-gpu")}),
-    Case("two packages, the GPU build lost",
+    Case("two packages, the GPU build was overwritten",
         all_of(NO_PROVIDER, engine(owners=(ENGINE, CPU_ENGINE), build_name="onnxruntime")), "ConflictingPackagesError",
-        "the GPU build lost"),
+        "the GPU build was overwritten"),
     Case("a GPU build that was upgraded after it was held",
         part("packages", held=(replace(CPU_ENGINE, version="1.30.0"),)),
         "ConflictingPackagesError", "onnxruntime-gpu 1.31.1 is held as onnxruntime 1.30.0", "warning"),
@@ -167,7 +167,7 @@ CASES = [
         "BrokenPackageError", "restart its kernel"),
     Case("the CPU build, installed after the GPU build was imported", all_of(
         NO_PROVIDER, engine(owners=(ENGINE, CPU_ENGINE), build_name="onnxruntime",
-        imported_as=("onnxruntime-gpu", "1.31.1"))), "ConflictingPackagesError", "the GPU build lost"),
+        imported_as=("onnxruntime-gpu", "1.31.1"))), "ConflictingPackagesError", "the GPU build was overwritten"),
     *(
         Case(f"a damaged {name}", part(name, problem="truncated: 5 of 9 bytes"), "BrokenPackageError",
             "truncated: 5 of 9 bytes",)
@@ -249,7 +249,7 @@ CASES = [
     Case("a library that could not be opened", preloaded(missing=(MissingLibrary("libcurand.so.10", True,
         "nvidia-curand~=10.0",
         (Candidate("libcurand.so.10", "/x/libcurand.so.10", "directory", "/x", "file too short"),),),)),
-        "LibraryNotFoundError", "/x/libcurand.so.10 passed over (directory): file too short"),
+        "LibraryNotFoundError", "/x/libcurand.so.10 is unusable (directory): file too short"),
     Case("a library that no wheel has", preloaded(missing=(MissingLibrary("libfoo.so.1", True, None, ()),)),
         "LibraryNotFoundError", "install the system package that has libfoo.so.1"),
     Case("a missing symbol", all_of(preloaded(), observed(provider_error=SYMBOL)), "LibraryVersionError",
@@ -324,10 +324,10 @@ CASES = [
         "To fix it:\n    sudo dmesg | grep -i nvrm\n    install the driver that serves this GPU"),
     *(
         Case(f"no GPU for the driver {where}", all_of(nvml(gpus=()), cuda_failed(100), part("host", **there)),
-            "NoDeviceError", "To fix it:\n    in a container: give it the GPU")
-        for where, there in (("in a container", {"container": "docker"}),
-            ("on the bus", {"display_vendors": frozenset({0x8086})}),
-            ("where nothing is known of the bus", {"display_vendors": None}))
+            "NoDeviceError", f"To fix it:\n    {start} with its GPU: `docker run --gpus all")
+        for where, start, there in (("in a container", "start the container", {"container": "docker"}),
+            ("on the bus", "in a container, start it", {"display_vendors": frozenset({0x8086})}),
+            ("where nothing is known of the bus", "in a container, start it", {"display_vendors": None}))
     ),
     Case("a driver without a module for an older GPU", all_of(nvml(**NO_MODULE), part("driver", kernel_version=None),
         cuda_failed(100)), "DriverUnusableError", "drivers from 590 on leave out GPUs before the RTX 20 series"),
@@ -336,15 +336,15 @@ CASES = [
     Case("CUDA sees none of NVML's", cuda_failed(100), "NoDeviceError",
         "To fix it:\n    sudo dmesg | grep -iE 'xid|nvrm'\n    reboot"),
     Case("CUDA sees none of NVML's in a container", all_of(cuda_failed(100), part("host", container="podman")),
-        "NoDeviceError", "start this container again with its GPU (podman run --device nvidia.com/gpu=all"),
+        "NoDeviceError", "start this container again with its GPU: `podman run --device nvidia.com/gpu=all"),
     Case("CUDA sees none of NVML's in WSL", all_of(OF_WINDOWS, cuda_failed(100)), "NoDeviceError",
         "To fix it:\n    restart WSL"),
     Case("compute mode prohibited", processes("prohibited"), "DeviceBusyError", "nvidia-smi -i",
         details={"uuid": UUID}),
     Case("compute mode prohibited, in a container", all_of(processes("prohibited"), part("host", container="docker")),
-        "DeviceBusyError", "on the host of this container: sudo nvidia-smi -i"),
+        "DeviceBusyError", "on the container's host: sudo nvidia-smi -i"),
     *(Case(f"the driver of a container's host failed with {code}", all_of(cuda_failed(code),
-        part("host", container="docker")), "DriverUnusableError", f"on the host of this container: {fix}")
+        part("host", container="docker")), "DriverUnusableError", f"on the container's host: {fix}")
       for code, fix in ((123, "sudo dmesg"), (803, "reboot"), (999, "sudo dmesg | grep -i xid"))),
     Case("another process holds it", cuda_failed(46), "DeviceBusyError", "no further process",
         details={"uuid": UUID}),
@@ -352,7 +352,7 @@ CASES = [
     Case("no driver", NO_DRIVER, "DriverNotFoundError", "580.65 or newer"),
     *(Case(f"no driver in {runtime}", all_of(NO_DRIVER, part("host", container=runtime)), "DriverNotFoundError", how)
       for runtime, how in (("docker", "--gpus all"), ("kubernetes", "nvidia.com/gpu: 1"), ("apptainer", "--nv"),
-                           ("podman", "--device nvidia.com/gpu=all"), ("systemd-nspawn", "give it the GPU"))),
+                           ("podman", "--device nvidia.com/gpu=all"), ("systemd-nspawn", "with its GPU"))),
     *(Case(f"no GPU on {service}", all_of(NO_DRIVER, part("host", container="docker", service=service)),
         "DriverNotFoundError", how)
       for service, how in (("Google Colab", "Change runtime type"), ("AWS Lambda", "AWS Lambda has none"),
@@ -401,7 +401,7 @@ CASES = [
     *(
         Case(f"an old driver {where}", all_of(OLD_DRIVER, change), "DriverTooOldError", says)
         for where, change, says in (
-            ("in a container", part("host", container="docker"), "CUDA 13 on the host of this container: 580.65"),
+            ("in a container", part("host", container="docker"), "the host has NVIDIA driver 580.65 or newer"),
             ("in WSL", OF_WINDOWS, "install an NVIDIA driver for CUDA 13 in Windows, and none inside WSL"),
             # nvidia-container-toolkit issue 289: the library of Windows lies where those of Linux do
             ("of Windows, in a container in WSL", all_of(OF_WINDOWS, part("host", container="docker"),
@@ -433,7 +433,7 @@ CASES = [
     *(
         Case(f"no right to a device file of {group} in a container", all_of(part("host", container="docker"),
             refused(RefusedNode("/dev/nvidiactl", "EACCES", group)), cuda_failed(999)), "DriverUnusableError", word)
-        for group, word in (("video", "docker run --group-add video"), ("root", "on the host of this container"))
+        for group, word in (("video", "docker run --group-add video"), ("root", "on the container's host: "))
     ),
     Case("SELinux", all_of(refused(RefusedNode("/dev/nvidiactl", "EACCES", "root", by_mode=False)), cuda_failed(999)),
         "DriverUnusableError", "--security-opt label=disable"),
@@ -449,7 +449,7 @@ CASES = [
         cuda_failed(999)), "DriverUnusableError", "sudo nvidia-modprobe -u -c=0", details={"cuda_code": 999}),
     Case("no file for unified memory in a container", all_of(part("host", container="docker"),
         part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl")), cuda_failed(999)), "DriverUnusableError",
-        "give it /dev/nvidia-uvm too"),
+        "start the container with /dev/nvidia-uvm too"),
     Case("no host memory left", cuda_failed(2), "DriverUnusableError", "vm.overcommit_memory",
         details={"cuda_code": 2}),
     Case("a poisoned context", cuda_failed(700), "PoisonedContextError", "restart this process",

@@ -73,13 +73,14 @@ def bench(
     plot: Path | None,
     as_json: bool,
 ) -> int:
-    """Measure MODEL on this machine: plain ONNX Runtime and the ways of ortgpu, in turns, in one process.
+    """Measure the speed of MODEL on this machine, with plain ONNX Runtime and with ortgpu.
 
-    Each way is run in blocks of calls, with one block of each way a round. The inputs are made up (free dimensions but
-    the batch are 1), or come from --inputs as one batch. Times plain is the median of items a second, divided by the
-    median of plain ONNX Runtime: more is better, in the plot too. Settings are recommended if the difference is larger
-    than the spread. With several batches it also shows the cost of a change of batch and the gain by plans, as `ortgpu
-    check --shapes` does. `ortgpu tune` tries further settings: layouts of images, searches and more.
+    All ways run in one process, alternately: a block of calls of each way in every round. The inputs are made up (free
+    dimensions other than the batch are 1), or come from --inputs as one batch. Speed-up is the median of items per
+    second, divided by plain ONNX Runtime's: above 1, ortgpu is faster, in the plot too. Settings are recommended if
+    the difference is larger than the spread. With several batches it also shows the cost of a change of batch and the
+    gain by plans, as `ortgpu check --shapes` does. `ortgpu tune` tries further settings: layouts of images, searches
+    and more.
 
     \b
     plain   onnxruntime.InferenceSession.run
@@ -146,14 +147,14 @@ def _place(device: Device) -> str:
 
 
 def _show(console: Console, figures: list[Figure], left_out: list[LeftOut], recommended: list[str]) -> None:
-    columns = ("batch", "way", "items/s", "times plain", "quartiles", "p50 ms", "p90 ms", "p99 ms")
+    columns = ("batch", "way", "items/s", "speed-up", "quartiles", "p50 ms", "p90 ms", "p99 ms")
     output.table(console, columns, map(_row, figures))
     for (batch, why), alike in itertools.groupby(left_out, lambda each: (each.batch, each.why)):
         ways = ", ".join(entry.way for entry in alike)
         where = f", batch {batch}" if batch is not None else ""
         output.line(console, f"not measured: {ways}{where}: {why}", style="yellow")
     if recommended:
-        output.heading(console, "What these figures speak for")
+        output.heading(console, "Recommended settings")
     for sentence in recommended:
         output.line(console, f"  {sentence}")
 
@@ -176,7 +177,7 @@ def _times_of_shapes(opened: Bench, figures: list[Figure]) -> list[shape_times.S
     sizes = [figure.batch for figure in figures if figure.way == RUN and figure.batch is not None]
     try:
         return shape_times.measure(opened.session, sizes) if len(sizes) > 1 else []
-    except Exception as error:  # noqa: BLE001 - the figures are shown all the same
+    except Exception as error:  # noqa: BLE001 - the figures are shown without it
         opened.left_out.append(LeftOut("shapes", None, first_line(error)))
         return []
 

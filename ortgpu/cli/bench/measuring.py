@@ -173,7 +173,7 @@ class Bench:
         for name, open_way in ways.items():
             try:
                 self._ways.append(open_way())
-            except Exception as error:  # noqa: BLE001 - the others are measured all the same
+            except Exception as error:  # noqa: BLE001 - the other ways are still measured
                 self.left_out.append(LeftOut(name, None, first_line(error)))
 
     def measure(self, batch: int | None, feed: Feed, rounds: int) -> list[Figure]:
@@ -238,13 +238,13 @@ def recommend(figures: Sequence[Figure]) -> list[str]:
         where = f"Batch {batch}" if batch is not None else "This model"
         for what, candidates in (
             ("shortest time for a request", [figure for figure in faster if figure.latency]),
-            ("most items a second", faster),
+            ("most items per second", faster),
         ):
             fastest = max((figure.rate for figure in candidates), key=lambda rate: rate.median, default=None)
             # A way counts as fastest if it reaches the lower quartile of the fastest. Figures are in the order of WAYS.
             best = next((figure for figure in candidates if fastest and figure.rate.median >= fastest.low), None)
             if best is not None and best.ratio is not None:
-                sentences.append(f"{where}, {what}: {WAYS[best.way]}, {best.ratio.median:.2f} times plain run.")
+                sentences.append(f"{where}, {what}: {WAYS[best.way]}, speed-up {best.ratio.median:.2f}.")
     return sentences
 
 

@@ -51,7 +51,7 @@ def draw_panels(panels: Mapping[str, Mapping[str, Spread]], title: str, path: Pa
                 axes.annotate(f" {times.median:.2f}", (max(times.high, times.median), place), va="center")
             axes.axvline(1, color=INK, linewidth=1, linestyle="--")
         if all_axes:
-            all_axes[-1].set_xlabel("times plain ONNX Runtime; more is better, 1 is as fast")
+            all_axes[-1].set_xlabel("speed-up over plain ONNX Runtime: above 1, ortgpu is faster")
 
 
 def draw_fit(fit: Fit, path: Path) -> None:

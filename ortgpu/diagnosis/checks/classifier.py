@@ -257,7 +257,7 @@ def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
         f"{lack}: {requested // _MIB} MiB were asked for" if requested is not None else lack,
         evidence=evidence,
         fixes=[
-            *map(manual, ("use a smaller batch; the session works on", *fixes)),
+            *map(manual, ("use a smaller batch; the session keeps working", *fixes)),
             *([devices.close_those_that_are_done_with()] if len(open_sessions) > 1 else []),
         ],
         requested=requested,

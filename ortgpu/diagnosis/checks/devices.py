@@ -67,7 +67,7 @@ def close_those_that_are_done_with() -> Fix:
 
 
 # Slurm sets CUDA_VISIBLE_DEVICES to this value in a job without a GPU.
-_OF_A_JOB_WITHOUT = "NoDevFiles"
+_SLURM_NO_GPU = "NoDevFiles"
 
 
 def named_device(facts: Facts) -> GPUError | None:
@@ -109,7 +109,7 @@ def none_visible(facts: Facts) -> GPUError | None:
     if not hidden and not empty and environment.driver.libcuda is None:
         return None  # Without a driver there is no device: driver.not_found reports it.
     fixes = []
-    if value == _OF_A_JOB_WITHOUT:
+    if value == _SLURM_NO_GPU:
         ask = "ask the scheduler for a GPU, as with sbatch --gres=gpu:1: this job has none"
         fixes.append(manual(ask, needs="host"))
     elif value is not None:
@@ -170,8 +170,8 @@ def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
     """Return fixes for a GPU that failed after its driver was loaded; NVML lists it (can1357/oh-my-pi issue 4475)."""
     log = "sudo dmesg | grep -iE 'xid|nvrm'"
     if environment.host.container:
-        again = f"start this container again with its GPU ({surroundings.how(environment)})"
-        look = f"if CUDA sees none then either, look into the kernel's log on its host: {log}"
+        again = f"start this container again with its GPU: {surroundings.how(environment)}"
+        look = f"if CUDA still sees none, look into the kernel's log on its host: {log}"
         return [manual(f"{again}; {look}", needs="host"), manual("or reboot its host", needs="reboot")]
     restart = manual("reboot; if that does not help, install the driver again", needs="reboot")
     return remedies.restart_driver(environment, [shell(log, needs="root"), restart])
@@ -179,7 +179,7 @@ def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
 
 def busy(facts: Facts) -> GPUError | None:
     """Check that a possible GPU is not in compute mode "prohibited"."""
-    gpus = _meant(facts)
+    gpus = _gpus_of_request(facts)
     if not gpus or any(gpu.compute_mode != "prohibited" for gpu in gpus):
         return None
     gpu = gpus[0]
@@ -261,7 +261,7 @@ def _passed_over(
     guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
     evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
     return UnsupportedDeviceError(
-        f"CUDA is told to pass over the code that the installed ONNX Runtime holds for {described(name, capability)}",
+        f"an environment variable makes CUDA ignore ONNX Runtime's code for {described(name, capability)}",
         evidence=[*evidence, f"held: {', '.join(held)}"],
         fixes=[remedies.unset(environment, guilty)],
         device=name,
@@ -298,7 +298,7 @@ def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
 
     The list is empty if one capability is unknown: the session may use just this device.
     """
-    candidates = _chosen(facts) if facts.observed.devices else _meant(facts)
+    candidates = _chosen(facts) if facts.observed.devices else _gpus_of_request(facts)
     capabilities = [
         (device.name, device.compute_capability) for device in candidates if device.compute_capability is not None
     ]
@@ -315,7 +315,7 @@ def _chosen(facts: Facts) -> list[CudaDevice]:
         return []
 
 
-def _meant(facts: Facts) -> list[GPU]:
+def _gpus_of_request(facts: Facts) -> list[GPU]:
     """Return the GPUs in NVML's list that fit the request."""
     gpus = surroundings.visible_gpus(facts.environment)
     ordinal = ordinal_of(facts.request.device)
@@ -352,7 +352,7 @@ def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None
 
 def requested_gpu(facts: Facts) -> GPU | None:
     """Return NVML's facts about the requested GPU; None if several GPUs fit the request, or no GPU does."""
-    candidates = _chosen(facts) if facts.observed.devices else _meant(facts)
+    candidates = _chosen(facts) if facts.observed.devices else _gpus_of_request(facts)
     if len(candidates) != 1:
         return None
     uuid = candidates[0].uuid

@@ -81,8 +81,7 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
             remedies.prepend_library_path(remedies.WSL_DRIVER),
             manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
-    compute = " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
-    give_gpu = surroundings.give_the_gpu(environment, compute)
+    give_gpu = surroundings.give_the_gpu(environment)
     if not environment.host.container:
         return [_rest_of_the_driver(facts) or remedies.update_driver(environment), give_gpu]
     fixes = [give_gpu]
@@ -90,8 +89,8 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
         folder = shlex.quote(os.path.dirname(empty[1]))
         fixes.append(
             manual(
-                "if it has the GPU already: take the empty files, over which another container's libraries were "
-                f"mounted, out of the image that was made of it: find {folder} -name 'lib*.so*' -size 0 -delete",
+                "if it has its GPU already: its image was made from a container with a mounted driver, and has empty "
+                f"files in its place; delete them in the image: find {folder} -name 'lib*.so*' -size 0 -delete",
                 needs="host",
             )
         )
@@ -401,7 +400,7 @@ def device_files_closed(facts: Facts) -> GPUError | None:
     is_final = code is not None or facts.environment.host.container is not None
     if has_own and is_final and not facts.environment.host.wsl and not driver.is_tegra:
         whole = surroundings.how(facts.environment)
-        in_container = manual(f"in a container: give it {_UVM} too, as this does: {whole}", needs="host")
+        in_container = manual(f"start the container with {_UVM} too: {whole}", needs="host")
         create_file = shell("sudo nvidia-modprobe -u -c=0", needs="root")
         return DriverUnusableError(
             f"the device file {_UVM} is missing, which CUDA needs beside those of the GPUs",

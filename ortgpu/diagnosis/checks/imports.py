@@ -66,7 +66,7 @@ def failed(facts: Facts) -> GPUError | None:
     lines = (text, *facts.observed.printed)
     if threads := [line for line in facts.observed.printed if loader_words.lacks_threads(line)]:
         return BrokenPackageError(
-            "import onnxruntime fails: this process may have no further thread",
+            "import onnxruntime fails: the process has reached its thread limit",
             evidence=[text, threads[0]],
             fixes=[remedies.raise_thread_limit(facts.environment)],
         )
@@ -252,7 +252,7 @@ def visual_c_missing(facts: Facts) -> GPUError | None:
     if not absent or (observed.available_providers is not None and not failed):
         return None
     return LibraryNotFoundError(
-        f"ONNX Runtime links {' and '.join(absent)}, not found on this machine",
+        f"ONNX Runtime needs {' and '.join(absent)}: not installed on this machine",
         evidence=[f"{name}: not beside ONNX Runtime, not beside Python, and not in System32" for name in absent],
         fixes=[remedies.system_package(absent)],
         severity="fatal" if failed else "warning",

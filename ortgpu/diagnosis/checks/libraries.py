@@ -48,7 +48,7 @@ def _add_missing_driver(facts: Facts, error: GPUError | None) -> GPUError | None
     some_file = any(library.candidates or library.rejected for library in environment.libraries if library.required)
     if some_file or not environment.driver.is_absent or not isinstance(error, LibraryNotFoundError):
         return error
-    way = surroundings.give_the_gpu(environment, "") if environment.host.container else None
+    way = surroundings.give_the_gpu(environment) if environment.host.container else None
     absent = "no nvcuda.dll, no NVML" if environment.host.is_windows else "no libcuda, no NVML, no device files"
     return LibraryNotFoundError(
         f"{error.summary}, and neither is an NVIDIA driver",
@@ -247,7 +247,7 @@ def _evidence(library: MissingLibrary) -> list[str]:
     if not library.rejected:
         return [f"{library.soname}: found nowhere"]
     return [
-        f"{library.soname}: {file.path} passed over ({file.source}): {file.problem}" for file in library.rejected[:4]
+        f"{library.soname}: {file.path} is unusable ({file.source}): {file.problem}" for file in library.rejected[:4]
     ]
 
 

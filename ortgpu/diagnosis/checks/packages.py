@@ -195,9 +195,12 @@ def conflicting(facts: Facts) -> GPUError | None:
     evidence.append(
         f"the files there now: {installed.build_name or 'a mixture'} {installed.build_version or ''}".rstrip()
     )
-    evidence.append("they share the folder onnxruntime: the last one installed wins, and removing one leaves holes")
+    evidence.append(
+        "they share the folder onnxruntime: the last one installed wins, and uninstalling only one deletes files that "
+        "the rest needs"
+    )
     names = list(dict.fromkeys(owner.name for owner in owners))
-    summary = f"{' and '.join(names)} are installed over each other" + ("" if works else ", and the GPU build lost")
+    summary = f"{' and '.join(names)} share one folder" + ("" if works else ", and the GPU build was overwritten")
     if len(names) == 1:
         summary = f"{names[0]} is on record {len(owners)} times, as an upgrade that was interrupted leaves it"
     return ConflictingPackagesError(

@@ -11,12 +11,12 @@ from ...errors import Fix, manual
 # The keys are the runtimes in environment/host.py. Sources: docs.nvidia.com/datacenter/cloud-native, "CDI Support" and
 # "NVIDIA device plugin"; apptainer.org/docs, "GPU Support".
 _BY_RUNTIME = {
-    "kubernetes": "resources: limits: nvidia.com/gpu: 1 in the specification of its pod, with NVIDIA's device plugin "
-    "in the cluster, and runtimeClassName: nvidia where that is not the default",
-    "podman": "podman run --device nvidia.com/gpu=all ..., after nvidia-ctk cdi generate on the host",
-    "apptainer": "apptainer exec --nv ...",
+    "kubernetes": "`nvidia.com/gpu: 1` under resources.limits in the specification of its pod, with NVIDIA's device "
+    "plugin in the cluster, and `runtimeClassName: nvidia` where that is not the default",
+    "podman": "`podman run --device nvidia.com/gpu=all ...`, after `nvidia-ctk cdi generate` on the host",
+    "apptainer": "`apptainer exec --nv ...`",
 }
-_BY_DOCKER = "docker run --gpus all ..."
+_BY_DOCKER = "`docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...`"
 
 # Sources: colab.research.google.com, "Resource limits"; kaggle.com/docs/notebooks; docs.aws.amazon.com/lambda;
 # docs.cloud.google.com/run, "GPU support for services"; modal.com/docs/guide/gpu; huggingface.co/docs/hub, "Using GPU
@@ -35,9 +35,10 @@ _BY_SERVICE = {
 _AMD, _NVIDIA = 0x1002, 0x10DE  # These are the numbers of PCI vendors.
 
 
-def give_the_gpu(environment: Environment, and_also: str = "") -> Fix:
-    """Return the fix for a container without the GPU. ``and_also`` is for runtimes with variables, such as Docker."""
-    return manual(f"in a container: give it the GPU ({how(environment)}){and_also}", needs="host")
+def give_the_gpu(environment: Environment) -> Fix:
+    """Return the fix for a container without the GPU, or for a machine that may be one."""
+    start = "start the container" if environment.host.container else "in a container, start it"
+    return manual(f"{start} with its GPU: {how(environment)}", needs="host")
 
 
 def how(environment: Environment) -> str:

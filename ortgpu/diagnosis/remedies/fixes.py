@@ -455,9 +455,7 @@ def move_to_host(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
     if environment.host.container is None:
         return list(fixes)
     ways = ("root", "reboot", "driver")
-    return [
-        manual(f"on the host of this container: {fix}", needs="host") if fix.needs in ways else fix for fix in fixes
-    ]
+    return [manual(f"on the container's host: {fix}", needs="host") if fix.needs in ways else fix for fix in fixes]
 
 
 def lowest_driver(environment: Environment, cuda_major: int) -> str | None:
@@ -473,16 +471,20 @@ def is_enough(environment: Environment, cuda_major: int) -> bool:
 def update_driver(environment: Environment) -> Fix:
     """Return the driver update for the CUDA of the installed ONNX Runtime."""
     host, cuda_major = environment.host, environment.cuda_major or 13
-    advice, version = f"install an NVIDIA driver for CUDA {cuda_major}", lowest_driver(environment, cuda_major)
     if host.wsl:
-        return manual(f"{advice} in Windows, and none inside WSL", needs="driver")
+        return manual(f"install an NVIDIA driver for CUDA {cuda_major} in Windows, and none inside WSL", needs="driver")
     if environment.driver.is_tegra:
         return manual(
             f"install a JetPack with CUDA {cuda_major}, or NVIDIA's build of ONNX Runtime for the one that is there",
             needs="driver",
         )
-    advice += " on the host of this container" if host.container else ""
-    return manual(advice + (f": {version} or newer" if version else ""), needs="driver")
+    version = lowest_driver(environment, cuda_major)
+    driver = (
+        f"NVIDIA driver {version} or newer (needed for CUDA {cuda_major})"
+        if version
+        else (f"an NVIDIA driver for CUDA {cuda_major}")
+    )
+    return manual(f"make sure the host has {driver}" if host.container else f"install {driver}", needs="driver")
 
 
 def administrator_command(environment: Environment, command: str) -> Fix:

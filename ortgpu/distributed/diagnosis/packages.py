@@ -62,9 +62,11 @@ def conflicting(_: TrainingPackages, facts: Facts) -> GPUError | None:
         for owner in installed.owners
     ]
     evidence.append(f"the files there now: {installed.build_name or 'a mixture'} {installed.build_version or ''}")
-    evidence.append("they share the folder onnxruntime: removing one breaks the other, and `pip check` sees no fault")
+    evidence.append(
+        "both write the folder onnxruntime: uninstalling one breaks the other, and `pip check` reports nothing"
+    )
     return ConflictingPackagesError(
-        f"{' and '.join(names)} are installed over each other" + ("" if whole else ", and the training build lost"),
+        f"{' and '.join(names)} share one folder" + ("" if whole else ", and the training build was overwritten"),
         evidence=evidence,
         fixes=[
             remedies.reinstall_onnxruntime(environment, requirement=_pinned(training)),

@@ -193,7 +193,7 @@ def _nccl_packages(training: TrainingFacts, facts: Facts) -> GPUError | None:
     kept_wheel = next((copy for copy in wheels if copy.name.endswith(f"cu{cuda}")), wheels[-1])
     removal = f"{facts.environment.installer.uninstall} {' '.join(copy.name for copy in wheels)}"
     return LibraryConflictError(
-        f"{' and '.join(copy.name for copy in wheels)} are installed over each other: both own nvidia/nccl",
+        f"{' and '.join(copy.name for copy in wheels)} overwrite each other: both write nvidia/nccl",
         evidence=[
             *(f"{copy.name} {copy.version} in {copy.location}" for copy in wheels),
             f"the library there now: {library}" if library is not None else "there is no library now",

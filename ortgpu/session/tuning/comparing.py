@@ -92,7 +92,7 @@ def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) 
     ONNX Runtime's do not.
     """
     if not all(isinstance(array, np.ndarray) for array in (right, plain, found)):
-        return 0.0, None if repr(right) == repr(found) else "is no tensor, and another one"
+        return 0.0, None if repr(right) == repr(found) else "is not a tensor, and differs"
     if (found.shape, found.dtype) != (plain.shape, plain.dtype):
         return None, f"has shape {found.shape} and type {found.dtype}, not {plain.shape} and {plain.dtype}"
     if right.shape != plain.shape:
@@ -103,14 +103,14 @@ def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) 
     usual = np.isfinite(right) & np.isfinite(plain)
     odd = ~usual & ~_same(found, plain) & ~_same(found, right)
     if odd.any() or not np.isfinite(found[usual]).all():
-        return None, "has infinities or NaN where that of plain ONNX Runtime has others, or none"
+        return None, "contains inf or NaN that plain ONNX Runtime's does not"
     floor = max(_FLOOR_OF_FLOAT16 if plain.dtype.itemsize == 2 else _FLOOR, tolerance or 0)
     right, plain, found = (array[usual].astype(np.float64) for array in (right, plain, found))
     theirs, ours = _distances(right, plain), _distances(right, found)
     for kind, their, our in zip(("", " typically"), theirs, ours, strict=True):
         allowed = max(_TIMES_PLAIN * their, floor)
         if our > allowed:
-            return ours[0], f"is{kind} {our:.2g} of its largest value off, and {allowed:.2g} is allowed"
+            return ours[0], f"is{kind} off by {our:.2g} of its largest value (limit {allowed:.2g})"
     return ours[0], None
 
 

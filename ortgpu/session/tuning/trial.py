@@ -32,8 +32,8 @@ from ...provider.settings import (
     DEPTH,
     DIMENSIONS,
     FLOAT16,
-    OF_THE_SESSION,
     PINNED_MEMORY_LIMIT,
+    SESSION_SETTINGS,
     STAGING,
     THREADS,
     Settings,
@@ -149,7 +149,7 @@ def open_session(model: ModelSource, settings: Settings, place: Place, dimension
         options.add_free_dimension_override_by_name(name, size)
     if place.ordinal is None:
         return _opened(model, options, [CPU])
-    of_cuda = {name: value for name, value in requested.items() if name not in OF_THE_SESSION}
+    of_cuda = {name: value for name, value in requested.items() if name not in SESSION_SETTINGS}
     if place.ordinal:  # ONNX Runtime 1.31 logs a warning if the options name the first GPU.
         of_cuda["device_id"] = str(place.ordinal)
     return _opened(model, options, [(CUDA, of_cuda), CPU])

@@ -228,7 +228,7 @@ class Search:
         rejection = next((trial for trial in self.trials if trial.settings == plain and trial.ratio is None), None)
         first = Choice(plain, 1.0) if rejection is None else Choice(start, self._ratio(start))
         if rejection is not None and math.isinf(first.ratio):
-            first, self.unsound = Choice({}, 1.0), f"plain ONNX Runtime's own settings were {rejection.verdict}"
+            first, self.unsound = Choice({}, 1.0), f"ONNX Runtime's default settings were {rejection.verdict}"
         self.automatic = self._better(self._better(first, start, gain=1.01), automatic)
         self.named = self._better(self.automatic, best_of_all)
         for key in {_key(self.automatic.settings), _key(self.named.settings)} & self._seen.keys():
@@ -306,7 +306,7 @@ class Search:
             if again or time.monotonic() < self.end:
                 self._keep(self._measure(settings, 2 * self._seconds if again else self._seconds))
             else:
-                self._late[key] = f"{described(settings)}: the time was up"
+                self._late[key] = f"{described(settings)}: no time left"
 
     def _measure_given(self) -> None:
         self._patience = max(self._patience, self._wanted.budget)

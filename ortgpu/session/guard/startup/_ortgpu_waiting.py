@@ -29,9 +29,9 @@ def _wait() -> None:
             _install()
         except Exception as error:
             raise ImportError(
-                "ORTGPU_ENFORCE is set, and the guard cannot watch the sessions of "
+                "ORTGPU_ENFORCE is set, but the guard does not work in "
                 + sys.executable
-                + ", and so keeps it from using ONNX Runtime: "
+                + ", so `import onnxruntime` is blocked: "
                 + str(error)
             ) from error
         take_out(hook)
@@ -70,7 +70,7 @@ def _import_ours() -> "Any":
         inside = inside and folder == name
     spec = PathFinder.find_spec("ortgpu", [place]) if inside else None
     if spec is None or spec.loader is None:
-        raise ImportError("this Python cannot import ortgpu, which was installed together with " + _HERE)
+        raise ImportError("ortgpu is gone from " + _HERE + ". Reinstall ortgpu, or unset ORTGPU_ENFORCE")
     module = module_from_spec(spec)
     sys.modules["ortgpu"] = module
     spec.loader.exec_module(module)
