@@ -189,7 +189,7 @@ def not_found(
         f"device {requested!r} {what}",
         evidence=[f"visible to this process: {count}", *available, *filter(None, [narrowed])],
         fixes=[
-            manual(f"pass one of the devices listed above: an index below {len(available)}, or a UUID"),
+            manual("pass the index or the UUID of a device that is listed above"),
             *too_late(narrowed),
         ],
         requested=requested,

@@ -332,8 +332,8 @@ def refusal(placement: Placement) -> PlacementError | None:
         fixes=[
             *([manual(f"leave {divided_by} out of the session options")] if divided_by is not None else []),
             manual(
-                "export the model with operators that have CUDA kernels; often a lower opset is enough, since a new "
-                "version of an operator comes before its kernel, or another type, such as int32 for uint8"
+                "export the model with operators that have CUDA kernels; often a lower opset or another type (int32 "
+                "instead of uint8) is enough"
             ),
             manual('or accept it: cpu_nodes="allow"'),
         ],

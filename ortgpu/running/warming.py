@@ -63,7 +63,7 @@ def types_of(session: RunningSession) -> dict[str, str]:
 
 
 def arrays_of(feed: Any, types: Mapping[str, str]) -> dict[str, Any]:
-    """Return a feed. A shape in the place of an array becomes an array of zeros, or of empty strings.
+    """Return a feed. A shape instead of an array becomes an array of zeros, or of empty strings.
 
     Args:
         types: the types of the inputs, by name, as the model declares them.

@@ -166,7 +166,7 @@ class GPUModels(Mapping[str, GPUModel]):
         self, budget: GPUSize | None = None, idle: float | None = None, **arguments: Unpack[ModelsArguments]
     ) -> None:
         if "memory" in arguments:
-            raise TypeError("GPUModels has budget= in the place of memory=")
+            raise TypeError("GPUModels has budget= instead of memory=")
         refuse_misspelt("GPUModels", arguments.keys() - set(NAMES), (*NAMES, "budget", "idle"))
         self._size = None if budget is None else parse_gpu_size("budget", budget)
         self._idle = None if idle is None else seconds("idle", idle)

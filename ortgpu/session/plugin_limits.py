@@ -90,7 +90,7 @@ def _refusal(operators: Collection[str], runtime: Runtime) -> PlacementError:
             f"its kernels call functions that onnxruntime {onnxruntime.__version__} built without CUDA does not have",
         ],
         fixes=[
-            manual("install onnxruntime-gpu in the place of onnxruntime, which has these functions"),
+            manual("install onnxruntime-gpu instead of onnxruntime: it has these functions"),
             manual("or use a plugin that does not call Provider_GetHost, or export the model without these operators"),
         ],
     )

@@ -95,7 +95,7 @@ def test_a_driver_for_cuda_12_is_given_a_release_only_where_there_is_one(
     problem = find_problems(replace(HEALTHY, environment=environment))[0]
     assert problem.code == "driver-too-old"
     assert any(FOR_CUDA_12.requirement in fix for fix in problem.fixes) == advised
-    assert problem.fixes[0].endswith("or else, for the driver that is there:") == advised, "one of the two is enough"
+    assert problem.fixes[0].endswith("or else, to keep the present driver:") == advised, "one of the two is enough"
 
 
 def test_an_old_gpu_is_given_no_release_that_its_python_cannot_have() -> None:

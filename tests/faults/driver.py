@@ -139,7 +139,7 @@ CASES = in_group(
         Case(
             "no-device-of-those-that-nvml-sees",
             "NoDeviceError",
-            ("CUDA sees no GPU", "NVML sees 1 GPU(s)", "dmesg"),
+            ("CUDA sees no GPU", "NVML sees 1 GPU", "dmesg"),
             cuda=Cuda(init=100),
             nvml=NVML(gpus=(H200,)),
             silent_about=("use a machine with",),

@@ -334,7 +334,7 @@ CASES = in_group(
         Case(
             "library-that-ends-the-process",
             "BrokenPackageError",
-            ("loading the CUDA libraries", "not the files that were installed", "libcurand.so.10", "nvidia-curand"),
+            ("loading the CUDA libraries", "differ from those that were installed", "libcurand.so.10", "nvidia-curand"),
             in_the_place_of_curand(
                 "ending", "#include <stdlib.h>\n__attribute__((constructor)) static void ends(void) { abort(); }\n"
             ),

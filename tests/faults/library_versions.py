@@ -387,7 +387,7 @@ CASES = in_group(
         Case(
             "engines-of-another-cudnn",
             MENDED,
-            ("broken-package", f"libraries of {CUDNN} are not the files that were installed"),
+            ("broken-package", f"libraries of {CUDNN} differ from those that were installed"),
             part_of_another_cudnn("libcudnn_engines_precompiled"),
             rows=("B12",),
             others=("BrokenPackageError",),
@@ -423,7 +423,7 @@ CASES = in_group(
         Case(
             "provider-file-of-another-release",
             "BrokenPackageError",
-            ("libonnxruntime_providers_cuda.so", "not the file that was installed"),
+            ("libonnxruntime_providers_cuda.so", "changed since its installation"),
             provider_of_another_release,
             after=MENDED,
             slow_break=True,

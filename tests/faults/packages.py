@@ -282,7 +282,7 @@ CASES = in_group(
         Case(
             "package-is-links-to-nothing",
             "BrokenPackageError",
-            ("links to nothing", "onnxruntime-gpu"),
+            ("its links are broken", "onnxruntime-gpu"),
             store_of_the_installer_is_gone,
             cpu=False,
             plain="raised",

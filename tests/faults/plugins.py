@@ -92,7 +92,7 @@ CASES = in_group(
         Case(
             "plugin-that-lists-no-device",
             "NoDeviceError",
-            ("registered, and lists no GPU", "/sys/bus/pci/devices", "onnxruntime-gpu"),
+            ("registered, but lists no GPU", "/sys/bus/pci/devices", "onnxruntime-gpu"),
             starts=without_pci_devices,
             plain="warned",
             plain_arguments=OF_THE_PROGRAM,
@@ -137,7 +137,7 @@ CASES = in_group(
         Case(
             "plugin-that-nobody-registered",
             "CPUOnlyPackageError",
-            (f"{NAME} {VERSION} is installed, and this program has not registered it", "get_library_path()"),
+            (f"{NAME} {VERSION} is installed, but this program has not registered it", "get_library_path()"),
             starts=with_plugin,
             ask="guarded",
             details={"package": "onnxruntime"},

@@ -262,7 +262,7 @@ PACKAGES = [
     WindowsCase(
         "no-metadata-and-no-provider-file",
         "BrokenPackageError",
-        ("the CUDA provider library of ONNX Runtime is not there",),
+        ("the CUDA provider library of ONNX Runtime is missing",),
         removing(INFO, "onnxruntime/capi/onnxruntime_providers_cuda.dll"),
         after=MENDED,
         plain="logged",
@@ -372,7 +372,7 @@ PACKAGES = [
     WindowsCase(
         "file-altered",
         "BrokenPackageError",
-        ("not the file that was installed: onnxruntime/capi/_pybind_state.py",),
+        ("changed since its installation: onnxruntime/capi/_pybind_state.py",),
         writing(f"{CAPI}\\_pybind_state.py", b"raise ImportError('altered')\n"),
         cpu=None,
         plain="raised",
@@ -928,7 +928,7 @@ LIBRARIES = [
     WindowsCase(
         "part-of-another-cudnn",
         MENDED,
-        ("broken-package", "not the files that were installed"),
+        ("broken-package", "differ from those that were installed"),
         making(f"{CUDNN}\\cudnn_ops64_9.dll", exports={f"of_another_{number}": 0 for number in range(99)}),
         rows=("B12",),
         ask="probe",
@@ -1056,7 +1056,7 @@ LIBRARIES = [
     WindowsCase(
         "provider-file-of-another-release",
         "BrokenPackageError",
-        ("onnxruntime_providers_cuda.dll", "not the file that was installed"),
+        ("onnxruntime_providers_cuda.dll", "changed since its installation"),
         provider_of_another_release,
         index=("onnxruntime-gpu==1.27.0",),
         plain="printed",
@@ -1189,7 +1189,7 @@ DRIVERS = [
     WindowsCase(
         "no-nvcuda-and-working-nvml",
         MENDED,
-        ("nvcuda.dll", "NVML works and sees 1 GPU(s)"),
+        ("nvcuda.dll", "NVML works and sees 1 GPU"),
         rows=("B24", "G05"),
         needs=("driver",),
         **driver(*DRIVER, without=["nvcuda.dll"]),
@@ -1264,7 +1264,7 @@ DRIVERS = [
     WindowsCase(
         "no-device",
         "NoDeviceError",
-        ("cuInit returned 100", "NVML sees 0 GPU(s)", "use a machine with an NVIDIA GPU"),
+        ("cuInit returned 100", "NVML sees 0 GPUs", "use a machine with an NVIDIA GPU"),
         rows=("C02",),
         driver=(Cuda(init=100), NVML(gpus=())),
         plain="printed",
@@ -1273,7 +1273,7 @@ DRIVERS = [
     WindowsCase(
         "no-device-of-those-that-nvml-sees",
         "NoDeviceError",
-        ("cuInit returned 100", "NVML sees 1 GPU(s)", "restart Windows"),
+        ("cuInit returned 100", "NVML sees 1 GPU", "restart Windows"),
         driver=(Cuda(init=100), NVML(gpus=(RTX_4090,))),
         plain="printed",
         needs=("reboot",),
@@ -1294,7 +1294,7 @@ DRIVERS = [
     cuinit(803, "the parts of the driver differ in version", "restart Windows", rows=("C08",)),
     cuinit(804, "the driver refuses to work", "restart Windows"),
     cuinit(123, "the driver refuses to work", "restart Windows"),
-    cuinit(999, "the driver failed without a reason", "restart Windows", rows=("C10",)),
+    cuinit(999, "the driver failed and gives no reason", "restart Windows", rows=("C10",)),
     WindowsCase(
         "mismatch-seen-by-nvml-too",
         "DriverUnusableError",

@@ -79,7 +79,7 @@ PLUGINS = [
     plugin(
         "that-lists-no-device",
         WHOLE,
-        *("registered, and lists no GPU", "among the devices of Windows", "onnxruntime-gpu"),
+        *("registered, but lists no GPU", "among the devices of Windows", "onnxruntime-gpu"),
         after="DriverUnusableError",
     ),
     plugin(
@@ -111,7 +111,7 @@ PLUGINS = [
     plugin(
         "that-nobody-registered",
         "CPUOnlyPackageError",
-        *(f"{NAME} {VERSION} is installed, and this program has not registered it", "get_library_path()"),
+        *(f"{NAME} {VERSION} is installed, but this program has not registered it", "get_library_path()"),
         ask="guarded",
         plain_arguments=NOT_REGISTERED,
         after=WHOLE,

@@ -16,7 +16,7 @@ GiB = 2**30
 PLUGIN = "ortgpu.pytest_plugin"
 
 NO_GPU = DriverUnusableError(
-    "cuInit returned 999", evidence=["NVML sees 1 GPU(s)"], fixes=[manual("reboot", needs="reboot")], cuda_code=999
+    "cuInit returned 999", evidence=["NVML sees 1 GPU"], fixes=[manual("reboot", needs="reboot")], cuda_code=999
 )
 
 ONE_OF_EACH = """

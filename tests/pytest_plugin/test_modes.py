@@ -26,12 +26,12 @@ def test_require_fails_with_the_diagnosis(pytester: pytest.Pytester, run: Run, f
     result.stdout.fnmatch_lines(
         [
             "no GPU can be used: driver-unusable: cuInit returned 999",
-            "  - NVML sees 1 GPU(s)",
+            "  - NVML sees 1 GPU",
             "    reboot",
             "A GPU is required: --ortgpu=require",
         ]
     )
-    assert result.stdout.str().count("NVML sees 1 GPU(s)") == 1, "the second failure need not say it again"
+    assert result.stdout.str().count("NVML sees 1 GPU") == 1, "the second failure need not say it again"
 
 
 def test_require_fails_where_gpus_do_not_do(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:

@@ -242,7 +242,7 @@ def test_the_try_that_is_shown_says_how_to_mend_it(pytester: pytest.Pytester, ru
     pytester.makepyfile(ONE_OF_EACH)
     result = run("--ortgpu=require")
     result.assert_outcomes(passed=1, errors=2)
-    assert result.stdout.str().count("NVML sees 1 GPU(s)") == 1
+    assert result.stdout.str().count("NVML sees 1 GPU") == 1
 
 
 # Older releases

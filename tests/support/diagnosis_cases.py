@@ -126,7 +126,7 @@ CASES = [
     Case("a missing file", owned(missing_files=("onnxruntime/capi/_pybind_state.py",)), "BrokenPackageError",
         "--force-reinstall", details={"files": ("onnxruntime/capi/_pybind_state.py",)}),
     Case("an altered file", owned(altered_files=("onnxruntime/__init__.py",)), "BrokenPackageError",
-        "not the file that was installed: onnxruntime/__init__.py"),
+        "changed since its installation: onnxruntime/__init__.py"),
     Case("a missing provider on record",
         all_of(NO_PROVIDER, owned(missing_files=("onnxruntime/capi/libonnxruntime_providers_cuda.so",))),
         "BrokenPackageError", "libonnxruntime_providers_cuda.so"),
@@ -207,7 +207,7 @@ CASES = [
         engine(plugins=(WITHOUT_LIBRARY,), arrival=Arrival("built in", PROVIDER)), "BrokenPackageError",
         "the plugin package onnxruntime-ep-cuda13 1.31.1 has no CUDA provider library", "warning"),
     Case("a plugin and a release before there were any", all_of(PLUGIN_THERE, engine(build_version="1.22.0"),
-        observed(plugin_problem="no plugins")), "CPUOnlyPackageError", "1.22.0 has no CUDA, and takes no plugins",
+        observed(plugin_problem="no plugins")), "CPUOnlyPackageError", "1.22.0 has no CUDA, and supports no plugins",
         details={"version": "1.22.0"}),
     Case("a plugin of another release", all_of(PLUGIN_THERE, engine(build_version="1.32.0"),
         environment(release_wanted="1.31.1")), "LibraryVersionError",
@@ -311,7 +311,7 @@ CASES = [
         Case(f"every GPU hidden {when}", environment(variables=Variables({"CUDA_VISIBLE_DEVICES": "-1"}, at_start)),
             "NoDeviceError", what)
         for when, at_start, what in (
-            ("by the program", {}, "sets CUDA_VISIBLE_DEVICES itself: take that out of it"),
+            ("by the program", {}, "sets CUDA_VISIBLE_DEVICES itself: remove that"),
             ("by the program, and another before", {"CUDA_VISIBLE_DEVICES": "0"}, "sets CUDA_VISIBLE_DEVICES itself"),
             ("before the start, or not", None, "unset CUDA_VISIBLE_DEVICES"),
         )
@@ -319,9 +319,9 @@ CASES = [
     Case("machine code that the program tells CUDA to pass over",
         environment(variables=Variables({"CUDA_FORCE_PTX_JIT": "1"}, {})), "UnsupportedDeviceError",
         "sets CUDA_FORCE_PTX_JIT itself"),
-    Case("no GPU", nvml(gpus=()), "NoDeviceError", "NVML sees 0 GPU(s)"),
+    Case("no GPU", nvml(gpus=()), "NoDeviceError", "NVML sees 0 GPUs"),
     Case("a GPU that the driver left out", all_of(nvml(gpus=()), cuda_failed(100)), "NoDeviceError",
-        "To fix it:\n    sudo dmesg | grep -i nvrm\n    install the driver that serves this GPU"),
+        "To fix it:\n    sudo dmesg | grep -i nvrm\n    install the right driver"),
     *(
         Case(f"no GPU for the driver {where}", all_of(nvml(gpus=()), cuda_failed(100), part("host", **there)),
             "NoDeviceError", f"To fix it:\n    {start} with its GPU: `docker run --gpus all")
@@ -330,7 +330,8 @@ CASES = [
             ("where nothing is known of the bus", "in a container, start it", {"display_vendors": None}))
     ),
     Case("a driver without a module for an older GPU", all_of(nvml(**NO_MODULE), part("driver", kernel_version=None),
-        cuda_failed(100)), "DriverUnusableError", "drivers from 590 on leave out GPUs before the RTX 20 series"),
+        cuda_failed(100)), "DriverUnusableError", "the GPU is older than the RTX 20 series and the driver is 590 or "
+                                                  "newer"),
     Case("CUDA sees none", cuda_failed(100), "NoDeviceError", "cuInit returned 100"),
     Case("CUDA counts none", observed(cuda=CudaState(0, (), 1)), "NoDeviceError", "CUDA sees no GPU"),
     Case("CUDA sees none of NVML's", cuda_failed(100), "NoDeviceError",
@@ -462,7 +463,7 @@ CASES = [
         "/usr/lib/wsl/lib"),
     Case("a driver for Linux in the image of a container in WSL", all_of(part("host", wsl=True, container="docker"),
         cuda_failed(100), part("driver", libcuda="/usr/lib/x86_64-linux-gnu/libcuda.so.535.171.04")),
-        "DriverUnusableError", "out of the image"),
+        "DriverUnusableError", "from the image"),
     Case("the kernel module is not loaded", all_of(nvml(**NO_MODULE), part("driver", kernel_version=None),
         cuda_failed(100)), "DriverUnusableError", "sudo modprobe nvidia", details={"cuda_code": 100}),
     *(
@@ -481,16 +482,16 @@ CASES = [
     Case("upgraded and not started anew", all_of(part("driver", libcuda="/usr/lib/libcuda.so.590.44.01"),
         cuda_failed(804)), "DriverUnusableError", "reboot", details={"cuda_code": 804}),
     Case("an image with the library of another driver", all_of(part("driver", libcuda="/usr/lib/libcuda.so.535.171.04"),
-        part("host", container="docker"), cuda_failed(803)), "DriverUnusableError", "out of the image"),
+        part("host", container="docker"), cuda_failed(803)), "DriverUnusableError", "from the image"),
     Case("an older library beside the driver's", all_of(part("driver", libcuda="/opt/libcuda.so.535.171.04"),
-        cuda_failed(803)), "DriverUnusableError", "be found before /opt/libcuda.so.535.171.04"),
+        cuda_failed(803)), "DriverUnusableError", "find the driver's libcuda.so.1 before /opt/libcuda.so.535.171.04"),
     Case("cuda-compat in the loader's configuration",
         all_of(part("driver", libcuda="/usr/local/cuda-13.0/compat/libcuda.so.580.65.06"), cuda_failed(803)),
         "DriverUnusableError", "the loader's configuration"),
     # What was tried
     Case("the driver's library is an older one",
         part("driver", libcuda="/old/libcuda.so.1", cuda_version=(12, 2)), "DriverTooOldError",
-        "let the libcuda.so.1 of the driver be found before /old/libcuda.so.1"),
+        "make the loader find the driver's libcuda.so.1 before /old/libcuda.so.1"),
     Case("loading a library of a wheel crashes",
         probed(died_in="libraries", opening=f"{SITE}/nvidia/cu13/lib/libcurand.so.10"), "BrokenPackageError",
         "it was opening"),

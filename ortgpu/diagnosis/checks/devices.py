@@ -19,6 +19,7 @@ from ...errors import (
     InsufficientDeviceMemoryError,
     NoDeviceError,
     UnsupportedDeviceError,
+    counted,
     manual,
     shell,
 )
@@ -130,7 +131,7 @@ def _seen(facts: Facts) -> list[str]:
         evidence.append(returned_by_cuinit(facts.observed.cuda_code))
     if nvml.available:
         names = "; ".join(f"{gpu.name} {gpu.uuid}" for gpu in nvml.gpus)
-        evidence.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + (f": {names}" if names else ""))
+        evidence.append(f"NVML sees {counted(len(nvml.gpus), 'GPU')}" + (f": {names}" if names else ""))
     elif nvml.error:
         evidence.append(f"NVML: {nvml.error}")
     if value is not None:
@@ -156,7 +157,7 @@ def _explain_no_device(environment: Environment) -> tuple[list[str], list[Fix]]:
     if nvml.gpus:
         return [], _ways_to_those_that_nvml_sees(environment)
     if nvml.available and surroundings.has_nvidia(environment) and not (host.container or host.wsl):
-        return ["on the PCI bus is a GPU of NVIDIA, which the driver left out"], remedies.serve_the_gpu()
+        return ["an NVIDIA GPU is on the PCI bus, but the driver ignores it"], remedies.serve_the_gpu()
     other = "use a machine with an NVIDIA GPU"
     if host.is_windows:
         return [], [

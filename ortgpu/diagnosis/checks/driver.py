@@ -17,6 +17,7 @@ from ...errors import (
     DriverUnusableError,
     Fix,
     GPUError,
+    counted,
     manual,
     python,
     shell,
@@ -62,7 +63,7 @@ def _libcuda(host: Host) -> str:
 
 def _said_by_nvml(driver: Driver) -> list[str]:
     if driver.nvml.available:
-        return [f"NVML works and sees {len(driver.nvml.gpus)} GPU(s): nvidia-smi does not show this fault"]
+        return [f"NVML works and sees {counted(len(driver.nvml.gpus), 'GPU')}: nvidia-smi does not show this fault"]
     return [f"NVML: {driver.nvml.error}"] if driver.nvml.error else []
 
 
@@ -144,7 +145,7 @@ def too_old(facts: Facts) -> GPUError | None:
         )
         fixes = [either]
     elif supported[0] == FOR_CUDA_12.cuda_major and older:
-        either = manual(f"{fixes[0]}; or else, for the driver that is there:", needs="driver")
+        either = manual(f"{fixes[0]}; or else, to keep the present driver:", needs="driver")
         fixes = [either, remedies.other_release(environment, FOR_CUDA_12)]
     return older_than_needed(
         facts,
@@ -198,10 +199,10 @@ def mismatched_libcuda(code: int, facts: Facts, evidence: list[str]) -> DriverUn
     differs = None not in (driver.libcuda_version, driver.version) and driver.libcuda_version != driver.version
     if _is_compat(facts):
         what = "a forward-compatibility libcuda (package cuda-compat) is loaded, which " + (
-            "does not go with the driver in the kernel" if code == MISMATCH else "this GPU does not support"
+            "does not fit the driver in the kernel" if code == MISMATCH else "this GPU does not support"
         )
     elif differs and facts.environment.host.container:
-        what = "this container has loaded the libcuda.so.1 of another driver than the one of its host"
+        what = "this container has loaded the libcuda.so.1 of another driver than its host's"
     elif differs:
         what = UNUSABLE[MISMATCH].what
     else:
@@ -232,7 +233,7 @@ def linux_driver_in_wsl(facts: Facts) -> DriverUnusableError | None:
         manual("or remove the packages of the driver for Linux (libnvidia-compute-*, nvidia-utils-*)", needs="root"),
     ]
     return DriverUnusableError(
-        "a libcuda.so.1 that is not WSL's is loaded, and in WSL there is no other driver than that of Windows",
+        "the loaded libcuda.so.1 is not WSL's: inside WSL only the driver of Windows works",
         evidence=[f"loaded: {path}", *([returned_by_cuinit(code)] if code else [])],
         fixes=_ways_to_the_drivers_own(facts) if environment.host.container else fixes,
         cuda_code=code or None,
@@ -253,8 +254,8 @@ def do_without_interposed(facts: Facts) -> list[Fix]:
     fixes = []
     for path in facts.environment.driver.interposed:
         everywhere = manual(
-            f"take {path} out of /etc/ld.so.preload; of HAMi, which puts it there, CUDA_DISABLE_CONTROL=true in the "
-            "specification of the container does without it",
+            f"remove {path} from /etc/ld.so.preload; if HAMi put it there, set CUDA_DISABLE_CONTROL=true in the "
+            "specification of the container",
             needs="host",
         )
         fixes.append(remedies.drop_from_variable(facts.environment, "LD_PRELOAD", path) or everywhere)
@@ -276,22 +277,22 @@ def versions(facts: Facts) -> list[str]:
 def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
     host, driver = facts.environment.host, facts.environment.driver
     if host.is_windows:
-        return [manual(f"let the nvcuda.dll of the driver, which is in System32, be found before {driver.libcuda}")]
+        return [manual(f"make Windows find the driver's nvcuda.dll (in System32) before {driver.libcuda}")]
     if _is_compat(facts):
         everywhere = "take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration"
         return [drop_libcuda(facts) or manual(everywhere, needs="root"), *_update(facts)]
     if host.container:
         return [
             manual(
-                "take the packages of the driver (libnvidia-compute-*, nvidia-utils-*, libcuda1) out of the image: the "
-                "container runtime brings those of the host",
+                "remove the driver's packages (libnvidia-compute-*, nvidia-utils-*, libcuda1) from the image: the "
+                "container runtime brings the host's driver",
                 needs="host",
             ),
-            manual("or start the container again, if the driver of its host was upgraded meanwhile", needs="host"),
+            manual("or restart the container, if the driver of its host was upgraded meanwhile", needs="host"),
         ]
     if numbers_of(driver.libcuda_version or "0") > numbers_of(driver.kernel_version or ""):
         return list(UNUSABLE[MISMATCH].fixes)  # The driver was upgraded, and not restarted.
-    return [manual(f"let the libcuda.so.1 of the driver be found before {driver.libcuda}", needs="root")]
+    return [manual(f"make the loader find the driver's libcuda.so.1 before {driver.libcuda}", needs="root")]
 
 
 def _update(facts: Facts) -> list[Fix]:
@@ -307,7 +308,7 @@ _VAGUE = frozenset({1, 3, 100, 101, 304, 801, 999})
 
 _NOT_LOADED, _LOST, _DIFFERS = 9, 15, 18  # They are values of nvmlReturn_t in nvml.h.
 
-_IN_WSL = manual("in WSL: update it (wsl --update) and the NVIDIA driver of Windows, and restart it", needs="host")
+_IN_WSL = manual("update WSL (wsl --update) and the NVIDIA driver of Windows, then restart WSL", needs="host")
 
 _SAID_BY_NVML: dict[int, Meaning] = {
     _LOST: Meaning(  # The kernel logs Xid 79.
@@ -363,9 +364,9 @@ def _not_loaded(facts: Facts) -> Meaning:
 _WAYS_TO_LOAD_IT = (
     shell("sudo modprobe nvidia", needs="root"),
     manual(
-        "if that fails, install the driver again for this kernel (uname -r): a kernel that was upgraded has no module "
-        "of it, Secure Boot refuses one that is not signed, nouveau may hold the GPU, and drivers from 590 on leave "
-        "out GPUs before the RTX 20 series (sudo dmesg | grep -i nvrm)",
+        "if that fails, install the driver again for this kernel (uname -r). Usual causes: the kernel was upgraded, "
+        "Secure Boot refuses an unsigned module, nouveau holds the GPU, or the GPU is older than the RTX 20 series "
+        "and the driver is 590 or newer (sudo dmesg | grep -i nvrm)",
         needs="driver",
     ),
 )
@@ -403,7 +404,7 @@ def device_files_closed(facts: Facts) -> GPUError | None:
         in_container = manual(f"start the container with {_UVM} too: {whole}", needs="host")
         create_file = shell("sudo nvidia-modprobe -u -c=0", needs="root")
         return DriverUnusableError(
-            f"the device file {_UVM} is missing, which CUDA needs beside those of the GPUs",
+            f"the device file {_UVM}, which CUDA needs, is missing",
             evidence=[f"device files: {', '.join(driver.device_nodes)}"],
             fixes=[in_container] if facts.environment.host.container else [create_file],
             cuda_code=code,
@@ -416,17 +417,17 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
     if any(node.error == "EPERM" for node in nodes):  # See NVIDIA/nvidia-container-toolkit issue 48.
         return [
             manual(
-                "start this container or job again with its GPU: what it may open was changed under it, as "
-                "`systemctl daemon-reload` on the host does",
+                "restart this container or job with its GPU: it lost the right to open it while it ran, as after "
+                "`systemctl daemon-reload` on the host",
                 needs="host",
             ),
-            manual("in a service of systemd: DeviceAllow=char-nvidia* rw where it has a DevicePolicy", needs="root"),
+            manual("in a systemd service with a DevicePolicy: DeviceAllow=char-nvidia* rw", needs="root"),
         ]
     if not any(node.by_mode for node in nodes):
         return [
             manual(
-                "their mode allows it: let SELinux, or what else guards this system, allow it too (docker run "
-                "--security-opt label=disable ...; sudo ausearch -m avc -ts recent says what it refused)",
+                "their file mode allows it, so SELinux or another policy refuses it: change that policy (docker run "
+                "--security-opt label=disable ...; sudo ausearch -m avc -ts recent lists what SELinux refused)",
                 needs="host" if container is not None else "root",
             )
         ]
@@ -442,7 +443,7 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
         ]
     if groups:
         return [manual(f"make this user a member of {' and '.join(groups)}, and log in again", needs="root")]
-    let_it = "let this user read and write these files: nvidia-modprobe makes them so"
+    let_it = "let this user read and write these files, as nvidia-modprobe does"
     return remedies.move_to_host(facts.environment, [manual(let_it, needs="root")])
 
 
@@ -475,9 +476,9 @@ def too_few_descriptors(code: int | None, facts: Facts, evidence: list[str]) -> 
         fixes.append(python(f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {may})"))
     fixes.append(
         manual(
-            ("first of all in the program, or " if fixes else "")
+            ("at the start of the program, or " if fixes else "")
             + "raise the limit of this process (ulimit -n, LimitNOFILE= of a service, docker run --ulimit "
-            "nofile=65536), or let it close what it does not need; and restart it: the driver does not try again",
+            "nofile=65536), or close unneeded files; then restart it, since the driver does not try again",
             needs="host",
         )
     )

@@ -54,11 +54,11 @@ def failed(facts: Facts) -> GPUError | None:
         return other
     if text == IN_SUB_INTERPRETER:  # The extension waits for a lock for ever there.
         main = (
-            "let this program have Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, "
+            "run this program in Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, "
             "single-interpreter = true for uWSGI"
         )
         return BrokenPackageError(
-            "import onnxruntime never returns in a sub-interpreter of Python, which this is",
+            "this is a sub-interpreter of Python, where import onnxruntime never returns",
             evidence=[text],
             fixes=[manual(main)],
             package=installed.build_name,
@@ -100,7 +100,7 @@ def _ways_to_import_it(facts: Facts, text: str) -> list[Fix]:
     if "executable stack" in text:
         return [remedies.install(environment, remedies.newest_requirements(environment), upgrade=True)]
     if "sys.modules" in text:
-        what = "remove what puts something else in the place of onnxruntime: the package itself is not imported"
+        what = "remove the code that replaces the module onnxruntime: the package itself is not imported"
         return [manual(what)]
     again = remedies.reinstall_onnxruntime(environment)
     if environment.host.is_windows and loader_words.may_be_visual_c(text):
@@ -161,8 +161,8 @@ def _processor_too_old(facts: Facts, text: str) -> GPUError:
     version = numpy.version if numpy is not None else None
     fixes: list[Fix] = [
         manual(
-            "in a virtual machine: give it the processor of its host (Proxmox: CPU type host, libvirt: "
-            "host-passthrough), where that has the instructions",
+            "in a virtual machine: pass the host's processor through (Proxmox: CPU type host, libvirt: "
+            "host-passthrough), if that is new enough",
             needs="host",
         )
     ]
@@ -170,7 +170,7 @@ def _processor_too_old(facts: Facts, text: str) -> GPUError:
         fixes.insert(0, remedies.install(facts.environment, ["numpy<2.4"], instead_of=numpy))
     return BrokenPackageError(
         f"import onnxruntime fails: the installed numpy {version or ''}".rstrip()
-        + " is built for newer processors than the one of this machine",
+        + " is built for newer processors than this machine's",
         evidence=_quote_numpy_too(facts, text),
         fixes=fixes,
         package="numpy",
@@ -273,9 +273,11 @@ def other_engine(facts: Facts) -> GPUError | None:
     others = tuple(path for path in names if not folder or not path.lower().startswith(folder))
     what = others[0] if others else "another onnxruntime.dll, of an older release,"
     return LibraryConflictError(
-        f"{what} was loaded in the place of the installed ONNX Runtime",
+        f"{what} was loaded instead of the installed ONNX Runtime",
         evidence=[message, *(f"in this process: {path}" for path in others)],
-        fixes=[manual("import onnxruntime before what loads that DLL, or keep that from being loaded in this process")],
+        fixes=[
+            manual("import onnxruntime before the module that loads that DLL, or do not load that DLL in this process")
+        ],
         libraries=others,
     )
 
@@ -288,8 +290,8 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         return None
     if "CreateEpFactories" in text:
         return LibraryVersionError(
-            "the file of the CUDA plugin is none that ONNX Runtime can register: it lacks CreateEpFactories",
-            evidence=[text, "providers have that function from release 1.23 on"],
+            "ONNX Runtime cannot register the file of the CUDA plugin: it lacks CreateEpFactories",
+            evidence=[text, "plugins have that function since release 1.23"],
             fixes=[remedies.reinstall_onnxruntime(facts.environment)],
             needed=("CreateEpFactories",),
         )
@@ -316,7 +318,7 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
             return _driver_lacks(symbol, text, facts)
         advice = f"let no other {library} be loaded, or found, before the one that ONNX Runtime needs"
         return version_mismatch(text, "the CUDA provider", facts) or LibraryVersionError(
-            f"a loaded library lacks {symbol}, which the CUDA provider was built against",
+            f"a loaded library lacks {symbol}, which the CUDA provider needs",
             evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in (report.libraries if report else ()))],
             fixes=[manual(advice)] if library is not None else [],
             needed=(library or symbol,),

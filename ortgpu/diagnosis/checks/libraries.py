@@ -336,8 +336,8 @@ def not_as_installed(facts: Facts) -> GPUError | None:
         return None
     paths = tuple(path for files in altered.values() for path in sorted(files))
     return BrokenPackageError(
-        f"libraries of {_enumerate([wheel.name for wheel in altered])} are not the files that were installed",
-        evidence=[f"not as its package says: {path}" for path in paths],
+        f"libraries of {_enumerate([wheel.name for wheel in altered])} differ from those that were installed",
+        evidence=[f"differs from its package's record: {path}" for path in paths],
         fixes=[remedies.install_again(environment, *altered)],
         severity="fatal" if facts.observed.crashed else "warning",
         package=next(iter(altered)).name,
@@ -398,7 +398,7 @@ def version_mismatch(text: str, user: str, facts: Facts) -> LibraryVersionError 
     major = facts.environment.cuda_major
     wheels = dict.fromkeys(wheel for lib in culprits if (wheel := remedies.wheel_of(lib.soname, major)))
     return LibraryVersionError(
-        f"a loaded library lacks {function}, which {user} was built against",
+        f"a loaded library lacks {function}, which {user} needs",
         evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in culprits)],
         fixes=_ways_to_a_whole_library(facts, culprits, wheels) if wheels else [],
         needed=(soname,),

@@ -21,7 +21,7 @@ _KNOWN_DOMAINS = frozenset(
 _UNKNOWN = re.compile("Opset|IR version|No Op registered|not a registered function/op")
 
 _NAMED, _FILES_SHOWN = 4, 12  # A sentence names four files with weights, and the evidence twelve.
-_CHECK = "check the path, and that the file is whole: the command check-model of the package onnx reads it"
+_CHECK = "check the path, and the file with `check-model FILE`, a command of the package onnx"
 
 
 def judge_file(model: ModelFacts) -> tuple[GPUError, ...]:
@@ -56,7 +56,8 @@ def data_missing(model: ModelFacts | None) -> GPUError | None:
         f"weights of {model.name} are in files that cannot be used: {names}",
         evidence=[
             *(f"{name}: {why}" for name, why in model.data_problems[:_FILES_SHOWN]),
-            f"the model has external data; its files must lie in {model.data_folder} under these names",
+            f"the model has external data; its files must be in {model.data_folder or 'the folder of the model'} "
+            "under these names",
         ],
         fixes=map(manual, fixes),
     )
@@ -75,8 +76,8 @@ def custom_domains(model: ModelFacts | None) -> GPUError | None:
         evidence=[f"domains: {', '.join(domains)}"],
         fixes=[
             manual(
-                "register the library that has them: SessionOptions.register_custom_ops_library(path); of "
-                "ai.onnx.contrib it is onnxruntime_extensions.get_library_path()"
+                "register the library that has them: SessionOptions.register_custom_ops_library(path); for "
+                "ai.onnx.contrib, path is onnxruntime_extensions.get_library_path()"
             )
         ],
         severity="warning",
@@ -98,7 +99,8 @@ def collective_ops_missing(facts: Facts) -> GPUError | None:
     if not operators or facts.observed.has_collective_ops is not False:
         return None
     return CollectiveOpsUnavailableError(
-        f"the model works between processes, and the installed ONNX Runtime cannot: {', '.join(operators)}",
+        "the model exchanges data between processes, which the installed ONNX Runtime cannot do: "
+        f"{', '.join(operators)}",
         evidence=[
             "these operators of com.microsoft are in builds with NCCL and MPI only",
             "this build: has_collective_ops() is False, as in every published package",

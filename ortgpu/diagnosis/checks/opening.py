@@ -32,8 +32,8 @@ def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError
         fix = remedies.fix_mapping_refusal(facts.environment, "")
     else:
         fix = manual(
-            "raise what limits the memory of this process: ulimit -a, its container or job, and the kernel's "
-            "vm.overcommit_memory=2, with which CUDA cannot reserve its address space",
+            "raise the memory limits of this process (ulimit -a, its container or job); with the kernel's "
+            "vm.overcommit_memory=2, CUDA cannot reserve its address space",
             needs="host",
         )
     return DriverUnusableError(

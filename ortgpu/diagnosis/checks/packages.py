@@ -50,7 +50,7 @@ def platform_unsupported(facts: Facts) -> GPUError | None:
             manual(f"use a Python for 64 bits: {host.executable or 'this one'} is for 32")
             if re.fullmatch(r"i\d86|x86|arm(v\dl)?", host.machine)
             else manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware"),
-            manual("or pass allow_cpu=True, to run on the CPU knowingly"),
+            manual("or pass allow_cpu=True to accept the CPU"),
         ],
         system=host.system,
         machine=host.machine,
@@ -291,7 +291,7 @@ def provider_missing(facts: Facts) -> GPUError | None:
     if owner is not None and any("providers_cuda" in name for name in owner.missing_files):
         return None  # The check broken_files reports it, with the other missing files.
     return BrokenPackageError(
-        "the CUDA provider library of ONNX Runtime is not there",
+        "the CUDA provider library of ONNX Runtime is missing",
         evidence=[f"expected beside the package in {os.path.join(installed.folder or '', 'capi')}"],
         fixes=replace_build(facts) if owner is None else [remedies.reinstall_onnxruntime(facts.environment)],
         package=owner.name if owner else installed.build_name,
@@ -310,7 +310,7 @@ def _keep_away(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
     owners = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
     others = [name for name in owners if name != "onnxruntime-gpu"]
     if (manager := installer.manager) is not None and others:
-        advice = f"and take {' and '.join(others)} out of the project, or else {manager.lock} brings it back"
+        advice = f"and remove {' and '.join(others)} from the project, or else {manager.lock} brings it back"
         if manager.name == "uv":
             never = ", ".join(f"\"{name} ; sys_platform == 'never'\"" for name in others)
             advice += (
@@ -384,7 +384,7 @@ def broken_files(facts: Facts) -> GPUError | None:
         return None
     evidence = [f"{owner.name} {owner.version} in {owner.location}"]
     evidence += [f"missing: {name}" for name in missing[:8]]
-    evidence += [f"not the file that was installed: {name}" for name in altered[:8]]
+    evidence += [f"changed since its installation: {name}" for name in altered[:8]]
     works = all(did_its_work(facts, name) for name in damaged)
     is_or_are = "is" if len(damaged) == 1 else "are"
     return BrokenPackageError(
@@ -422,8 +422,8 @@ def _leftover(facts: Facts) -> GPUError:
     installed = facts.environment.packages.onnxruntime
     names = [f"{owner.name} {owner.version}" for owner in installed.owners]
     return BrokenPackageError(
-        "the folder onnxruntime has no file __init__.py, and importing it gives nothing: an uninstall left it behind, "
-        "or it is made of links to nothing",
+        "the folder onnxruntime has no file __init__.py, so it cannot be imported: an uninstall left it behind, or "
+        "its links are broken",
         evidence=[f"folder: {installed.folder}", f"installed on record: {', '.join(names) or 'nothing'}"],
         fixes=[remedies.reinstall_onnxruntime(facts.environment, leftover=installed.folder)],
         package=installed.owners[0].name if installed.owners else None,
@@ -502,7 +502,7 @@ def numpy_damaged(facts: Facts) -> GPUError | None:
         return None
     return BrokenPackageError(
         "the installed numpy, which ONNX Runtime imports, is damaged",
-        evidence=[f"not the file that was installed: {name}" for name in numpy.altered_files[:8]],
+        evidence=[f"changed since its installation: {name}" for name in numpy.altered_files[:8]],
         fixes=[remedies.install_again(facts.environment, numpy)],
         package="numpy",
         files=numpy.altered_files,
@@ -539,8 +539,8 @@ def guard_unreadable(facts: Facts) -> GPUError | None:
     if not names or "ORTGPU_ENFORCE" not in facts.environment.variables.now:
         return None
     return BrokenPackageError(
-        "ORTGPU_ENFORCE is set, and this user may not read what puts the guard in force: programs that do not import "
-        "ortgpu run without it",
+        "ORTGPU_ENFORCE is set, but this user may not read the guard's files: programs that do not import ortgpu run "
+        "without the guard",
         evidence=[f"permission denied: {file.mode} {file.path}" for file in names],
         fixes=[remedies.fix_read_permission(facts.environment, [file.path for file in names])],
         severity="warning",
@@ -560,7 +560,7 @@ def replaced_after_import(facts: Facts) -> GPUError | None:
     ):
         return None  # A CPU build of the same release leaves the provider file: it breaks the next process.
     return BrokenPackageError(
-        "ONNX Runtime was replaced after this process had imported it, and a process goes on with what it imported",
+        "ONNX Runtime was replaced after this process had imported it, and the process keeps the old one",
         evidence=[
             f"imported: {' '.join(installed.imported_as)}",
             f"there now: {installed.build_name} {installed.build_version} in {installed.folder}",
@@ -605,8 +605,8 @@ def plugin_of_another_release(facts: Facts) -> GPUError | None:
     fitting = f"{name}=={installed.version if bundled else release}"
     reinstall = remedies.reinstall_onnxruntime(environment, requirement=fitting)
     return LibraryVersionError(
-        f"the CUDA plugin belongs to ONNX Runtime {release}, and {name} {installed.version} is installed: "
-        "it would end this process",
+        f"the CUDA plugin belongs to ONNX Runtime {release}, but {name} {installed.version} is installed: it would "
+        "crash this process",
         evidence=[f"plugin: {arrival.library}", "it calls Provider_GetHost, which differs between releases"],
         fixes=[reinstall if bundled else remedies.install(environment, [fitting])],
         needed=(f"{name} {release}",),
@@ -621,7 +621,7 @@ def plugin_without_device(facts: Facts) -> GPUError | None:
     if facts.environment.host.is_windows:
         where, ways = "among the devices of Windows", []
     return NoDeviceError(
-        "the CUDA plugin is registered, and lists no GPU",
+        "the CUDA plugin is registered, but lists no GPU",
         evidence=[f"ONNX Runtime looks for GPUs {where}, and sees none"],
         fixes=[*replace_build(facts), *map(manual, ways)],
     )
@@ -635,9 +635,9 @@ def plugin_unregistered(facts: Facts) -> GPUError | None:
     arrival, build = installed.arrival, f"{installed.build_name} {installed.version}"
     if arrival.way == "bundled plugin":
         summary = f"the CUDA plugin of {build} was not registered when it was imported"
-        fact, code = "ONNX Runtime does that only if its libraries are loaded", "import onnxruntime"
+        fact, code = "ONNX Runtime registers the plugin only after its libraries are loaded", "import onnxruntime"
     else:
-        summary = f"{arrival.package or 'a CUDA plugin'} is installed, and this program has not registered it"
+        summary = f"{arrival.package or 'a CUDA plugin'} is installed, but this program has not registered it"
         fact, code = f"{build} has no CUDA", _registration(arrival.package, arrival.library)
     return CPUOnlyPackageError(
         summary,
@@ -654,7 +654,7 @@ def plugins_unknown(facts: Facts) -> GPUError | None:
     if facts.observed.plugin_problem != "no plugins":
         return None
     return CPUOnlyPackageError(
-        f"{installed.build_name or 'onnxruntime'} {installed.version} has no CUDA, and takes no plugins",
+        f"{installed.build_name or 'onnxruntime'} {installed.version} has no CUDA, and supports no plugins",
         evidence=["register_execution_provider_library came with release 1.23"],
         fixes=replace_build(facts),
         package=installed.build_name,

@@ -83,8 +83,8 @@ def wsl_advice(environment: Environment) -> Fix | None:
     if not host.wsl or host.container or "/dev/dxg" in environment.driver.device_nodes:
         return None
     return manual(
-        "let WSL have the GPU, of which there is no /dev/dxg here: WSL 2 has it (wsl --set-version NAME 2), with "
-        "NVIDIA's driver installed in Windows, unless /etc/wsl.conf says enabled=false under [gpu]",
+        "give WSL the GPU (/dev/dxg is missing): use WSL 2 (wsl --set-version NAME 2), install NVIDIA's driver in "
+        "Windows, and remove enabled=false under [gpu] from /etc/wsl.conf",
         needs="host",
     )
 

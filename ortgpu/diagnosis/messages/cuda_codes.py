@@ -94,30 +94,35 @@ UNUSABLE: dict[int, Meaning] = {
         (shell("nvidia-smi -q -d ECC", needs="host"), manual("take this GPU out of service", needs="hardware")),
     ),
     304: Meaning(
-        "a call of the operating system failed in the driver: a limit of this process, or what its sandbox forbids",
-        (manual("raise the limits of this process (ulimit -a), and look at what its container refuses", needs="host"),),
-    ),
-    500: Meaning(  # See NVIDIA/nvidia-container-toolkit issue 520.
-        "the driver's library does not find a part of itself, as in a container that was given only some of its files",
+        "a system call of the driver failed: a limit of this process, or its sandbox, forbids it",
         (
             manual(
-                "in a container: start it again with nvidia-container-toolkit 1.14.4 or newer, on Windows with Docker "
-                "Desktop 4.31 or newer",
+                "raise the limits of this process (ulimit -a), and check what its container or sandbox forbids",
                 needs="host",
             ),
-            manual("else install the driver again", needs="driver"),
+        ),
+    ),
+    500: Meaning(  # See NVIDIA/nvidia-container-toolkit issue 520.
+        "the driver's library does not find all of its files, as in a container that has only some of them",
+        (
+            manual(
+                "in a container: restart it with nvidia-container-toolkit 1.14.4 or newer (on Windows, Docker Desktop "
+                "4.31 or newer)",
+                needs="host",
+            ),
+            manual("otherwise install the driver again", needs="driver"),
         ),
     ),
     802: Meaning(  # See pytorch issue 35710 and NVIDIA/nvtrust issue 56.
-        "the NVSwitch fabric is not ready: the fabric manager is not running, or of another version than the driver",
+        "the NVSwitch fabric is not ready: the fabric manager is not running, or its version differs from the driver's",
         (
             shell("sudo systemctl restart nvidia-fabricmanager", needs="root"),
             manual(
-                "where there is no such service, install nvidia-fabricmanager of the driver's very version; a GPU in "
-                "confidential computing is made ready by nvidia-smi conf-compute -srs 1",
+                "if there is no such service, install nvidia-fabricmanager in the driver's exact version; with "
+                "confidential computing, run nvidia-smi conf-compute -srs 1",
                 needs="root",
             ),
-            manual("in a virtual machine or a container, all of this is its host's to do", needs="host"),
+            manual("for a virtual machine or a container, do all of this on its host", needs="host"),
         ),
     ),
     803: Meaning(  # See NVIDIA/nvidia-docker issue 1256.
@@ -131,10 +136,10 @@ UNUSABLE: dict[int, Meaning] = {
     **dict.fromkeys(
         range(805, 810),
         Meaning(
-            "the Multi-Process Service (MPS), through which this process would share the GPU, does not take it",
+            "the Multi-Process Service (MPS), through which processes share the GPU, refuses this process",
             (
                 manual(
-                    "make sure that nvidia-cuda-mps-control is running for this user and takes more clients",
+                    "make sure that nvidia-cuda-mps-control is running for this user and accepts more clients",
                     needs="host",
                 ),
                 manual("or point CUDA_MPS_PIPE_DIRECTORY at an empty folder, to use the GPU without MPS"),
@@ -142,15 +147,13 @@ UNUSABLE: dict[int, Meaning] = {
         ),
     ),
     999: Meaning(  # See issue 14211.
-        "the driver failed without a reason: after a suspend, a GPU error (Xid), or without nvidia_uvm",
+        "the driver failed and gives no reason; usual ones: a suspend, a GPU error (Xid), no nvidia_uvm",
         (shell("sudo dmesg | grep -i xid", needs="root"), _RELOAD),
     ),
 }
 
 
-RESTART_WINDOWS = manual(
-    "restart Windows, and where that does not help install the NVIDIA driver again", needs="reboot"
-)
+RESTART_WINDOWS = manual("restart Windows; if that does not help, install the NVIDIA driver again", needs="reboot")
 
 # In the place of the above, on Windows; of other codes nothing more is known there than that the driver refuses.
 _ON_WINDOWS: dict[int, Meaning] = {
@@ -164,7 +167,7 @@ _ON_WINDOWS: dict[int, Meaning] = {
         for code, what in {
             3: UNUSABLE[3].what,
             803: "the parts of the driver differ in version, as after an upgrade without a restart",
-            999: "the driver failed without a reason: after sleep, or a GPU error",
+            999: "the driver failed and gives no reason; usual ones: sleep, a GPU error",
         }.items()
     },
 }

@@ -335,14 +335,14 @@ def unset(environment: Environment, names: Iterable[str]) -> Fix:
     if variables.at_start is not None:
         changed = [name for name in targets if variables.at_start.get(name) != variables.now.get(name)]
         if changed:
-            return manual(f"this program, or a library in it, sets {' and '.join(changed)} itself: take that out of it")
+            return manual(f"this program, or a library in it, sets {' and '.join(changed)} itself: remove that")
     if not environment.host.is_windows:
         return shell(f"unset {' '.join(targets)}")
     in_cmd, in_powershell = (f"set {name}=" for name in targets), (f"Remove-Item Env:{name}" for name in targets)
     return manual(
         f"remove {' and '.join(targets)} from the variables of this program: {' and '.join(in_cmd)} in cmd.exe, "
         f"{' and '.join(in_powershell)} in PowerShell, or in the settings of Windows; if the program sets "
-        f"{'it' if len(targets) == 1 else 'them'} itself, take that out of it"
+        f"{'it' if len(targets) == 1 else 'them'} itself, remove that"
     )
 
 
@@ -475,7 +475,7 @@ def update_driver(environment: Environment) -> Fix:
         return manual(f"install an NVIDIA driver for CUDA {cuda_major} in Windows, and none inside WSL", needs="driver")
     if environment.driver.is_tegra:
         return manual(
-            f"install a JetPack with CUDA {cuda_major}, or NVIDIA's build of ONNX Runtime for the one that is there",
+            f"install a JetPack with CUDA {cuda_major}, or NVIDIA's build of ONNX Runtime for the installed JetPack",
             needs="driver",
         )
     version = lowest_driver(environment, cuda_major)
@@ -499,8 +499,8 @@ def serve_the_gpu() -> list[Fix]:
     return [
         shell("sudo dmesg | grep -i nvrm", needs="root"),
         manual(
-            "install the driver that serves this GPU: with its open kernel modules (nvidia-open, nvidia-driver-*-open) "
-            "from the RTX 50 series on; with its proprietary ones, and none newer than 580, before the RTX 20 series",
+            "install the right driver: from the RTX 50 series on, with open kernel modules (nvidia-open, "
+            "nvidia-driver-*-open); before the RTX 20 series, 580 or older with proprietary ones",
             needs="driver",
         ),
     ]
@@ -509,8 +509,8 @@ def serve_the_gpu() -> list[Fix]:
 def fix_jetson_build() -> Fix:
     """Return the fix for a Jetson: its GPUs have compute capability 7.2, 8.7 and 11.0."""
     return manual(
-        "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: that of the package index holds no code for "
-        "its GPU",
+        "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: the one on the package index has no code "
+        "for its GPU",
         needs="host",
     )
 

@@ -117,7 +117,7 @@ def absent(packages: TrainingPackages, facts: Facts) -> GPUError | None:
             off = remedies.drop_from_variable(environment, "PYTHONPATH", installed.home)
             fix = off or manual(f"put {where.location} before {installed.home} on the path")
     return TrainingUnavailableError(
-        f"onnxruntime.training is not available: {name} is in the place of the training package",
+        f"onnxruntime.training is not available: {name} is installed instead of the training package",
         evidence=[f"import onnxruntime finds {name} in {installed.folder}", other],
         fixes=[fix],
         reason="shadowed",
