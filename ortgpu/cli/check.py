@@ -150,9 +150,8 @@ def check(
         rows = [(node, node.kind, reason or "unknown") for node, reason in details.off_gpu]
         output.table(console, ("on the CPU", "kind", "reason"), rows)
     if compared is not None and wrong is None:
-        output.line(
-            console, f"Results: at most {compared.error or 0:.1e} of the largest value away from {compared_with}"
-        )
+        difference = f"at most {compared.error:.1e} of the largest value" if compared.error else "no difference"
+        output.line(console, f"Results: {difference} from {compared_with}")
     shown = name or "the built-in model"
     if wrong is not None:
         output.line(console, f"WRONG: results of {shown} differ from {compared_with}: {wrong}", style="bold red")

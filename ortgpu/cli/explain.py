@@ -46,7 +46,7 @@ def sections() -> dict[str, Section]:
 def explain(words: tuple[str, ...], markdown: bool) -> int:
     """Explain an error: meaning, causes, how to confirm, how to fix.
 
-    CODE is in the last line of an error's message (driver-not-found). The name of the class will do as well
+    CODE is in the last line of an error's message (driver-not-found). The name of the class works too
     (DriverNotFoundError). Without CODE, all errors are listed.
 
     TEXT is a message of ONNX Runtime, the loader or a traceback, in quotes; - reads it from the standard input. It may

@@ -1,4 +1,4 @@
-"""``ortgpu fix``: run the commands that the diagnosis prints, and look again after each."""
+"""``ortgpu fix``: run the commands that the diagnosis prints, and check again after each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def fix(
     fixes the first remaining error. A command runs once at most.
 
     Fixes that need root, a restart, another machine or a change of your program are printed and never run. A command
-    that changes a variable (export, unset) changes it for the next look. Repeat the command in your own shell: it is
+    that changes a variable (export, unset) changes it for the next check. Repeat the command in your own shell: it is
     shown at the end.
 
     Exit code 0: fixed, or nothing was wrong. 1: an error remains and is shown at the end. 2: wrong usage.

@@ -19,7 +19,7 @@ DeviceRequest = int | str | None
 logger = logging.getLogger("ortgpu")
 
 _UUID = r"(gpu|mig)-[0-9a-f]"
-_FORMS = 'an index (0), "cuda", "cuda:0", "gpu", "gpu:0", a UUID ("GPU-...") or "auto"'
+_FORMS = 'an index (0), "cuda", "cuda:0", "gpu", "gpu:0", a UUID ("GPU-..."), "auto" or None'
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def check_form(requested: DeviceRequest) -> None:
     if requested is None:
         return
     if isinstance(requested, bool) or not isinstance(requested, (int, str)):
-        raise TypeError(f"device must be {_FORMS} or None, not {requested!r}")
+        raise TypeError(f"device must be {_FORMS}, not {requested!r}")
     if isinstance(requested, int):
         if requested < 0:
             raise _not_understood(requested)

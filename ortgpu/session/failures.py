@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxruntime.capi.onnxruntime_inference_collection import IOBinding  # a tracer may replace the public name
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ..diagnosis.checks import classifier
 else:
     classifier = late("ortgpu.diagnosis.checks.classifier")
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 logger = logging.getLogger("ortgpu")
 
@@ -151,7 +153,7 @@ def _found(session: Opened, text: str, exception: str | None) -> GPUError | None
     return error
 
 
-def hide_own_frames(error: GPUError) -> GPUError:
+def hide_own_frames(error: Raised) -> Raised:
     """Return an error without traceback, and remove the first frames of its causes if they are of this library.
 
     The traceback of a cause then begins in the caller's library. At the level DEBUG the log has all frames.

@@ -249,23 +249,26 @@ class GPUSession(LastOfOurs):
             FileNotFoundError: there is no record at the path ``tuned``.
             Exception: ONNX Runtime's own, if the GPU is not the cause: a missing file, an invalid model.
         """
-        request = checked(
-            SessionRequest(
-                path_or_bytes,
-                sess_options,
-                parse(providers, provider_options),
-                plain_request(device),
-                cpu_nodes,
-                allow_cpu,
-                cuda_graph,
-                pinned_memory_limit,
-                tuned,
-                memory,
-                trim_idle,
-                is_guarded=self._guards is not None,
-                others=kwargs,
+        try:
+            request = checked(
+                SessionRequest(
+                    path_or_bytes,
+                    sess_options,
+                    parse(providers, provider_options),
+                    plain_request(device),
+                    cpu_nodes,
+                    allow_cpu,
+                    cuda_graph,
+                    pinned_memory_limit,
+                    tuned,
+                    memory,
+                    trim_idle,
+                    is_guarded=self._guards is not None,
+                    others=kwargs,
+                )
             )
-        )
+        except (TypeError, ValueError, OSError, GPUError) as error:
+            raise failures.hide_own_frames(error) from error.__cause__
         self._open_request(request)
 
     def _open_request(self, request: SessionRequest) -> None:
@@ -296,7 +299,7 @@ class GPUSession(LastOfOurs):
                 trim_when_idle(self, self._gpu_runner, request.trim_idle)
         except BaseException as error:
             self._let_go(error)  # A failure must leave nothing behind.
-            if isinstance(error, GPUError):
+            if isinstance(error, GPUError) or type(error).__module__.startswith("onnxruntime."):
                 raise failures.hide_own_frames(error) from error.__cause__
             raise
         finally:

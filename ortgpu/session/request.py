@@ -201,7 +201,7 @@ def _checked_tuned(value: Tuned) -> Tuned:
     try:
         os.stat(path)
     except FileNotFoundError as error:
-        words = f'no record of tune is there, and tuned={value!r} is none of True, False, "now"'
+        words = f'tuned={value!r} is not True, False or "now", and no record of tune has that path'
         raise FileNotFoundError(error.errno, words, path) from None
     return path
 

@@ -106,7 +106,7 @@ def test_what_tuned_can_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError) as raised:
         GPUSession(b"", tuned="later")
-    assert "tuned='later' is none of True, False, \"now\"" in str(raised.value)
+    assert "tuned='later' is not True, False or \"now\"" in str(raised.value)
     assert raised.value.filename == str(tmp_path / "later")
 
 

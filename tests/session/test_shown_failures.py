@@ -27,6 +27,15 @@ def test_a_traceback_has_at_most_two_frames_of_this_library(models: Models, way:
     assert 1 <= len(OUR_FRAME.findall(done.stderr)) <= 2, done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments", ['"no such file.onnx"', '"m.onnx", devce=0', '"m.onnx", device=-1', '"m.onnx", tuned="later"']
+)
+def test_so_has_the_traceback_of_a_wrong_argument(arguments: str) -> None:
+    done = run_child([sys.executable, "-c", f"from ortgpu import GPUSession; GPUSession({arguments})"])
+    assert done.returncode == 1
+    assert 1 <= len(OUR_FRAME.findall(done.stderr)) <= 2, done.stderr
+
+
 def test_the_frames_of_the_users_library_are_all_there(models: Models) -> None:
     assert re.findall(r"in (\w+)$", show(models, "guarded").stderr, re.MULTILINE)[:2] == ["__init__", "load"]
 
