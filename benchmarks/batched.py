@@ -34,7 +34,7 @@ from tests.support.this_machine import environment_record, find_gpus
 OUTSTANDING = 256
 THREADS = (1, 2, 3, 4, 6, 8, 16)
 SHARE = 0.7  # of the best rate
-BARS = {"untuned": 3.0, "tuned": 4.0}  # times plain
+BARS = {"untuned": 3.0, "tuned": 4.0}  # speed-ups
 P99 = 3.0  # times one full batch
 ROUNDS = 3
 
@@ -113,7 +113,7 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
     figures = [
         *(
             {
-                "figure": f"images a second, {OUTSTANDING} outstanding by {name}, {kind}, times plain",
+                "figure": f"images a second, {OUTSTANDING} outstanding by {name}, {kind}, speed-up",
                 "value": round(medians[name] / medians["plain"], 2),
                 "bar": BARS[kind],
                 "by bar": medians[name] / medians["plain"] / BARS[kind],

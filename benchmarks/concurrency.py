@@ -2,7 +2,7 @@
 
     python -m benchmarks.concurrency [--quick] [--cpu] [--budget MINUTES] [--json FILE]
 
-Prints samples a second, taken in turns in one process for each model and batch: of so many threads that run and stage,
+Prints samples a second, taken alternately in one process for each model and batch: of threads that run and stage,
 with ordinary and with pinned arrays, of a loop over plain ``run``, and of plain ONNX Runtime with its data on the GPU.
 ``--cpu`` is to see that it works.
 """
@@ -45,7 +45,7 @@ FIGURES: Figures[Benchmark] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    description = "How many runs at a time are best, measured in turns."
+    description = "How many runs at a time are best, measured alternately."
     return take_sweep("concurrency", description, FIGURES, arguments)
 
 

@@ -38,7 +38,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The seconds of ortgpu and of plain ONNX Runtime, measured in turns. Equal indices belong together."""
+    """The seconds of ortgpu and of plain ONNX Runtime, measured alternately. Equal indices belong together."""
 
     ours: Sequence[float]
     plain: Sequence[float]
@@ -191,7 +191,7 @@ def _cell(of: Mapping[str, Any], *, signed: bool = False) -> str:
 
 def _table(figures: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> str:
     """Return a line for each figure. The median of the differences need not be the difference of the medians."""
-    rows = [("figure (ours | plain)", "ours", "plain", "times plain", "ours - plain", "n")]
+    rows = [("figure (ours | plain)", "ours", "plain", "speed-up", "ours - plain", "n")]
     for name, figure in figures.items():
         ours, plain = _cell(figure["ours"]), _cell(figure["plain"])
         difference = _cell(figure["difference"], signed=True)

@@ -141,7 +141,7 @@ def measure_budgets(kind: str, runs: int) -> dict[str, Any]:
 
 
 def measure_cost() -> dict[str, Any]:
-    """Median runs with a budget that is not reached over those without, in turns."""
+    """Median runs with a budget that is not reached over those without, alternately."""
     from ortgpu import GPUSession
 
     figures: dict[str, Any] = {}

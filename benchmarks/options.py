@@ -3,7 +3,7 @@ ortgpu/provider/requests.py should be.
 
     python -m benchmarks.options [--quick] [--cpu] [--only SET] [--budget MINUTES] [--json FILE]
 
-For each set of options, beside ONNX Runtime's defaults, in turns and in one process: seconds of the first run of a
+For each set of options, beside ONNX Runtime's defaults, alternately and in one process: seconds of the first run of a
 shape that the session has not seen; and in the notes the constructor, the first run of a session, and a run of each
 batch size when all is warm. Of a ResNet-50. ``--cpu`` is to see that it works: there are no options.
 """
@@ -47,7 +47,7 @@ FIGURES: Figures[Benchmark] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    description = "What options of the CUDA provider cost and gain, measured in turns."
+    description = "What options of the CUDA provider cost and gain, measured alternately."
     return take_sweep("options", description, FIGURES, arguments)
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.overhead [--quick] [--only FIGURE] [--json FILE]
 
-Every figure compares ours with plain ONNX Runtime doing the same on the same machine in turns: inside one process where
+Every figure compares ours with plain ONNX Runtime doing the same on one machine, alternately: inside one process where
 the process is warm, in alternating fresh processes where the start is what is measured. Without a GPU, the figures that
 need none are still taken, and the others are listed as left out. README.md beside this file says what each one means.
 """
@@ -356,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def make(options: argparse.Namespace, _: GPUs, scratch: Path) -> Benchmark:
         return Benchmark(QUICK if options.quick else FULL, scratch)
 
-    description = "What ortgpu costs on top of plain ONNX Runtime, measured in turns."
+    description = "What ortgpu costs on top of plain ONNX Runtime, measured alternately."
     return take_figures("overhead", description, FIGURES, make, arguments)
 
 

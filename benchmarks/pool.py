@@ -2,7 +2,7 @@
 
     python -m benchmarks.pool [--quick] [--cpu] [--only FIGURE] [--json FILE]
 
-Every figure is a pair, taken in turns in one process; README.md beside this file says what each one means. ``--cpu``
+Every figure is a pair, taken alternately in one process; README.md beside this file says what each one means. ``--cpu``
 takes them on the CPU with a tiny model, a session in the place of each GPU: to see that it works, where there is none.
 """
 
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--cpu", action="store_true", help="on the CPU with a tiny model: to see that it works")
 
-    description = "What a GPUSessionPool makes of several GPUs, measured in turns."
+    description = "What a GPUSessionPool makes of several GPUs, measured alternately."
     return take_figures("pool", description, FIGURES, make, arguments, add_options)
 
 

@@ -1,4 +1,4 @@
-"""Measurements of pool.py inside one process, in turns. Started by workers.py."""
+"""Measurements of pool.py inside one process, alternately. Started by workers.py."""
 
 from __future__ import annotations
 

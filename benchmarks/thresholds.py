@@ -2,7 +2,7 @@
 
     python -m benchmarks.thresholds [--quick] [--cpu] [--only SIZE] [--budget MINUTES] [--json FILE]
 
-For each size of an array, staged runs and plain ones, taken in turns in one process: as much out as in ("both"), one
+For each size of an array, staged runs and plain ones, taken alternately in one process: as much out as in ("both"), one
 element out ("in"), and as much out as in while the caller keeps the results of a round, so that most are in fresh
 memory ("kept"). Below the table stands what follows for the constants in ortgpu/running/staging.py and copying.py.
 ``--cpu`` is to see that it works: there nothing is staged.
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--cpu", action="store_true", help="on the CPU with small arrays: to see that it works")
 
-    description = "From which size on arrays should be staged, measured in turns."
+    description = "From which size on arrays should be staged, measured alternately."
     status = take_figures("thresholds", description, FIGURES, make, arguments, add_options)
     print(f"\n{made[0].conclusion()}")
     return status

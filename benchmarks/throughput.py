@@ -2,7 +2,7 @@
 
     python -m benchmarks.throughput [--quick] [--cpu] [--only FIGURE] [--json FILE]
 
-Every figure compares ours with plain ONNX Runtime doing the same in turns, in one process; README.md beside this file
+Every figure compares ours with plain ONNX Runtime doing the same alternately in one process; README.md beside this file
 says what each one means. ``--cpu`` takes them on the CPU with tiny models: to see that it works, where there is no GPU.
 """
 
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "--no-others", action="store_true", help="without PyTorch and optimum, which take half of the time"
         )
 
-    description = "What ortgpu gains over a loop of plain ONNX Runtime's run, measured in turns."
+    description = "What ortgpu gains over a loop of plain ONNX Runtime's run, measured alternately."
     return take_figures("throughput", description, _figures(), make, arguments, add_options)
 
 

@@ -1,4 +1,4 @@
-"""Measurements of throughput.py inside one process, in turns. Started by workers.py.
+"""Measurements of throughput.py inside one process, alternately. Started by workers.py.
 
 Ours is first checked to compute what plain ONNX Runtime computes. ``device`` is "cuda", or "cpu" to see that it works.
 """

@@ -1,4 +1,4 @@
-"""Measurements of the benchmarks inside one process, in turns.
+"""Measurements of the benchmarks inside one process, alternately.
 
 Started in a child, as ``workers.py NAME '{"argument": value}'``.
 """

@@ -292,7 +292,7 @@ def test_figures_of_the_readme_are_recorded_and_the_worst_is_first() -> None:
 
 
 def spread_of(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the worst, the mean and the best times plain."""
+    """Return the worst, the mean and the best speed-up."""
     times = [1 / ratio for ratio in ratios]
     return min(times), statistics.geometric_mean(times), max(times)
 
