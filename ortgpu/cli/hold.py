@@ -70,7 +70,7 @@ def hold(release: bool, python: str | None) -> int:
             for problem in diagnosis.problems:
                 if isinstance(problem, ConflictingPackagesError):
                     output.show_error(console, problem, with_others=False)
-            output.line(console, "not held: the packages have to be mended first", style="bold red")
+            output.line(console, "not held: repair the packages first", style="bold red")
             return 1
         output.line(console, _hold(environment), style="bold green")
     except OSError as error:

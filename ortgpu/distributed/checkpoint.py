@@ -320,7 +320,7 @@ def _sync(path: Path) -> None:
 
 
 def _unreadable(folder: Path, error: OSError) -> DistributedError:
-    fix = manual("let this user read it and enter the folders above it, or mend what the system says; then load again")
+    fix = manual("let this user read it and enter the folders above it, or fix the error above; then load again")
     return _error(f"{folder} cannot be read", [str(error)], fix)
 
 

@@ -344,7 +344,7 @@ def test_a_disk_that_fails_damages_nothing(number: int, job: Path, monkeypatch: 
     error = problem(lambda: checkpoint.load(job))
     assert error.summary == f"{job / 'step-2'} cannot be read"
     assert os.strerror(number) in error.evidence[0]
-    assert "mend what the system says" in error.fixes[0]
+    assert "fix the error above" in error.fixes[0]
 
 
 def test_a_folder_that_cannot_be_listed_is_not_empty() -> None:

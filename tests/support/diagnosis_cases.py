@@ -211,7 +211,7 @@ CASES = [
         details={"version": "1.22.0"}),
     Case("a plugin of another release", all_of(PLUGIN_THERE, engine(build_version="1.32.0"),
         environment(release_wanted="1.31.1")), "LibraryVersionError",
-        "belongs to ONNX Runtime 1.31.1, and onnxruntime 1.32.0 is installed", details={"needed":
+        "belongs to ONNX Runtime 1.31.1, but onnxruntime 1.32.0 is installed", details={"needed":
         ("onnxruntime 1.31.1",)}),
     Case("a plugin package with a damaged library", all_of(PLUGIN_THERE, environment(
         provider=ProviderLibrary(str(PLUGIN.library), "not an ELF file", (), (), None))),
@@ -470,12 +470,13 @@ CASES = [
         Case(f"the driver of Windows is not reached{what}", all_of(OF_WINDOWS, nvml(**NO_MODULE), cuda_failed(100),
             change), "DriverUnusableError", says)
         for what, change, says in (
-            ("", part("driver"), "the NVIDIA driver of Windows, and restart it"),
+            ("", part("driver"), "the NVIDIA driver of Windows, then restart WSL"),
             (", nor its device", part("driver", device_nodes=()), "wsl --set-version"),
         )
     ),
     Case("the kernel module of a container's host is not loaded", all_of(nvml(**NO_MODULE), cuda_failed(999),
-        part("driver", kernel_version=None), part("host", container="docker")), "DriverUnusableError", "on the host"),
+        part("driver", kernel_version=None), part("host", container="docker")), "DriverUnusableError",
+        "on the container's host"),
     Case("a container without a GPU on a host with its driver", all_of(nvml(**NO_MODULE), cuda_failed(100),
         part("host", container="docker"), variables(NVIDIA_VISIBLE_DEVICES="none")), "NoDeviceError",
         "NVIDIA_VISIBLE_DEVICES='none': no GPU"),
@@ -514,7 +515,7 @@ CASES = [
         Case(f"the driver {how}, and a library before it", all_of(part("driver", interposed=("/vgpu/libvgpu.so",)),
             probed(died_in="driver", timed_out=timed_out), change), "DriverUnusableError", says)
         for how, timed_out, change, says in (
-            ("crashes", False, variables(), "To fix it:\n    take /vgpu/libvgpu.so out of /etc/ld.so.preload"),
+            ("crashes", False, variables(), "To fix it:\n    remove /vgpu/libvgpu.so from /etc/ld.so.preload"),
             ("hangs", True, variables(LD_PRELOAD="/a.so /vgpu/libvgpu.so"), "export LD_PRELOAD=/a.so"),
         )
     ),
