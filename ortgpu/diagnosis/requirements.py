@@ -207,7 +207,7 @@ def _libraries(environment: Environment) -> Requirement:
             all(library.chosen is not None for library in linked) if linked else None,
             not absent if whole else None,
         ),
-        "minimum: what the provider file links; recommended: what it opens at need" if whole else "",
+        "minimum: what the provider file links; recommended: what it opens on demand" if whole else "",
     )
 
 

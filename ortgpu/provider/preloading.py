@@ -33,7 +33,7 @@ _lock = fork_safe_lock()
 
 @dataclass(frozen=True, slots=True)
 class LoadedLibrary:
-    """A library of this process. ``required``: the provider links it, and does not just open it at need."""
+    """A library of this process. ``required``: the provider links it, and does not just open it on demand."""
 
     soname: str
     path: str

@@ -55,7 +55,7 @@ class Runtime:
     preload: PreloadReport | None = None
     found: Plan | None = None  # the source of the report
     provider_opened: bool = False
-    lazily_opened: frozenset[str] = frozenset()  # stems of loaded libraries that the provider opens at need
+    lazily_opened: frozenset[str] = frozenset()  # stems of loaded libraries that the provider opens on demand
     provider_error: str | None = None  # the loader's message about the provider file; its libraries are there
     plugin_problem: PluginProblem | None = None  # why this process cannot use the plugin
     provider_stamp: tuple[int, ...] | None = None  # changes when the provider file is replaced
@@ -253,7 +253,7 @@ def _is_for_newer_cuda(path: str) -> bool:
 
 
 def load_lazily_opened(stems: frozenset[str]) -> Runtime:
-    """Load libraries that the provider or cuDNN open at need: once per process, and only for models that need them.
+    """Load libraries that the provider or cuDNN open on demand: once per process, and only for models that need them.
 
     All parts come from one folder, since this opens them by path. Plain ONNX Runtime has them opened at the first run,
     and the loader's own search decides; the time is the same.

@@ -21,7 +21,7 @@ from ortgpu.errors import GPUError, catalogue
 PACKAGE = Path(ortgpu.__file__).parent
 PAGE = PACKAGE / "ERRORS.md"
 LISTS = ("Causes", "How to confirm", "How to fix it")
-NOT_RAISED = "*Not raised itself: a class to catch the ones below it by.*"
+NOT_RAISED = "*Never raised itself: catch it to catch all errors below it.*"
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def test_each_is_shown(explanation: Explanation, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     for entry in (explanation.means, *explanation.comes_about, *explanation.tell, *explanation.mend):
         assert entry in shown
-    assert ("Not raised itself" in shown) is not explanation.is_raised
+    assert ("Never raised itself" in shown) is not explanation.is_raised
 
 
 def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from ortgpu.environment.libraries.catalogue import BY_STEM, TOOLKIT_MAJORS
 
 GPU_DISTRIBUTION = "onnxruntime-gpu"
 
-#: The first release that opens cuDNN and cuFFT at need; those before link them, so that no session does without.
+#: The first release that opens cuDNN and cuFFT on demand; those before link them, so that no session does without.
 OPENS_CUDNN_AT_NEED = (1, 28)
 #: The first whose provider links libcuda.so.1, so that it cannot be loaded without one.
 LINKS_DRIVER = (1, 27)

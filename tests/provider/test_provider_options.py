@@ -43,7 +43,7 @@ DOCUMENTED_OPTIONS = {
     "enable_cudnn": "1",
 }
 
-# Those that the installed release has: enable_cudnn came with the provider that opens cuDNN at need.
+# Those that the installed release has: enable_cudnn came with the provider that opens cuDNN on demand.
 NEWER_OPTIONS = {"enable_cudnn"} if LINKS_CUDNN else set()
 INSTALLED_OPTIONS = {name: value for name, value in DOCUMENTED_OPTIONS.items() if name not in NEWER_OPTIONS}
 

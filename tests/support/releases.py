@@ -17,7 +17,7 @@ class Release:
 
     Attributes:
         linked: the CUDA libraries that the provider links, in the order of the file.
-        opened: those that it opens at need, of those that a model can need.
+        opened: those that it opens on demand, of those that a model can need.
         links_driver: whether it links libcuda.so.1, so that it cannot be opened where there is no driver.
         imports_alone: whether ``import onnxruntime`` works without CUDA libraries in the process.
         places: whether it can tell which node is placed where.

@@ -226,7 +226,7 @@ def test_dependencies_come_first(tmp_path: Path) -> None:
 
 
 def test_a_cuda_that_came_later(tmp_path: Path) -> None:
-    """The versions of what is opened at need are those that are there."""
+    """The versions of what is opened on demand are those that are there."""
     put(tmp_path / "given", "cublas64_14.dll", "cublasLt64_14.dll", "cufft64_13.dll", "nvrtc64_140_0.dll", *CUDNN)
     found = search(places(tmp_path, directory=str(tmp_path / "given")), ("cublas64_14.dll", "cublasLt64_14.dll"), 14)
     assert {"cublas64_14.dll", "cufft64_13.dll", "nvrtc64_140_0.dll", "cudnn64_9.dll"} <= {

@@ -288,7 +288,7 @@ LINUX = System(
 
 # Windows
 
-# No provider for Windows (1.19.2 to 1.31.1) opens these. CUDA's runtime is opened at need if it is not linked.
+# No provider for Windows (1.19.2 to 1.31.1) opens these. CUDA's runtime is opened on demand if it is not linked.
 _NOT_OPENED = ("libcurand",)
 _INNER_ON_WINDOWS = ("", "bin", "bin/x64", "bin/x86_64", "lib", "lib/x64", "Library/bin", "Library/bin/x64")
 
