@@ -113,7 +113,7 @@ def test_quoted_text_forges_no_words_of_ours(cls: type[GPUError]) -> None:
     ]
     assert (error.args, error.as_dict()["evidence"]) == ((f"{AS_QUOTED} is missing",), [AS_QUOTED])
     assert str(pickle.loads(pickle.dumps(error))) == str(error), "it is escaped once"
-    assert str(CPUExecutionWarning(error, FORGED)).startswith(f"{AS_QUOTED} runs on the CPU")
+    assert str(CPUExecutionWarning(error, FORGED)).startswith(f"{AS_QUOTED} is running on the CPU")
 
 
 def test_a_command_keeps_its_lines_and_nothing_else() -> None:

@@ -332,11 +332,11 @@ def test_what_workers_log_is_logged_by_the_callers_handlers() -> None:
         logging.getLogger("ortgpu").addHandler(Keep())
         logging.getLogger("ortgpu").setLevel(logging.INFO)
         with isolated_pool() as made:
-            opened = len([text for _, _, text in records if "runs on the CPU" in text])
+            opened = len([text for _, _, text in records if "is running on the CPU" in text])
             kill(made.health()[0].pid)
             until(lambda: made.health()[0].restarts == 1)
             ready(made)
-            report("opened", [opened, len([text for _, _, text in records if "runs on the CPU" in text])])
+            report("opened", [opened, len([text for _, _, text in records if "is running on the CPU" in text])])
         report("kinds", sorted({(name, level) for name, level, _ in records}))
     """
     env = child_environment({"CUDA_VISIBLE_DEVICES": ""})

@@ -295,7 +295,7 @@ def test_an_explicit_false_wins_over_the_variable(tmp_path: Path) -> None:
         "pool None": 2, "pool True": 2, "pool False": refused,
     }  # fmt: skip
     assert len(kept) == 7
-    assert all(level == "WARNING" and "known.onnx runs on the CPU" in text for level, text in kept)
+    assert all(level == "WARNING" and "known.onnx is running on the CPU" in text for level, text in kept)
 
 
 def test_a_session_on_the_cpu_is_logged_where_warnings_are_hidden_and_guarded_too() -> None:
@@ -317,10 +317,10 @@ def test_a_session_on_the_cpu_is_logged_where_warnings_are_hidden_and_guarded_to
     )
     kept, warned = found
     assert [level for level, _ in kept] == ["WARNING", "WARNING"]
-    assert all(text.startswith("<bytes> runs on the CPU") for _, text in kept)
+    assert all(text.startswith("<bytes> is running on the CPU") for _, text in kept)
     ((kind, text),) = warned
     assert kind == "CPUExecutionWarning"
-    assert text.startswith("<bytes> runs on the CPU")
+    assert text.startswith("<bytes> is running on the CPU")
 
 
 @pytest.mark.parametrize("allowed", [None, False, True])
