@@ -107,11 +107,17 @@ LISTED = CudaState(0, GPUS, 1)
 def bound_plan(
     options: dict[str, str], *, planned: int | None = 0, cuda: CudaState = LISTED, chosen: Any = None, **changes: Any
 ) -> Plan:
-    carried, memory = changes.pop("is_carried", False), changes.pop("budget", None)
+    carried, memory = changes.pop("providers_in_options", False), changes.pop("budget", None)
     request = SessionRequest("model.onnx", **changes)
     gpu = {} if planned is None else {"gpu": GPUS[planned]}
     plan = Plan(
-        request, ProviderList((CUDA, CPU)), planned, is_carried=carried, budget=memory, chosen=chosen or {}, **gpu
+        request,
+        ProviderList((CUDA, CPU)),
+        planned,
+        providers_in_options=carried,
+        budget=memory,
+        chosen=chosen or {},
+        **gpu,
     )
     return verify_plan(cast(Any, Bound([CUDA, CPU], {CUDA: options, CPU: {}})), plan, RUNTIME, cuda)
 
@@ -152,14 +158,14 @@ def test_a_budget_that_the_provider_ignores_is_none() -> None:
 @pytest.mark.parametrize("ordinal", [0, 1])
 def test_providers_in_the_options_show_their_gpu(ordinal: int) -> None:
     options = {"device_id": str(ordinal)}
-    assert bound_plan(options, planned=None, is_carried=True).gpu == GPUS[ordinal]
-    assert bound_plan(options, planned=ordinal, is_carried=True).gpu == GPUS[ordinal]
+    assert bound_plan(options, planned=None, providers_in_options=True).gpu == GPUS[ordinal]
+    assert bound_plan(options, planned=ordinal, providers_in_options=True).gpu == GPUS[ordinal]
     with pytest.raises(ProviderRequestError, match="different GPUs"):
-        bound_plan(options, planned=1 - ordinal, is_carried=True)
+        bound_plan(options, planned=1 - ordinal, providers_in_options=True)
 
 
 def test_options_whose_providers_lack_cuda_are_refused() -> None:
-    plan = Plan(SessionRequest("model.onnx"), ProviderList((CUDA, CPU)), is_carried=True)
+    plan = Plan(SessionRequest("model.onnx"), ProviderList((CUDA, CPU)), providers_in_options=True)
     with pytest.raises(ProviderRequestError, match="leave this session on the CPU"):
         verify_plan(cast(Any, Bound([CPU], {CPU: {}})), plan, RUNTIME, ASKED)
 
