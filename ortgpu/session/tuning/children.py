@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,7 @@ _TICK = 0.2  # seconds between looks at the lock
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device for the candidates, and the function that opens their sessions.
-
-    Tests use the CPU instead of a GPU, and openers of faulty sessions.
-    """
+    """A device for the candidates, and the function that opens their sessions. Tests use the CPU and faulty ones."""
 
     ordinal: int | None = 0  # None: the CPU
     opener: Callable[..., Any] | None = None  # None: open_session of the trials
@@ -50,7 +46,7 @@ class Beginning:
     Attributes:
         gpu: None on the CPU.
         feeds: the inputs of each batch: the caller's, or made-up ones.
-        dimensions: the size of each free dimension by its name. Empty if there are several batches, or if a free
+        dimensions: the sizes of free dimensions by their names. Empty if there are several batches, or if a free
             dimension has no name.
         key: key of the record, or the reason why there can be no record.
         convolves, needs_cudnn: True if ONNX Runtime placed such nodes.
@@ -70,13 +66,11 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A model, and the conditions of its runs.
+    """A model, and the conditions of its runs. ``feeds`` and ``dimensions`` are those of the Beginning.
 
     Attributes:
         half: the same model in float16, if there is one.
-        feeds: the inputs of each batch.
         right: the results of the CPU for each batch; None if the CPU took too long.
-        dimensions: the sizes of free dimensions, if there is one batch.
         threads: number of concurrent runs, staged as in ``map``. 1 measures single runs, with their arrays on the
             device.
         given: providers of the caller, with their options.
@@ -85,11 +79,11 @@ class Work:
     model: ModelSource
     place: Place
     feeds: tuple[Mapping[str, Any], ...]
-    right: tuple[list[Any], ...] | None = None
-    dimensions: Mapping[str, int] = field(default_factory=dict)
-    half: bytes | None = None
-    threads: int = 1
-    given: tuple[tuple[str, dict[str, str]], ...] = ()
+    dimensions: Mapping[str, int]
+    threads: int
+    given: tuple[tuple[str, dict[str, str]], ...]
+    right: tuple[list[Any], ...] | None
+    half: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +114,6 @@ class Tuning:
     """The result of :func:`ortgpu.tune`.
 
     Attributes:
-        device: the GPU.
         automatic: the best settings that sessions apply by themselves.
         named: the best settings of all, for sessions that name the record: ``GPUSession(model, tuned=record)``.
         record: the file. None: no file was written; ``no_record`` says why.
@@ -128,7 +121,6 @@ class Tuning:
         trials: all candidates, in the order of their trials.
         left_out: each candidate that was not tried, with the reason.
         shapes: the shapes of the inputs, for each batch.
-        seconds: the duration of the search.
     """
 
     device: str
@@ -172,12 +164,9 @@ class Child:
         self._preparation = function, arguments
 
     def ask(self, function: Callable[..., Any], *arguments: Any, timeout: float) -> Any:
-        """Call a function in the child. A new process takes longer, because it calls the prepared function first.
+        """Call a function in the child. Raises as :class:`ChildProcess` and its ``ask`` do.
 
-        Raises:
-            ChildFailedError: the process ended, or was killed after ``timeout`` seconds.
-            ExecutionError: no process can be started.
-            Exception: any exception of the function.
+        A new process takes longer, because it calls the prepared function first.
         """
         try:
             if self._process is None or not self._process.is_alive:  # The process may have ended after its last answer.
@@ -202,8 +191,7 @@ class Child:
 def only_tuner(device: str, patience: float) -> Iterator[None]:
     """Hold the lock of a device, so that no two processes of this user measure on it at the same time.
 
-    Raises:
-        TimeoutError: another process held the lock for ``patience`` seconds.
+    Raises TimeoutError if another process holds it for ``patience`` seconds.
     """
     path = runtime_folder() / f"tuning-{device}.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
@@ -216,12 +204,9 @@ def only_tuner(device: str, patience: float) -> Iterator[None]:
                 else:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError as error:
-                # Linux, Windows and Wine report a held lock by these three numbers.
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, 0):
-                    raise
-            if time.monotonic() > end:
-                raise TimeoutError(f"another process tunes on this GPU; it holds {path}")
+            except OSError as error:  # Linux, Windows and Wine report a held lock by three different numbers.
+                if time.monotonic() > end:
+                    raise TimeoutError(f"another process tunes on this GPU; it holds {path}: {error}") from None
             time.sleep(_TICK)
         yield
     finally:

@@ -23,13 +23,9 @@ _MOST_BYTES = 256 << 20  # Limit of the results that a thread keeps, unless a si
 
 
 class Comparison:
-    """A comparison of results with the right ones.
+    """A comparison of results with the right ones: the CPU's in float32, or plain ONNX Runtime's if there are none.
 
-    Args:
-        names: the names of the outputs.
-        right: the results of the CPU in float32; None if the CPU took too long.
-        plain: the results of plain ONNX Runtime with its own settings.
-        tolerance: the least allowed distance, even if plain ONNX Runtime's distance is small.
+    ``tolerance`` is the least allowed distance, even if plain ONNX Runtime's distance is small.
 
     Attributes:
         error: the largest distance of a result, relative to the largest value of the output. None: a result has another

@@ -18,11 +18,7 @@ LARGE = 1 << 30  # bytes; larger models are neither converted nor inspected
 
 
 def convert_to_float16(model: ModelSource) -> bytes:
-    """Return a model with float16 inside. A child process converts it, in some seconds.
-
-    Raises:
-        Exception: any exception of the converter.
-    """
+    """Return a model with float16 inside. A child process converts it, in some seconds."""
     with Child() as child:
         half: bytes = child.ask(halve, source_of(model), timeout=LONGEST_START)
     return half
@@ -36,8 +32,7 @@ def source_of(model: ModelSource) -> bytes | str:
 def halve(model: bytes | str) -> bytes:
     """Return the model with float16 inside. Its inputs and outputs stay as they are.
 
-    Raises:
-        Exception: any exception of onnxruntime.transformers for a model that it cannot convert.
+    Raises any exception of onnxruntime.transformers for a model that it cannot convert.
     """
     from onnxruntime.transformers.float16 import convert_float_to_float16
 

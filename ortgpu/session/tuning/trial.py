@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -64,10 +65,7 @@ def begin(
 ) -> Beginning:
     """Open the model on its GPU, make up inputs, and run it with them. ``session_class`` is GPUSession.
 
-    Raises:
-        GPUError: the GPU cannot be used.
-        UnknownInputError: no inputs can be made up.
-        Exception: ONNX Runtime's own exception, if the model does not run.
+    Raises what ``tune`` raises for the device, the inputs and the model.
     """
     outline = GraphOutline(model)
     gpu = None
@@ -135,12 +133,7 @@ def results(model: ModelSource, place: Place, feeds: Sequence[Mapping[str, Any]]
 
 
 def open_session(model: ModelSource, settings: Settings, place: Place, dimensions: Mapping[str, int]) -> Any:
-    """Return an InferenceSession with these settings. Without settings the session is plain ONNX Runtime's.
-
-    Raises:
-        ProviderFallbackError: the session is not on the GPU.
-        Exception: ONNX Runtime's own exception.
-    """
+    """Return an InferenceSession with these settings. Without settings the session is plain ONNX Runtime's."""
     requested = options_of(settings)
     options = _quiet()
     if THREADS in requested:
@@ -180,29 +173,20 @@ def open_at(place: Place, model: ModelSource, settings: Settings, dimensions: Ma
 
 
 def prepare(work: Work) -> None:
-    """Open and run plain ONNX Runtime, as the reference for the candidates.
-
-    Raises:
-        Exception: ONNX Runtime's own exception, if the model does not run.
-    """
+    """Open and run plain ONNX Runtime, as the reference for the candidates."""
     global _prepared
     plain = open_at(work.place, work.model, {}, {})
     _prepared = work, plain, [plain.run(None, dict(feed)) for feed in work.feeds]
 
 
 _prepared: tuple[Work, Any, list[Any]] | None = None
+_Way = Callable[[], tuple[float, list[Sequence[Any]]]]  # runs a session, and returns the seconds of a run, and results
 
 
 def measure(settings: Settings, seconds: float) -> Trial:
     """Compare the results of a candidate with the right ones, and its time with plain ONNX Runtime's.
 
-    Runs of both alternate.
-
-    Args:
-        seconds: the time for the measurement of each batch.
-
-    Raises:
-        Exception: any exception of the candidate.
+    Runs of both alternate, for ``seconds`` with each batch. Raises any exception of the candidate.
     """
     assert _prepared is not None
     work, plain, expected = _prepared
@@ -220,7 +204,17 @@ def measure(settings: Settings, seconds: float) -> Trial:
         if CAPTURE not in requested:  # Each of these runs would capture a graph.
             comparison.add_all(several_runs(candidate, feed))
         if comparison.wrong is None:
-            ratio, duration = _timed(work, requested, number, (plain, candidate), expected[number], comparison, seconds)
+            if work.threads > 1:
+                runtime = runtime_on(work.place.ordinal) if work.place.ordinal is not None else None
+                pinned = PinnedMemory(runtime, PINNED_MEMORY_LIMIT)
+                theirs = _concurrent(plain, feed, work.threads, pinned)
+                depth, staging = int(requested.get(DEPTH, work.threads)), None if STAGING in requested else pinned
+                ours = _concurrent(candidate, feed, depth, staging)
+            else:
+                theirs = _single(plain, feed, expected[number], work.place)
+                graph = str(number + 1) if CAPTURE in requested else None
+                ours = _single(candidate, feed, expected[number], work.place, graph)
+            ratio, duration = _timed(theirs, ours, comparison, seconds)
             ratios.append(ratio)
             seconds_of_each.append(duration)
         if comparison.wrong is not None:
@@ -229,104 +223,70 @@ def measure(settings: Settings, seconds: float) -> Trial:
     return Trial(settings, statistics.geometric_mean(ratios), tuple(seconds_of_each), worst)
 
 
-def _timed(
-    work: Work,
-    asked: Mapping[str, str],
-    number: int,
-    sessions: tuple[Any, Any],
-    expected: Sequence[Any],
-    checked: Comparison,
-    seconds: float,
-) -> tuple[float, float]:
-    """Return the time of a run relative to plain ONNX Runtime's, and in seconds. Every result is checked.
-
-    Args:
-        number: the number of the batch.
-        sessions: plain ONNX Runtime's session, and the candidate's.
-    """
-    (plain, candidate), feed = sessions, work.feeds[number]
-    if work.threads > 1:
-        runtime = runtime_on(work.place.ordinal) if work.place.ordinal is not None else None
-        pinned = PinnedMemory(runtime, PINNED_MEMORY_LIMIT)
-        ways: tuple[Any, Any] = (
-            _Crowd(plain, feed, work.threads, pinned),
-            _Crowd(candidate, feed, int(asked.get(DEPTH, work.threads)), None if STAGING in asked else pinned),
-        )
-    else:
-        graph = number if CAPTURE in asked else None
-        ways = (_Single(plain, feed, expected, work.place, None), _Single(candidate, feed, expected, work.place, graph))
-    for way in ways:
+def _timed(plain: _Way, candidate: _Way, checked: Comparison, seconds: float) -> tuple[float, float]:
+    """Return the time of a run relative to plain ONNX Runtime's, and in seconds. Every result is checked."""
+    for way in (plain, candidate):
         for _ in range(_WARMING):
-            way.run()
-    checked.add_all(ways[1].results)
+            _, results = way()
+    checked.add_all(results)
     times: tuple[list[float], list[float]] = ([], [])
     started = time.perf_counter()
-    while len(times[0]) < _MOST_ROUNDS:
+    while len(times[0]) < _MOST_ROUNDS and checked.wrong is None:
         elapsed = time.perf_counter() - started
         if len(times[0]) >= _FEWEST_ROUNDS and elapsed >= seconds:
             break
         if elapsed >= seconds / 4 and sum(times[1]) > _HOPELESS * sum(times[0]):
             break
         for index in (0, 1) if len(times[0]) % 2 else (1, 0):
-            times[index].append(ways[index].run())
-        checked.add_all(ways[1].results)
-        if checked.wrong is not None:
-            break
+            taken, results = (plain, candidate)[index]()
+            times[index].append(taken)
+            if index:
+                checked.add_all(results)
+    if checked.wrong is not None:
+        return math.nan, math.nan
     return statistics.median(ours / theirs for theirs, ours in zip(*times, strict=True)), statistics.median(times[1])
 
 
-class _Single:
-    """Single runs of a session. Tensors of numbers stay in fixed memory of its device.
+def _single(
+    session: InferenceSession, feed: Mapping[str, Any], expected: Sequence[Any], place: Place, graph: str | None = None
+) -> _Way:
+    """Return a way to run a session once. Tensors of numbers stay in fixed memory of its device.
 
-    Args:
-        graph: the number of the CUDA graph to capture. None: no graph.
+    ``graph`` is the number of the CUDA graph to capture. None: no graph.
     """
+    options = None
+    if graph is not None:
+        options = onnxruntime.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", graph)
+    arrays = [*feed.values(), *expected]
+    if not all(isinstance(array, np.ndarray) and array.dtype != object and array.size for array in arrays):
 
-    def __init__(
-        self,
-        session: InferenceSession,
-        feed: Mapping[str, Any],
-        expected: Sequence[Any],
-        place: Place,
-        graph: int | None,
-    ) -> None:
-        self._session, self._feed = session, dict(feed)
-        self._options = None
-        if graph is not None:
-            self._options = onnxruntime.RunOptions()
-            self._options.add_run_config_entry("gpu_graph_id", str(graph + 1))
-        self.results: list[Sequence[Any]] = []
-        self._binding = None
-        arrays = [*feed.values(), *expected]
-        if not all(isinstance(array, np.ndarray) and array.dtype != object and array.size for array in arrays):
-            return
-        where = ("cpu", 0) if place.ordinal is None else ("cuda", place.ordinal)
-        on_device = onnxruntime.OrtValue.ortvalue_from_numpy
-        self._binding = session.io_binding()
-        self._inputs = {name: on_device(np.ascontiguousarray(array), *where) for name, array in feed.items()}
-        self._spoilt = [_spoilt(array) for array in expected]
-        self._outputs = [on_device(array.copy(), *where) for array in self._spoilt]
-        for name, value in self._inputs.items():
-            self._binding.bind_ortvalue_input(name, value)
-        for output, value in zip(session.get_outputs(), self._outputs, strict=True):
-            self._binding.bind_ortvalue_output(output.name, value)
+        def run() -> tuple[float, list[Sequence[Any]]]:
+            started = time.perf_counter()
+            results = session.run(None, dict(feed), options)
+            return time.perf_counter() - started, [results]
 
-    def run(self) -> float:
-        """Run once, keep the results, and return the seconds."""
-        if self._binding is None:
-            started = time.perf_counter()
-            results = self._session.run(None, self._feed, self._options)
-            taken = time.perf_counter() - started
-        else:
-            for value, spoilt in zip(self._outputs, self._spoilt, strict=True):
-                value.update_inplace(spoilt)  # A missing result must not look like the last one.
-            self._outputs[-1].numpy()  # This waits for the copies.
-            started = time.perf_counter()
-            self._session.run_with_iobinding(self._binding, self._options)
-            taken = time.perf_counter() - started
-            results = [value.numpy() for value in self._outputs]
-        self.results = [results]
-        return taken
+        return run
+    where = ("cpu", 0) if place.ordinal is None else ("cuda", place.ordinal)
+    on_device = onnxruntime.OrtValue.ortvalue_from_numpy
+    binding = session.io_binding()
+    inputs = {name: on_device(np.ascontiguousarray(array), *where) for name, array in feed.items()}
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    spoilt = [_spoilt(array) for array in expected]
+    outputs = [on_device(array.copy(), *where) for array in spoilt]
+    for output, value in zip(session.get_outputs(), outputs, strict=True):
+        binding.bind_ortvalue_output(output.name, value)
+
+    def run_bound(_: object = inputs) -> tuple[float, list[Sequence[Any]]]:  # which keeps their memory
+        for value, array in zip(outputs, spoilt, strict=True):
+            value.update_inplace(array)  # A missing result must not look like the last one.
+        outputs[-1].numpy()  # This waits for the copies.
+        started = time.perf_counter()
+        session.run_with_iobinding(binding, options)
+        return time.perf_counter() - started, [[value.numpy() for value in outputs]]
+
+    return run_bound
 
 
 def _spoilt(array: Any) -> Any:
@@ -336,31 +296,22 @@ def _spoilt(array: Any) -> Any:
     return np.zeros_like(array) if array.dtype == bool else np.full_like(array, 0x55)
 
 
-class _Crowd:
-    """Blocks of runs of a session in several threads. ``pinned`` stages the arrays, as in ``map``."""
+def _concurrent(session: InferenceSession, feed: Mapping[str, Any], threads: int, pinned: PinnedMemory | None) -> _Way:
+    """Return a way to run a session in blocks in several threads. ``pinned`` stages the arrays, as in ``map``."""
+    calls, executor = 1, ThreadPoolExecutor(threads)
 
-    def __init__(
-        self, session: InferenceSession, feed: Mapping[str, Any], threads: int, pinned: PinnedMemory | None
-    ) -> None:
-        self._session, self._feed, self._threads, self._pinned = session, dict(feed), threads, pinned
-        self._calls = 1
-        self.results: list[Sequence[Any]] = []
-        self._executor = ThreadPoolExecutor(threads)
+    def several() -> list[Sequence[Any]]:
+        return [session.run(None, dict(feed) if pinned is None else pinned.staged(feed)) for _ in range(calls)]
 
-    def run(self) -> float:
-        """Run a block, keep the results, and return the mean time of a run in seconds."""
-
-        def several() -> list[Sequence[Any]]:
-            return [self._session.run(None, self._staged()) for _ in range(self._calls)]
-
+    def run() -> tuple[float, list[Sequence[Any]]]:
+        nonlocal calls
         started = time.perf_counter()
-        done = [self._executor.submit(several) for _ in range(self._threads)]
-        self.results = list(itertools.chain.from_iterable(future.result() for future in done))
+        done = [executor.submit(several) for _ in range(threads)]
+        results = list(itertools.chain.from_iterable(future.result() for future in done))
         taken = time.perf_counter() - started
-        mean = taken / self._calls / self._threads
+        mean = taken / calls / threads
         if taken < _BLOCK / 2:
-            self._calls = min(20, 1 + int(self._calls * _BLOCK / max(taken, 1e-6)))
-        return mean
+            calls = min(20, 1 + int(calls * _BLOCK / max(taken, 1e-6)))
+        return mean, results
 
-    def _staged(self) -> dict[str, Any]:
-        return self._feed if self._pinned is None else self._pinned.staged(self._feed)
+    return run

@@ -95,9 +95,8 @@ def tune_at(
             if wanted.once:
                 raise TuningNotNeededError from None
         opening = time.monotonic() - started
-        with only_tuner(
-            (beginning.gpu.uuid if beginning.gpu is not None else None) or "cpu", _PATIENCE * wanted.budget
-        ):
+        name = (beginning.gpu.uuid if beginning.gpu is not None else None) or "cpu"
+        with only_tuner(name, _PATIENCE * wanted.budget):
             if wanted.once and path is not None:
                 with contextlib.suppress(FileNotFoundError, VoidRecordError):
                     if read_record(path).key == beginning.key:
@@ -127,12 +126,7 @@ def tune_at(
 
 
 def _path_of_record(wanted: Wanted, record: str | os.PathLike[str] | None, begun: Beginning) -> Path:
-    """Return the path of the record, and make its folder.
-
-    Raises:
-        VoidRecordError: no record can be kept.
-        OSError: the caller's folder is not writable.
-    """
+    """Return the path of the record, in a folder. Raises VoidRecordError, or OSError for the caller's folder."""
     if isinstance(begun.key, str):
         raise VoidRecordError(begun.key)
     if record is not None:
@@ -195,34 +189,32 @@ class Search:
         self._left_out = list(begun.left_out)
         self._late: dict[_Key, str] = {}  # candidates that came up after the end of the time
         self.compared_with = ""
-        self._work = Work(
-            source_of(wanted.model),
-            replace(place, ordinal=begun.gpu.ordinal) if begun.gpu is not None else place,
-            begun.feeds,
-            dimensions=begun.dimensions,
-            threads=_THREADS[wanted.objective],
-            given=wanted.providers,
-        )
+        self._place = replace(place, ordinal=begun.gpu.ordinal) if begun.gpu is not None else place
+        self._half: bytes | None = None
 
     def run(self) -> None:
         """Find ``automatic`` and ``named``."""
-        patience = max(_SHORTEST, self._wanted.budget / 3)
-        right, self.compared_with = results_of_cpu(self._child, self._work.model, self._begun.feeds, patience)
-        self._work = replace(self._work, right=right, half=self._half(patience))
-        self._child.prepare(prepare, self._work)
-        plain: Settings = {"search": "exhaustive"} if self._begun.convolves else {}
-        start: Settings = {"search": "heuristic"} if self._begun.convolves else {}  # the settings of untuned sessions
+        wanted, begun, model = self._wanted, self._begun, source_of(self._wanted.model)
+        patience = max(_SHORTEST, wanted.budget / 3)
+        right, self.compared_with = results_of_cpu(self._child, model, begun.feeds, patience)
+        if wanted.precision == "float16":
+            try:
+                self._half = self._child.ask(halve, model, timeout=patience)
+            except Exception as error:  # noqa: BLE001 - the converter raises exceptions of any class
+                self._left_out.append(f"precision float16: {first_line(error)}")
+        conditions = begun.feeds, begun.dimensions, _THREADS[wanted.objective], wanted.providers
+        self._child.prepare(prepare, Work(model, self._place, *conditions, right, self._half))
+        plain: Settings = {"search": "exhaustive"} if begun.convolves else {}
+        start: Settings = {"search": "heuristic"} if begun.convolves else {}  # the settings of untuned sessions
         # The climb over all settings also tries the automatic ones, so their own climb comes last.
         end = self.end
-        if self._work.half is not None:
+        if self._half is not None:
             self.end -= _FLOAT16 * max(0.0, end - time.monotonic())
         exact = self._climb(start, self.spaces(tuple(name for name in SETTINGS if name != "precision")))
         self.end = end
         best_of_all = self._climb(exact, self.spaces(tuple(SETTINGS)))
-        automatic_settings = [
-            trial.settings for trial in self.trials if trial.settings.keys() <= {"search", *AUTOMATIC}
-        ]
-        automatic = self._climb(min(automatic_settings, key=self._ratio, default=start), self.spaces(AUTOMATIC))
+        tried = [trial.settings for trial in self.trials if trial.settings.keys() <= {"search", *AUTOMATIC}]
+        automatic = self._climb(min(tried, key=self._ratio, default=start), self.spaces(AUTOMATIC))
         self.try_all([start, automatic, best_of_all], again=True)
         # Plain ONNX Runtime's search is a candidate, too. If this candidate was rejected, it is no choice.
         rejection = next((trial for trial in self.trials if trial.settings == plain and trial.ratio is None), None)
@@ -233,8 +225,10 @@ class Search:
         self.named = self._better(self.automatic, best_of_all)
         for key in {_key(self.automatic.settings), _key(self.named.settings)} & self._seen.keys():
             self._seen[key] = replace(self._seen[key], verdict="kept")
-        if self._wanted.providers:
-            self._measure_given()
+        if wanted.providers:
+            self._patience = max(self._patience, wanted.budget)
+            trial = self._measure({GIVEN: " ".join(name for name, _ in wanted.providers)}, 2 * self._seconds)
+            self._keep(replace(trial, verdict="as given") if trial.ratio is not None else trial)
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -245,21 +239,11 @@ class Search:
     def trials(self) -> tuple[Trial, ...]:
         return tuple(self._seen.values())
 
-    def _half(self, patience: float) -> bytes | None:
-        if self._wanted.precision != "float16":
-            return None
-        try:
-            half: bytes = self._child.ask(halve, self._work.model, timeout=patience)
-        except Exception as error:  # noqa: BLE001 - the converter raises exceptions of any class
-            self._left_out.append(f"precision float16: {first_line(error)}")
-            return None
-        return half
-
     def spaces(self, names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
         """Return the settings that can matter to this model, each with its values."""
         beginning, single = self._begun, self._wanted.objective == "latency"
         matters = {
-            "precision": self._work.half is not None,
+            "precision": self._half is not None,
             "graph": single and beginning.captures,
             "shapes": bool(beginning.dimensions),
             "layout": beginning.convolves,
@@ -307,11 +291,6 @@ class Search:
                 self._keep(self._measure(settings, 2 * self._seconds if again else self._seconds))
             else:
                 self._late[key] = f"{described(settings)}: no time left"
-
-    def _measure_given(self) -> None:
-        self._patience = max(self._patience, self._wanted.budget)
-        trial = self._measure({GIVEN: " ".join(name for name, _ in self._wanted.providers)}, 2 * self._seconds)
-        self._keep(replace(trial, verdict="as given") if trial.ratio is not None else trial)
 
     def _measure(self, settings: Settings, seconds: float) -> Trial:
         try:
