@@ -49,6 +49,7 @@ class ChildProcess:
     Attributes:
         channel: the channel to the process. A caller may receive messages that :meth:`ask` does not expect from it.
         process: the process itself.
+        until: a time by which :meth:`ask` gets its answer, whatever its timeout. Another thread may set it.
 
     Raises:
         ExecutionError: it cannot be started.
@@ -61,6 +62,7 @@ class ChildProcess:
         descriptors: Sequence[int] = (),
         keeps_output: bool = False,
     ) -> None:
+        self.until: float | None = None
         self._output: IO[bytes] | None = None
         self._reason: str | None = None
         self._is_status_lost = False
@@ -143,12 +145,10 @@ class ChildProcess:
         while not self.channel.has_message(_PATIENCE if until is None else min(_PATIENCE, until - time.monotonic())):
             if self._has_ended() and not self.channel.has_message(0):
                 raise EOFError
-            if until is not None and time.monotonic() >= until:
+            latest = until if self.until is None else self.until
+            if latest is not None and time.monotonic() >= latest:
                 raise TimeoutError
-        message, descriptor = self.channel.receive(None if until is None else max(until - time.monotonic(), _PATIENCE))
-        if descriptor is not None:
-            os.close(descriptor)
-        return message
+        return self.channel.receive(None if until is None else max(until - time.monotonic(), _PATIENCE))
 
     @property
     def is_alive(self) -> bool:

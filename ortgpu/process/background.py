@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -43,7 +43,7 @@ _LOOK = 0.005  # Seconds between two looks at a thread, in a wait with a limit.
 logger = logging.getLogger("ortgpu")
 
 
-class logged:  # noqa: N801 - used like contextlib.suppress
+class logged(ContextDecorator):  # noqa: N801 - used like contextlib.suppress
     """A context that logs all exceptions of its block, and raises none.
 
     Use it in threads that others wait for. No exception of the program's callback, log filter or warning may end them,

@@ -21,15 +21,13 @@ if sys.platform != "win32":
     import fcntl
 
 _LENGTH = struct.Struct("<Q")
-_DESCRIPTOR = struct.Struct("i")
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # SIGPIPE at its default would end the process.
 _SO_NOSIGPIPE = 0x1022  # Defined in sys/socket.h of macOS, where MSG_NOSIGNAL is missing.
 _STANDARD = 2  # The last descriptor of the standard streams.
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class Channel:
-    """One end of a socket for pickled messages, each with at most one descriptor.
+    """One end of a socket for pickled messages.
 
     One thread at a time receives. Any thread may send, also a signal handler or a finalizer that interrupts another
     send of its thread: the interrupted call then sends both messages. Programs that this process starts do not inherit
@@ -46,7 +44,7 @@ class Channel:
         self._is_sending = False
         self._postponed: list[memoryview] = []
 
-    def send(self, message: object, descriptor: int | None = None, timeout: float | None = None) -> None:
+    def send(self, message: object, timeout: float | None = None) -> None:
         """Send a message. A failure amid the message ends the channel for both sides.
 
         Raises:
@@ -59,29 +57,22 @@ class Channel:
         until = None if timeout is None else time.monotonic() + timeout
         with this_thread.holds, self._sending:
             if self._is_sending:
-                if descriptor is not None:
-                    raise BlockingIOError("a message with a descriptor cannot be sent amid another message")
                 self._postponed.append(data)
                 return
             self._is_sending = True
             try:
-                self._send(data, descriptor, until)
+                self._send(data, until)
                 while self._postponed:
-                    self._send(self._postponed.pop(0), None, until)
+                    self._send(self._postponed.pop(0), until)
             finally:
                 self._is_sending = False
 
-    def _send(self, data: memoryview, descriptor: int | None, until: float | None) -> None:
+    def _send(self, data: memoryview, until: float | None) -> None:
         rest = data
         try:
             while rest:
                 try:
-                    if descriptor is None or sys.platform == "win32":
-                        rest = rest[self._end.send(rest, _NO_SIGNAL) :]
-                    else:  # socket.send_fds ignores its flags.
-                        message = socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor)
-                        rest = rest[self._end.sendmsg([rest], [message], _NO_SIGNAL) :]
-                        descriptor = None
+                    rest = rest[self._end.send(rest, _NO_SIGNAL) :]
                 except BlockingIOError:
                     self._wait_until(until, to_send=True)
         except BaseException:
@@ -93,43 +84,17 @@ class Channel:
         """Wait for a message, or the end of the channel, for up to ``timeout`` seconds. False: nothing came."""
         return self._is_ready(None if timeout is None else max(timeout, 0))
 
-    def receive(self, timeout: float | None = None) -> tuple[Any, int | None]:
-        """Return a message, and the descriptor that came with it. The caller closes the descriptor.
+    def receive(self, timeout: float | None = None) -> Any:
+        """Return a message.
 
         Raises:
             EOFError: the other end is gone.
+            ConnectionResetError: it is gone and, on Linux, has not read all messages.
             TimeoutError: no whole message came within ``timeout`` seconds. The channel is of no use after that.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        descriptor = None
-        try:
-            self._wait_until(until)
-            head, descriptor = self._head()
-            head += self._exactly(_LENGTH.size - len(head), until)
-            body = self._exactly(_LENGTH.unpack(head)[0], until)
-            return pickle.loads(body), descriptor  # noqa: S301 - parent and child trust each other
-        except BaseException as error:
-            if descriptor is not None:
-                os.close(descriptor)
-            if isinstance(error, ConnectionError):
-                raise EOFError from None
-            raise
-
-    def _head(self) -> tuple[bytes, int | None]:
-        """Return the first bytes of a message, and its descriptor."""
-        descriptor = None
-        if sys.platform == "win32":
-            head = self._end.recv(_LENGTH.size)
-        else:
-            space = socket.CMSG_SPACE(_DESCRIPTOR.size)
-            head, messages, _, _ = self._end.recvmsg(_LENGTH.size, space, _CLOSE_ON_EXEC)
-            for level, kind, data in messages:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    (descriptor,) = _DESCRIPTOR.unpack(data)
-                    os.set_inheritable(descriptor, False)  # macOS lacks MSG_CMSG_CLOEXEC.
-        if not head:
-            raise EOFError
-        return head, descriptor
+        size = _LENGTH.unpack(self._exactly(_LENGTH.size, until))[0]
+        return pickle.loads(self._exactly(size, until))  # noqa: S301 - parent and child trust each other
 
     def _exactly(self, size: int, until: float | None) -> bytearray:
         data = bytearray(size)

@@ -120,14 +120,14 @@ def _watch(control: Channel, requests: SimpleQueue[Request]) -> None:
     """Pass on the parent's requests. End the process when the parent closes the channel or has ended."""
     with suppress(BaseException):
         while True:
-            requests.put(control.receive()[0])
+            requests.put(control.receive())
     os._exit(0)
 
 
 def _serve_without_thread(control: Channel) -> NoReturn:
     with suppress(EOFError, OSError):  # The parent has closed the channel or has ended.
         while True:
-            _answer(control, control.receive()[0])
+            _answer(control, control.receive())
     os._exit(0)
 
 

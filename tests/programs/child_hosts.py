@@ -25,10 +25,9 @@ def sigpipe_at_default() -> None:
         with ChildProcess() as child:
             os.kill(child.process.pid, signal.SIGKILL)
             child.process.wait()
-            for descriptor in (None, 0):
-                with suppress(OSError):
-                    for _ in range(100):
-                        child.channel.send(b"x" * 100_000, descriptor, timeout=1)
+            with suppress(OSError):
+                for _ in range(100):
+                    child.channel.send(b"x" * 100_000, timeout=1)
     report("survived", True)
 
 

@@ -147,12 +147,14 @@ def test_results_are_written_into_shared_memory_where_there_is_some(staged_child
     found = staged_child(f"""
         import socket
         from ortgpu.process.channel import Channel
-        from ortgpu.session.pool.shared_memory import Exchange
+        from ortgpu.session.pool.shared_memory import Exchange, memory_file
         from ortgpu.session.pool.worker_process import _pin
         if not {can_be_pinned}:
             os.environ["STUB_CUDART_FAIL"] = "cudaHostRegister=2"
-        ours, theirs = (Exchange(Channel(end)) for end in socket.socketpair())
-        theirs = Exchange(theirs.channel, lambda address, size: _pin(runtime, address, size))
+        one, other = map(Channel, socket.socketpair())
+        feeds, results = memory_file("feeds"), memory_file("results")
+        ours = Exchange(one, feeds, results)
+        theirs = Exchange(other, os.dup(results), os.dup(feeds), lambda address, size: _pin(runtime, address, size))
         session = staged(NEG)
         session._gpu_runner._runs.place = theirs.ours.try_empty
         pinned, right = [], []

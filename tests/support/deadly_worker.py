@@ -50,6 +50,14 @@ def serve(opening: Any) -> Any:
     return worker_process.serve(opening)
 
 
+def serve_and_keep_little(opening: Any) -> Any:
+    """Serve with the limit of kept memory that the test gives its own process."""
+    from ortgpu.session.pool import shared_memory, worker_process
+
+    shared_memory.KEPT = 1 << 20
+    return worker_process.serve(opening)
+
+
 def serve_without_memfd(opening: Any) -> Any:
     """Serve as in a Python that was built for an older glibc."""
     from ortgpu.session.pool import worker_process

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
-import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -15,15 +13,12 @@ from ...environment.child_process import ChildFailedError
 from ...errors import ExecutionError, GPUError, WorkerLostError, manual
 from ...model.files import ModelSource
 from ...process.background import Thread, log, logged
-from ...process.channel import Channel, PickledError, log_record
-from ...process.parent import Answer
-from ...process.parent import Request as Call
+from ...process.channel import Channel, PickledError
 from ...process.threads import Notice, Outcome
 from ...provider import living
 from ...provider.devices import Device, DeviceRequest, plain_request
 from ...provider.interfaces import Value
-from .launching import Launch, Sockets, not_prepared, portable
-from .messages import Opened, Opening, Warming
+from .launching import WARM, Launch, Opened, portable
 from .serving import Service
 from .shared_memory import Exchange
 from .workers import NotBegunError, Worker, check, named, options_of_others, wait_for_all
@@ -42,7 +37,7 @@ _OPENING = 600.0
 _FIRST_RUN = 120.0
 # Seconds for a process to answer, or to end when it must. A process that is stuck in the driver is left behind.
 _DEATH = 5.0
-_LOOK = 0.1  # seconds between two looks at a silent process
+_LOOK = 0.01  # seconds between two looks at the end of a process
 # Seconds between two processes of a worker that die before a first result: doubled each time, up to the second number.
 _BACK_OFF = 0.1, 10.0
 _GIVEN_UP = 30.0  # If no new process opens a session in these seconds after a death, the worker is lost.
@@ -58,130 +53,78 @@ _ALIVE = "ortgpu.session.pool.worker_process:is_alive"
 
 
 class WorkerProcess:
-    """One process of a worker, from its start to its end. Raises ExecutionError if it cannot be started.
+    """One process of a worker, from its start to its end. Raises ExecutionError if it cannot be started."""
 
-    Before it reads a request of ``exchanges[number]``, the process writes 1 to ``begun[number]``.
-    """
-
-    def __init__(self, launch: Launch, feeds: ProcessFeeds) -> None:
-        try:
-            sockets = Sockets(launch.channels)
-        except OSError as error:
-            raise not_prepared(error) from None
-        with sockets.theirs:
-            try:
-                self._process = launch.start(sockets.page, sockets.ends)
-            except BaseException:
-                for end in sockets.ours:
-                    end.close()
-                raise
-        self.begun = sockets.begun
-        self.exchanges = [Exchange(Channel(end), copy=feeds.fill) for end in sockets.ours]
-        self._idle = list(range(launch.channels))
+    def __init__(self, launch: Launch) -> None:
+        self.child, channels = launch.start()
+        self.exchanges = [Exchange(Channel(end), *files, copy=launch.feeds.fill) for end, files in channels]
+        self._idle = list(self.exchanges)
         self.has_opened = False
         self.has_result = False
-        self.shapes: dict[object, None] = {}  # the shapes of all feeds that have run
+        self.shapes: set[object] = set()  # the shapes of feeds that have run
+        self.reason: str | None = None  # the cause of its end, if more is known than its exit status
+        self.must_answer = False  # True: it is killed if it does not answer within some seconds.
         self._is_lost = self._has_ended = False
-        self._reason: str | None = None
-        self._words: BaseException | None = None
-        self._asked: float | None = None  # the time of the question whether it is alive
-
-    @property
-    def child(self) -> subprocess.Popen[bytes]:
-        return self._process.process
 
     @property
     def is_ready(self) -> bool:
         """True while it can run requests."""
         return self.has_opened and not self._is_lost
 
-    def open(self, opening: Opening) -> Opened | BaseException | None:
-        """Open the session in the process. Return it, or its error. None: the process died, or took too long."""
-        try:
-            opened: Opened = self._process.ask(SERVE, opening, timeout=_OPENING)
-            return opened
-        except ChildFailedError as error:
-            if error.timed_out:
-                self._reason = f"it had no session after {_OPENING:g} s"
-            return None
-        except BaseException as error:  # noqa: BLE001 - the session raised it
-            return error.with_traceback(None)
-
-    def borrow(self) -> int:
-        """Return the number of an idle exchange, as soon as there is one. The process may have ended by then."""
-        while True:
+    def borrow(self) -> Exchange:
+        """Return an idle exchange, as soon as there is one. Raises NotBegunError if the process has ended."""
+        while not self._has_ended:
             with suppress(IndexError):  # Finalizers may make more requests than there are exchanges.
                 return self._idle.pop()
-            time.sleep(_LOOK / 10)
+            time.sleep(_LOOK)
+        raise NotBegunError
 
-    def give_back(self, number: int) -> None:
+    def give_back(self, exchange: Exchange) -> None:
+        exchange.drop_if_large(frees=True)
+        self._idle.append(exchange)
         if self._has_ended:
-            self.exchanges[number].close()
-        self._idle.append(number)
+            self._close_idle()
 
-    def has_run(self, shapes: object) -> None:
-        if len(self.shapes) >= _MOST_SHAPES:
-            self.shapes.clear()
-        self.shapes[shapes] = None
+    def _close_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def kill(self, reason: str) -> None:
         self._is_lost = True
-        if self._process.is_alive:
-            self._reason = self._reason or reason
-        self._process.kill(reason)
+        self.child.kill(reason)
 
     def lose(self) -> None:
         """Send no more requests, and tell the process to end."""
         self._is_lost = True
-        self._process.channel.shut()
-
-    def ask_if_alive(self) -> None:
-        """Ask the process for an answer. Without an answer within some seconds :meth:`wait` kills it."""
-        self._asked = self._asked or time.monotonic()
-        with suppress(OSError):
-            self._process.channel.send(Call(pickle.dumps((_ALIVE, ()))), timeout=0)
+        self.child.channel.shut()
 
     def wait(self) -> None:
-        """Wait for the end. A lost process that does not end is killed; if it is stuck in the driver, it is left."""
-        channel = self._process.channel
-        with suppress(EOFError, OSError):  # The process ended, perhaps amid a message.
-            while (is_there := channel.has_message(_LOOK)) or self._process.is_alive:
-                if is_there:
-                    self._hear(channel.receive(_DEATH)[0])
-                elif self._asked is not None and time.monotonic() > self._asked + _DEATH:
-                    self.kill("it does not answer")
-                    break
+        """Wait for the end, and close the channels. A lost process that does not end is killed or left."""
+        try:
+            while True:
+                self.child.until = None
+                if self.must_answer:  # Another thread sets this first.
+                    self.child.until = time.monotonic() + _DEATH
+                self.child.ask(_ALIVE)
+        except ChildFailedError:
+            pass  # The process ended, or did not answer.
+        except BaseException as error:  # noqa: BLE001 - the process says why it ends
+            self.reason = f"{type(error).__name__}: {getattr(error, 'summary', error)}"
         self._is_lost = True
-        self._process.cause()  # This call kills a process that does not end.
-
-    def _hear(self, said: object) -> None:
-        if isinstance(said, Answer):
-            self._asked = None
-        elif isinstance(said, PickledError):
-            self._words = said.error()
-        elif isinstance(said, logging.LogRecord):
-            log_record(said)
-
-    def close(self) -> None:
-        """Close the channels after the end of the process."""
+        self.child.cause()  # This call kills a process that does not end.
         for exchange in self.exchanges:  # A thread that waits for an answer closes its own exchange.
             exchange.channel.shut()
         self._has_ended = True
-        for number in list(self._idle):
-            self.exchanges[number].close()
-        self._process.channel.close()
+        self._close_idle()
+        self.child.channel.close()
 
     def cause(self) -> str:
         """Return the cause of its end, once :meth:`wait` knows it, or after some seconds."""
         until = time.monotonic() + 2 * _DEATH
         while not self._has_ended and time.monotonic() < until:
-            time.sleep(_LOOK / 10)
-        cause = self._process.cause()
-        if self._reason is not None:
-            return self._reason
-        if self._words is not None:
-            return f"{type(self._words).__name__}: {getattr(self._words, 'summary', self._words)}"
-        return cause
+            time.sleep(_LOOK)
+        return self.reason or self.child.cause()
 
 
 class ProcessWorker(Worker):
@@ -191,27 +134,23 @@ class ProcessWorker(Worker):
 
     def __init__(
         self,
-        number: int,
+        service: Service,
         place: int,
         launch: Launch,
         devices: list[DeviceRequest] | None,
         options: Mapping[str, Any],
-        deadline: tuple[float | None, float],
-        service: Service,
-        feeds: ProcessFeeds,
     ) -> None:
         super().__init__(place, launch.channels)
-        self.number = number
+        self.number = len(service.workers)
         self.opened: Outcome[Opened] = Outcome()  # the session of the first process
         self._device: Device | None = None
-        self._launch = launch
         self._devices, self._place, self._options = devices, 0 if devices else place, options
-        self._deadline, self._first = deadline
-        self._service, self._feeds = service, feeds  # The worker notifies the service when it becomes ready or lost.
+        self._launch = launch
+        self._service = service  # It is notified when this worker becomes ready or lost.
         self._current: WorkerProcess | None = None
         self._ending = Notice()
         self._is_ending = False
-        self._keeper = Thread(self._keep, f"ortgpu-keep-{number}")
+        self._keeper = Thread(self._keep, f"ortgpu-keep-{self.number}")
 
     @property
     def process(self) -> WorkerProcess | None:
@@ -241,70 +180,50 @@ class ProcessWorker(Worker):
     @property
     def pid(self) -> int | None:
         current = self._current
-        return current.child.pid if current is not None and current.child.returncode is None else None
+        child = current.child.process if current is not None else None
+        return child.pid if child is not None and child.returncode is None else None
 
     def begin(self) -> None:
         """Start the first process. :attr:`opened` gets its session or its error."""
         self._keeper.start()
 
     def run(self, output_names: Any, feed: Any) -> list[NDArray[Any]]:
-        """Run a request in the process.
+        return self._ask(output_names, feed, [_shapes_of(feed)], is_limited=True)
 
-        Raises:
-            NotBegunError: the process has not seen the request.
-            WorkerLostError: the process died while it had the request, or exceeded the deadline.
-            Exception: the errors of the session.
-        """
+    def warm(self, feeds: Sequence[Mapping[str, Any]]) -> None:
+        arrays = {(place, name): array for place, feed in enumerate(feeds) for name, array in feed.items()}
+        self._ask(WARM, arrays, map(_shapes_of, feeds), is_limited=False)
+
+    def _ask(
+        self, names: Any, arrays: Mapping[Any, NDArray[Any]], shapes: Iterable[object], *, is_limited: bool
+    ) -> list[NDArray[Any]]:
         process = self.process
         if process is None:
             raise NotBegunError
-        number = process.borrow()
+        shapes, seconds, is_read = set(shapes), None, False
+        if self._launch.deadline is not None and is_limited:
+            seconds = self._launch.deadline if shapes <= process.shapes else self._launch.first_deadline
+        exchange = process.borrow()
         try:
-            answer, outputs = self._ask(process, number, output_names, feed)
+            try:
+                exchange.send((names, list(arrays)), list(arrays.values()))
+                is_read = True
+                answer, outputs = exchange.receive(seconds)
+            except (EOFError, OSError) as error:
+                exchange.channel.shut()  # A late answer must not be taken for the next request's.
+                if isinstance(error, TimeoutError):
+                    process.kill(f"its deadline of {seconds:g} s has passed")
+                process.lose()
+                is_read = is_read and not isinstance(error, ConnectionResetError)
+                raise (self._lost(process) if is_read else NotBegunError()) from None
             if isinstance(answer, PickledError):
                 raise answer.error()
             process.has_result = True
-            results = [self._feeds.copy_of(output) for output in outputs]
-            process.exchanges[number].drop_if_large()
-            return results
+            if self._launch.deadline is not None:
+                process.shapes = shapes | (process.shapes if len(process.shapes) < _MOST_SHAPES else set())
+            return [self._launch.feeds.copy_of(output) for output in outputs]
         finally:
-            process.give_back(number)
-
-    def warm(self, feeds: Sequence[Mapping[str, Any]]) -> None:
-        process = self.process
-        if process is None:
-            raise NotBegunError
-        number = process.borrow()
-        try:
-            arrays = {(place, name): array for place, feed in enumerate(feeds) for name, array in feed.items()}
-            answer, _ = self._ask(process, number, Warming(len(feeds)), arrays, is_limited=False)
-            if isinstance(answer, PickledError):
-                raise answer.error()
-            process.exchanges[number].drop_if_large()
-        finally:
-            process.give_back(number)
-
-    def _ask(
-        self, process: WorkerProcess, number: int, output_names: Any, feed: Any, *, is_limited: bool = True
-    ) -> tuple[Any, list[NDArray[Any]]]:
-        """Return the answer to a request, with outputs that last until the next request."""
-        shapes = seconds = None
-        if self._deadline is not None and is_limited:
-            shapes = tuple((name, array.shape) for name, array in feed.items())
-            seconds = self._deadline if shapes in process.shapes else self._first
-        exchange, process.begun[number] = process.exchanges[number], 0
-        try:
-            exchange.send((output_names, list(feed)), list(feed.values()))
-            answer, outputs = exchange.receive(seconds)
-        except (EOFError, OSError) as error:
-            exchange.channel.shut()  # A late answer must not be taken for the next request's.
-            if isinstance(error, TimeoutError):
-                process.kill(f"its deadline of {seconds:g} s has passed")
-            process.lose()
-            raise (self._lost(process) if process.begun[number] else NotBegunError()) from None
-        if answer is None and shapes is not None:
-            process.has_run(shapes)
-        return answer, outputs
+            process.give_back(exchange)
 
     def replace(self, error: ExecutionError) -> None:
         process = self.process
@@ -319,7 +238,8 @@ class ProcessWorker(Worker):
             if not self.runs:
                 current.lose()
             elif current.has_opened:
-                current.ask_if_alive()
+                current.must_answer = True
+                current.child.until = time.monotonic() + _DEATH
 
     def kill(self) -> None:
         current = self._current
@@ -338,26 +258,21 @@ class ProcessWorker(Worker):
 
     # The thread that keeps a process running
 
+    @logged("a thread that replaces worker processes ended")
     def _keep(self) -> None:
-        with logged("a thread that replaces worker processes ended"):
-            self._keep_on()
-
-    def _keep_on(self) -> None:
         fruitless = 0  # number of consecutive processes without a result
         died = 0.0  # time of the last death of a process with a session
         while not self._is_ending:
             process, error = self._live()
-            if process is not None:
-                process.close()
             if self._device is None:
-                self.opened.fail(self._explained(process, error) if error is None else error)
+                self.opened.fail(error)
                 return
             if self._is_ending:
                 return
             if process is not None and process.has_opened:
                 died = time.monotonic()
             fruitless = 0 if process is not None and process.has_result else fruitless + 1
-            self.last_error = self._explained(process, error)
+            self.last_error = error if isinstance(error, GPUError) else self._not_replaced(error)
             self.is_lost = time.monotonic() - died >= _GIVEN_UP
             end = "" if self.is_lost else "; another one is started"
             log(logging.WARNING, "%s%s", self.last_error.summary, end, name="ortgpu.pool")
@@ -369,70 +284,63 @@ class ProcessWorker(Worker):
                 self._ending.take(min(_BACK_OFF[0] * 2 ** (fruitless - 1), _BACK_OFF[1]))
             self.restarts += 1
 
-    def _live(self) -> tuple[WorkerProcess | None, BaseException | None]:
-        """Start a process and wait for its end. Return it, and its error if it could not open its session."""
+    def _live(self) -> tuple[WorkerProcess | None, BaseException]:
+        """Start a process and wait for its end. Return it, and the error that ended it or that kept it from opening."""
         process: WorkerProcess | None = None
-        answer: Opened | BaseException | None = None
-        launch = self._launch
+        error: BaseException | None = None
         try:
-            process = self._current = WorkerProcess(launch, self._feeds)
+            process = self._current = WorkerProcess(self._launch)
             if self._is_ending:
                 process.lose()
-            answer = process.open(launch.opening(self._devices, self._place, self._options))
-            if isinstance(answer, Opened):
-                self._begin_with(process, answer)
+            opening = self._launch.opening(self._devices, self._place, self._options)
+            self._begin_with(process, process.child.ask(SERVE, opening, timeout=_OPENING))
+        except ChildFailedError as failed:
+            if process is not None and failed.timed_out:
+                process.reason = f"it had no session after {_OPENING:g} s"
         except BaseException as raised:  # noqa: BLE001 - the caller raises it, or it is the last error of this worker
-            answer = raised.with_traceback(None)  # The traceback of this thread holds the process.
-        error = answer if isinstance(answer, BaseException) else None
-        if process is not None:
-            if error is not None:
-                process.kill("it opened no session")
-            process.wait()
-        return process, error
+            error = raised.with_traceback(None)  # The traceback of this thread holds the process.
+        if process is None:
+            assert error is not None
+            return None, error
+        if not process.has_opened:
+            process.kill("it opened no session")
+        process.wait()
+        return process, self._lost(process) if error is None else error
 
     def _begin_with(self, process: WorkerProcess, opened: Opened) -> None:
-        is_first, self._device = self._device is None, opened.device
-        if is_first:
+        process.has_opened = True
+        if self._device is None:
+            self._device = opened.device
             # Ordinals change when a GPU is gone. The next process must not go to the CPU.
             self._devices = [plain_request(opened.device) if opened.device.is_gpu else opened.chosen[self._place]]
             self._place = 0
             if opened.device.is_gpu:
                 self._options = options_of_others(self._options)
-        process.has_opened = True
-        if is_first:
             self.opened.give(opened)
+        self._device = opened.device
         self._service.notice(self)
         if self._is_ending:
             process.lose()
 
-    def _explained(self, process: WorkerProcess | None, error: BaseException | None) -> GPUError:
-        if error is None:
-            assert process is not None
-            return self._lost(process)
-        if isinstance(error, GPUError):
-            return error
-        cause = f"{type(error).__name__}: {error}"
-        return WorkerLostError(
-            f"worker {self.number} on {self._device} cannot be replaced: {cause}",
-            fixes=[manual("open the model in a GPUSession, which shows what is wrong with it")],
-            worker=self.number,
-            device=str(self._device),
-            cause=cause,
-        )
+    def _not_replaced(self, error: BaseException) -> WorkerLostError:
+        fix = "open the model in a GPUSession, which shows what is wrong with it"
+        return self._error(" cannot be replaced", f"{type(error).__name__}: {error}", fix)
 
     def _lost(self, process: WorkerProcess) -> WorkerLostError:
         cause = process.cause()
         fix = "run the same feeds in a GPUSession in a process of its own, to see what ends it"
         if cause == "SIGKILL":
             fix = "look for the OOM killer in the kernel's log (dmesg): a machine out of memory kills like this"
+        return self._error(f", process {process.child.process.pid}, was lost", cause, fix)
+
+    def _error(self, what: str, cause: str, fix: str) -> WorkerLostError:
         place = f"worker {self.number} on {self._device or 'no device yet'}"
-        return WorkerLostError(
-            f"{place}, process {process.child.pid}, was lost: {cause}",
-            fixes=[manual(fix)],
-            worker=self.number,
-            device=str(self._device),
-            cause=cause,
-        )
+        details: Any = {"worker": self.number, "device": str(self._device), "cause": cause}
+        return WorkerLostError(f"{place}{what}: {cause}", fixes=[manual(fix)], **details)
+
+
+def _shapes_of(feed: Mapping[str, NDArray[Any]]) -> object:
+    return frozenset((name, array.shape) for name, array in feed.items())
 
 
 def open_processes(
@@ -452,25 +360,23 @@ def open_processes(
     check(sessions_per_device, options)
     requested = named(devices)
     options = portable(options)
-    usual, first_run = deadline
-    first_run = first_run or max(usual or 0, _FIRST_RUN)
-    launch = Launch(model, session_class, -(-_THREADS_PER_DEVICE // sessions_per_device))
+    usual, first = deadline
+    deadlines = usual, first or max(usual or 0, _FIRST_RUN)
+    launch = Launch(model, session_class, -(-_THREADS_PER_DEVICE // sessions_per_device), deadlines, feeds)
 
     def add(place: int, devices: list[DeviceRequest] | None) -> ProcessWorker:
-        worker = ProcessWorker(
-            len(service.workers), place, launch, devices, options, (usual, first_run), service, feeds
-        )
+        worker = ProcessWorker(service, place, launch, devices, options)
         service.add(worker)
         worker.begin()
         return worker
 
-    first = add(0, requested)
-    opened = first.opened.result()
+    workers = [add(0, requested)]
+    opened = workers[0].opened.result()
     if opened.device.is_gpu:
         options = options_of_others(options)
     places = [place for _ in range(sessions_per_device) for place in range(len(opened.chosen))]
-    others = [add(place, [opened.chosen[place]]) for place in places[1:]]
-    wait_for_all(worker.opened.result for worker in others)
-    for process_worker in (first, *others):
-        for warning in process_worker.opened.result().warnings:
+    workers += [add(place, [opened.chosen[place]]) for place in places[1:]]
+    wait_for_all(worker.opened.result for worker in workers)
+    for worker in workers:
+        for warning in worker.opened.result().warnings:
             warnings.warn(warning, stacklevel=living.stacklevel(None))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ...environment.child_process import ChildProcess
 from ...environment.packages.plugins import environ_of_child
@@ -17,10 +17,46 @@ from ...model.contents import data_files
 from ...model.files import ModelSource, stamp_of_descriptor
 from ...process.background import is_of_a_handler
 from ...process.channel import avoid_standard_streams
-from ...provider.devices import DeviceRequest
+from ...provider.devices import Device, DeviceRequest
+from ...provider.interfaces import Value
 from ...provider.options import not_sent
-from .messages import KeptFile, Opening
 from .shared_memory import memory_file
+
+if TYPE_CHECKING:
+    from .host_feeds import ProcessFeeds
+
+
+#: Asks for plans for the shapes of feeds, in the place of the names of outputs.
+WARM = "warm"
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The session that a worker process has to open.
+
+    ``files``: the model, and the files with its weights, each with its location in the model and its stamp; their
+    descriptors are inherited. ``path`` None: the first file is a model as bytes. No files: the path could not be
+    opened, and the session raises the reason. ``devices`` None: all devices that CUDA shows in the process. ``place``
+    is an index of the devices. ``session_class`` returns GPUSession, and ``options`` are its pickled arguments.
+    """
+
+    path: str | None
+    files: Sequence[tuple[str, tuple[int, ...]]]
+    channels: int
+    devices: list[DeviceRequest] | None
+    place: int
+    session_class: Callable[[], Any]
+    options: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The open session of a worker process. ``chosen`` are the devices, as ordinals if the driver lists any."""
+
+    device: Device
+    declared: tuple[Sequence[Value], Sequence[Value]]  # inputs and outputs
+    chosen: list[DeviceRequest]
+    warnings: Sequence[Warning]
 
 
 class Launch:
@@ -30,81 +66,81 @@ class Launch:
     Raises ExecutionError if there is no room for a model as bytes, or no more files can be open.
     """
 
-    def __init__(self, model: ModelSource, session_class: Callable[[], Any], channels: int) -> None:
-        self.channels = channels
+    def __init__(
+        self,
+        model: ModelSource,
+        session_class: Callable[[], Any],
+        channels: int,
+        deadlines: tuple[float | None, float],
+        feeds: ProcessFeeds,
+    ) -> None:
+        self.channels, self.feeds = channels, feeds
+        self.deadline, self.first_deadline = deadlines
         self._session_class = session_class
-        self.path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
-        self.files: list[KeptFile] = []
-        self.descriptors: list[int] = []
+        self._path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
+        self._files: list[tuple[str, tuple[int, ...]]] = []
+        self._descriptors: list[int] = []
         self._environ = environ_of_child()
         try:
             if isinstance(model, bytes):
-                descriptor = memory_file("ortgpu-model")
-                self._keep("", descriptor)
-                with open(descriptor, "wb", closefd=False) as file:
+                self._keep("", memory_file("ortgpu-model"))
+                with open(self._descriptors[0], "wb", closefd=False) as file:
                     file.write(model)
-            else:
-                self._keep_files()
-        except OSError as error:
+            elif self._path is not None:
+                self._keep_file(self._path, self._path)
+                for location in data_files(self._path) if self._files else ():
+                    self._keep_file(location, os.path.join(os.path.dirname(self._path), location))
+        except BaseException as error:
             self.close()
-            raise not_prepared(error) from None
-        except BaseException:
-            self.close()
+            if isinstance(error, OSError):
+                raise _not_prepared(error) from None
             raise
 
-    def _keep_files(self) -> None:
-        assert self.path is not None
-        try:
-            model = avoid_standard_streams(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        except (FileNotFoundError, PermissionError, ValueError):
-            return  # The session raises the reason.
-        self._keep(self.path, model)
-        for location in data_files(self.path):
-            try:
-                path = os.path.join(os.path.dirname(self.path), location)
-                self._keep(location, avoid_standard_streams(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)))
-            except (FileNotFoundError, PermissionError, ValueError):
-                pass  # The session raises the reason here, too.
+    def _keep_file(self, location: str, path: str) -> None:
+        with suppress(FileNotFoundError, PermissionError, ValueError):  # The session raises the reason.
+            self._keep(location, avoid_standard_streams(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)))
 
     def _keep(self, location: str, descriptor: int) -> None:
-        self.descriptors.append(descriptor)
-        self.files.append(KeptFile(location, len(self.descriptors) - 1, stamp_of_descriptor(descriptor)))
+        self._descriptors.append(descriptor)
+        self._files.append((location, stamp_of_descriptor(descriptor)))
 
-    def start(self, page: int, ends: Sequence[int]) -> ChildProcess:
-        """Start a process that inherits the model, a page and the ends of sockets. Raises ExecutionError."""
-        return ChildProcess(environ=self._environ, descriptors=[page, *ends, *self.descriptors])
+    def start(self) -> tuple[ChildProcess, list[tuple[socket.socket, tuple[int, int]]]]:
+        """Start a process that inherits the model and the channels. Raises ExecutionError.
+
+        Return the channels, too: a socket, and files in memory for feeds and for results.
+        """
+        channels: list[tuple[socket.socket, tuple[int, int]]] = []
+        numbers: list[int] = []
+        with ExitStack() as failed, ExitStack() as theirs:
+            try:
+                for _ in range(self.channels):
+                    our, their = socket.socketpair()
+                    failed.callback(our.close)
+                    end = avoid_standard_streams(their.detach())
+                    theirs.callback(os.close, end)
+                    feeds = memory_file("ortgpu-feeds")
+                    failed.callback(os.close, feeds)
+                    results = memory_file("ortgpu-results")
+                    failed.callback(os.close, results)
+                    channels.append((our, (feeds, results)))
+                    numbers += [end, feeds, results]
+            except OSError as error:
+                raise _not_prepared(error) from None
+            process = ChildProcess(environ=self._environ, descriptors=[*numbers, *self._descriptors])
+            failed.pop_all()
+            return process, channels
 
     def opening(self, devices: list[DeviceRequest] | None, place: int, options: Mapping[str, Any]) -> Opening:
-        return Opening(self.path, self.files, self.channels, devices, place, self._session_class, pickle.dumps(options))
+        return Opening(
+            self._path, self._files, self.channels, devices, place, self._session_class, pickle.dumps(options)
+        )
 
     def close(self) -> None:
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
 
-class Sockets:
-    """The sockets and the page of one process. Our ends stay open; its ends are closed here once it has started."""
-
-    def __init__(self, channels: int) -> None:
-        self.ours: list[socket.socket] = []
-        with ExitStack() as failed, ExitStack() as self.theirs:
-            self.ends = []
-            for _ in range(channels):
-                ours, their = socket.socketpair()
-                failed.callback(ours.close)
-                self.ours.append(ours)
-                end = avoid_standard_streams(their.detach())
-                self.theirs.callback(os.close, end)
-                self.ends.append(end)
-            self.page = memory_file("ortgpu-begun")
-            self.theirs.callback(os.close, self.page)
-            os.posix_fallocate(self.page, 0, mmap.PAGESIZE)
-            self.begun = mmap.mmap(self.page, mmap.PAGESIZE)
-            failed.pop_all()
-            self.theirs = self.theirs.pop_all()
-
-
-def not_prepared(error: OSError) -> ExecutionError:
+def _not_prepared(error: OSError) -> ExecutionError:
     return ExecutionError(
         "a worker process cannot be prepared",
         evidence=[str(error)],

@@ -1,7 +1,7 @@
 """Messages between two processes, with arrays in shared memory.
 
-Each array is copied once, into the sender's shared memory. The memory is a file without a name, and ends with its last
-user. Its pages are allocated before their use, so that no process gets SIGBUS when the machine is full.
+Each array is copied once, into the sender's shared memory. The memory is a file without a name that both processes have
+open. Its pages are allocated before their use, so that no process gets SIGBUS when the machine is full.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,13 @@ from numpy.typing import NDArray
 from ...errors import ExecutionError, manual
 from ...process.channel import Channel, avoid_standard_streams
 
-# Bytes that an end keeps for its next arrays. After an unusually large request it frees the memory.
+# Bytes that an end keeps for its next arrays. After an unusually large request the memory is freed.
 KEPT = 256 << 20
 
 _ALIGNMENT = 256  # bytes; CUDA aligns memory like this
 _HUGE = 2 << 20  # bytes of a huge page
-_LARGE = 8 << 20  # bytes; larger files use huge pages
-_MADV_COLLAPSE = 25  # The constant is in linux/mman.h since Linux 6.1.
+_MAP_FIXED = 0x10  # The constant is in linux/mman.h.
+_MADV_COLLAPSE = 25  # This one is there since Linux 6.1.
 _MFD_CLOEXEC = 1  # The constant is in linux/memfd.h.
 
 _Place = tuple[np.dtype[Any], tuple[int, ...], int]  # an array's type, shape, and offset in bytes
@@ -34,55 +35,43 @@ Copy = Callable[[NDArray[Any], NDArray[Any]], object]  # copies the second array
 Pin = Callable[[int, int], Callable[[], None]]  # pins memory (address, bytes), and returns a function to unpin it
 
 
-def _nothing() -> None:
-    pass
-
-
 class SharedArrays:
-    """Arrays in memory of ``size`` bytes. One process writes them, and another one reads them.
+    """Arrays in a file in memory. One process writes them, and another one reads them. ``size`` bytes are mapped."""
 
-    ``number`` is the number of the memory, 0 without memory.
-    """
-
-    def __init__(self, pin: Pin | None = None, copy: Copy = np.copyto) -> None:
-        self.number = 0
+    def __init__(self, descriptor: int, pin: Pin | None = None, copy: Copy = np.copyto) -> None:
+        self.descriptor = descriptor
         self._copy = copy
         self._pin = pin
-        self._unpin = _nothing
-        self._count = 0
-        self._map: mmap.mmap | None = None
-        # Offsets in the file: the mapping, its arrays, their end, and the next array
-        self._start = self._first = self.size = self._used = 0
+        self._pinned = ExitStack()
+        self._memory: NDArray[np.uint8] | None = None
+        self.size = self._used = 0
 
-    def map(self, descriptor: int, number: int) -> None:
-        """Take the memory under a descriptor instead of the present one."""
+    def map(self, size: int) -> None:
+        """Map ``size`` bytes of the file instead of the present ones. Arrays keep their offsets."""
         self.drop()
-        size = os.fstat(descriptor).st_size
         try:
-            self._map, self._start = _map_file(descriptor, size)
+            self._memory = _map_file(self.descriptor, size)
         except OSError as error:
             raise _no_room(size, error) from None
-        self._first = self._used = _HUGE if size >= _LARGE else 0
-        self.size, self.number = size - self._first, number
+        self.size = size
         if self._pin is not None:
-            self._unpin = self._pin(_address_of(self._map), len(self._map))
+            self._pinned.callback(self._pin(self._memory.ctypes.data, size))
 
     def drop(self) -> None:
-        """Release the memory. Arrays in it keep it alive, but not pinned."""
-        unpin, self._unpin = self._unpin, _nothing
-        unpin()
-        self._map = None
-        self._start = self._first = self.size = self._used = self.number = 0
+        """Unmap the memory. Arrays in it keep it mapped, but not pinned."""
+        self._pinned.close()
+        self._memory = None
+        self.size = 0
 
     def array(self, place: _Place) -> NDArray[Any]:
         dtype, shape, offset = place
         if not math.prod(shape) * dtype.itemsize:
             return np.empty(shape, dtype)
-        return np.ndarray(shape, dtype, self._map, offset - self._start)
+        return np.ndarray(shape, dtype, self._memory, offset)
 
     def begin(self) -> None:
         """Forget the arrays of the last message."""
-        self._used = self._first
+        self._used = 0
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """Return an array for the next message in the memory, or None if there is no room."""
@@ -92,96 +81,77 @@ class SharedArrays:
         self._used = end
         return self.array((dtype, shape, offset))
 
-    def put(self, arrays: Sequence[NDArray[Any]]) -> tuple[list[_Place], int | None]:
-        """Copy arrays into the memory, except for arrays from :meth:`try_empty`.
+    def put(self, arrays: Sequence[NDArray[Any]]) -> list[_Place]:
+        """Copy arrays into the memory, except for arrays from :meth:`try_empty`. Raises ExecutionError: no room."""
+        address = 0 if self._memory is None else self._memory.ctypes.data
+        offsets = [array.__array_interface__["data"][0] - address for array in arrays]
+        missing = [at for at, array in enumerate(arrays) if not (array.nbytes and 0 <= offsets[at] < self.size)]
+        needed = self._used + sum(_aligned(arrays[at].nbytes) for at in missing)
+        if needed > self.size:
+            self._grow(needed)
+        for at in missing:
+            offsets[at] = self._used
+            self._used += _aligned(arrays[at].nbytes)
+            self._copy(self.array((arrays[at].dtype, arrays[at].shape, offsets[at])), arrays[at])
+        return [(array.dtype, array.shape, offset) for array, offset in zip(arrays, offsets, strict=True)]
 
-        Return their places. If the memory is new to the other side, return its descriptor, too; the caller closes it.
-
-        Raises:
-            ExecutionError: there is no room for them.
-        """
-        base, descriptor = (_address_of(self._map) if self._map is not None else 0) - self._start, None
-        offsets = [array.__array_interface__["data"][0] - base for array in arrays]
-        pairs = list(zip(arrays, offsets, strict=True))
-        is_there = [bool(array.nbytes) and self._first <= offset < self.size for array, offset in pairs]
-        missing = sum(_aligned(array.nbytes) for array, there in zip(arrays, is_there, strict=True) if not there)
-        if self._used + missing > self.size:
-            is_there = [False] * len(arrays)
-            self._count += 1
-            descriptor = _new_memory(sum(_aligned(array.nbytes) for array in arrays))
-            try:
-                self.map(descriptor, self._count)
-            except BaseException:
-                os.close(descriptor)
-                raise
-        for number, array in enumerate(arrays):
-            if not is_there[number]:
-                offsets[number] = self._used
-                self._used += _aligned(array.nbytes)
-                self._copy(self.array((array.dtype, array.shape, offsets[number])), array)
-        return [(array.dtype, array.shape, offset) for array, offset in zip(arrays, offsets, strict=True)], descriptor
+    def _grow(self, size: int) -> None:
+        step = max(1 << 16, 1 << max(size.bit_length() - 3, 0))  # The size grows in steps, so that it seldom grows.
+        size = -(-size // step) * step
+        try:
+            os.posix_fallocate(self.descriptor, 0, size)
+        except OSError as error:
+            raise _no_room(size, error) from None
+        self.map(size)
 
 
 class Exchange:
     """Messages with arrays in both directions. Only a single thread at a time may use it.
 
-    Each message names the mapped peer memory, so that a lost descriptor is sent again.
+    ``ours`` and ``theirs`` are descriptors of files in memory, for the arrays of this process and of the other one.
     """
 
-    def __init__(self, channel: Channel, pin: Pin | None = None, copy: Copy = np.copyto) -> None:
+    def __init__(
+        self, channel: Channel, ours: int, theirs: int, pin: Pin | None = None, copy: Copy = np.copyto
+    ) -> None:
         self.channel = channel
-        self.ours = SharedArrays(pin, copy)
-        self.theirs = SharedArrays(pin)
+        self.ours = SharedArrays(ours, pin, copy)
+        self.theirs = SharedArrays(theirs, pin)
 
     def send(self, message: object, arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Send a message with arrays.
-
-        Raises:
-            ExecutionError: there is no room for the arrays. Nothing was sent.
-            OSError: the other side is gone.
-        """
-        descriptor = None
+        """Send a message with arrays. Raises OSError, or ExecutionError if there is no room: then nothing was sent."""
         try:
-            places, descriptor = self.ours.put(arrays)
-            self.channel.send((message, places, self.ours.number, self.theirs.number), descriptor)
+            self.channel.send((message, self.ours.put(arrays), self.ours.size))
         except BaseException:
             self.ours.begin()
-            if descriptor is not None:  # The other side did not get the descriptor.
-                self.ours.drop()
             raise
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
 
     def receive(self, timeout: float | None = None) -> tuple[Any, list[NDArray[Any]]]:
         """Return a message, with arrays that last until the next one.
 
-        Raises:
-            EOFError, TimeoutError: as :meth:`Channel.receive`.
-            ExecutionError: there is no room for the arrays. The exchange stays usable.
+        Raises as :meth:`Channel.receive`, or ExecutionError if there is no room for the arrays.
         """
-        (message, places, number, have), descriptor = self.channel.receive(timeout)
-        if have != self.ours.number:
-            self.ours.drop()
+        message, places, size = self.channel.receive(timeout)
         self.ours.begin()
-        if descriptor is not None:
-            try:
-                self.theirs.map(descriptor, number)
-            finally:
-                os.close(descriptor)
-        if number != self.theirs.number and any(math.prod(shape) for _, shape, _ in places):
-            raise _no_room(0, None)  # The system dropped the descriptor on its way.
+        if places and size != self.theirs.size:
+            self.theirs.map(size)
         return message, [self.theirs.array(place) for place in places]
 
-    def drop_if_large(self) -> None:
-        """Free memory that is too large to keep for the next messages. Arrays of the last message keep theirs alive."""
+    def drop_if_large(self, *, frees: bool) -> None:
+        """Unmap memory that is too large to keep for the next messages. Both sides do so after each exchange.
+
+        ``frees``: free it, too. Only the side that begins the exchanges may do so, since the other one may still read.
+        """
         for memory in (self.ours, self.theirs):
             if memory.size > KEPT:
                 memory.drop()
+                if frees:
+                    os.ftruncate(memory.descriptor, 0)
 
     def close(self) -> None:
-        self.ours.drop()
-        self.theirs.drop()
+        for memory in (self.ours, self.theirs):
+            memory.drop()
+            os.close(memory.descriptor)
         self.channel.close()
 
 
@@ -197,8 +167,6 @@ def memory_file(name: str) -> int:
     Raises:
         OSError: the process has too many open files, or the system has no such files.
     """
-    if hasattr(os, "memfd_create"):
-        return avoid_standard_streams(os.memfd_create(name))
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "memfd_create"):
         raise OSError(errno.ENOSYS, "the C library has no memfd_create")
@@ -208,50 +176,28 @@ def memory_file(name: str) -> int:
     return avoid_standard_streams(descriptor)
 
 
-def _new_memory(size: int) -> int:
-    """Return the descriptor of new memory with room for at least ``size`` bytes."""
-    step = max(1 << 16, 1 << max(size.bit_length() - 3, 0))  # The size grows in steps, so that it seldom grows.
-    size = -(-size // step) * step
-    if size >= _LARGE:  # The mapping begins within the first huge page, so both ends need room.
-        size = -(-size // _HUGE) * _HUGE + 2 * _HUGE
-    descriptor = None
-    try:
-        descriptor = memory_file("ortgpu-pool")
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if descriptor is not None:
-            os.close(descriptor)
-        raise _no_room(size, error) from None
-    return descriptor
+def _map_file(descriptor: int, size: int) -> NDArray[np.uint8]:
+    """Map a file, with huge pages if the system can: arrays in them are copied a third faster.
 
-
-def _map_file(descriptor: int, size: int) -> tuple[mmap.mmap, int]:
-    """Map a file, and a large one with huge pages if the system can. Return the offset of the mapping's beginning, too.
-
-    Arrays in huge pages are copied a third faster. Huge pages need an address that differs from the offset by whole
-    huge pages. The system chooses the address, and chooses the same address for the second mapping.
+    Huge pages need an address that is a multiple of theirs, so the file is mapped in the middle of another mapping.
+    mmap.mmap of the file itself would also keep a descriptor of its own.
     """
-    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-    if size < _LARGE:
-        return mmap.mmap(descriptor, size, flags), 0
-    size -= _HUGE
-    start = _address_of(mmap.mmap(descriptor, size, mmap.MAP_SHARED)) % _HUGE
-    mapping = mmap.mmap(descriptor, size, flags, offset=start)
-    # mmap.madvise would keep the interpreter's lock. If the call fails, the mapping works without huge pages.
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(_address_of(mapping)), ctypes.c_size_t(size), _MADV_COLLAPSE)
-    return mapping, start
+    around = mmap.mmap(-1, size + _HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = np.frombuffer(around, np.uint8)
+    memory = memory[-memory.ctypes.data % _HUGE :][:size]
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    address, length = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(size)
+    access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | mmap.MAP_POPULATE | _MAP_FIXED
+    if libc.mmap(address, length, access, flags, descriptor, ctypes.c_long(0)) != address.value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    libc.madvise(address, length, _MADV_COLLAPSE)  # If the call fails, the mapping works without huge pages.
+    return memory
 
 
-def _address_of(mapping: mmap.mmap) -> int:
-    address: int = np.frombuffer(mapping, np.uint8).ctypes.data
-    return address
-
-
-def _no_room(size: int, error: OSError | None) -> ExecutionError:
+def _no_room(size: int, error: OSError) -> ExecutionError:
     return ExecutionError(
         "there is no room for the arrays of this request in memory that two processes share",
-        evidence=[f"{size} bytes: {error}" if error is not None else "this process cannot open more files"],
-        fixes=[
-            manual("send smaller batches, or give the process and its container more memory or open files (ulimit -n)")
-        ],
+        evidence=[f"{size} bytes: {error}"],
+        fixes=[manual("send smaller batches, or give the process and its container more memory")],
     )

@@ -13,8 +13,11 @@ import os
 import pickle
 import socket
 import threading
+import time
 import warnings
+from collections import defaultdict
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +29,7 @@ from ...process.background import Thread, this_thread
 from ...process.channel import Channel, PickledError
 from ...provider import lifetime
 from ...running.cudart import CudaCallError, CudaRuntime, runtime_of
-from .messages import Declared, Opened, Opening, Warming
+from .launching import WARM, Opened, Opening
 from .shared_memory import Exchange
 from .workers import choose_devices, is_lost
 
@@ -42,18 +45,18 @@ logger = logging.getLogger("ortgpu.pool")
 
 def serve(opening: Opening) -> Opened:
     """Open a session, and serve each inherited channel in a thread."""
-    page, *numbers = parent.descriptors[: 1 + opening.channels]
-    session, opened = _open(opening, parent.descriptors[1 + opening.channels :])
-    begun_flags = mmap.mmap(page, mmap.PAGESIZE)
-    serving = _Serving(session, begun_flags)
-    for number, descriptor in enumerate(numbers):
-        channel = Channel(socket.socket(fileno=descriptor))
-        Thread(functools.partial(serving.serve, channel, number), f"ortgpu-serve_{number}").start()
+    numbers = iter(parent.descriptors)
+    channels = [(next(numbers), next(numbers), next(numbers)) for _ in range(opening.channels)]
+    session, opened = _open(opening, list(numbers))
+    serving = _Serving(session)
+    for channel in channels:
+        Thread(functools.partial(serving.serve, *channel), "ortgpu-serve").start()
     return opened
 
 
 def is_alive() -> bool:
-    """Answer the parent. The parent kills a process that does not answer."""
+    """Answer the parent after a second. The parent asks again and again."""
+    time.sleep(1)
     return True
 
 
@@ -76,7 +79,7 @@ def _open(opening: Opening, descriptors: list[int]) -> tuple[OpenSession, Opened
             session = _open_kept(opening, descriptors, open_session, options)
     caught_warnings = [warning.message for warning in caught if isinstance(warning.message, Warning)]
     inputs, outputs = (
-        [Declared(value.name, value.type, list(value.shape)) for value in declared]
+        [SimpleNamespace(name=value.name, type=value.type, shape=list(value.shape)) for value in declared]
         for declared in (session.get_inputs(), session.get_outputs())
     )
     return session, Opened(session.device, (inputs, outputs), devices, caught_warnings)
@@ -86,7 +89,7 @@ def _is_as_it_was(opening: Opening) -> bool:
     """Return True if the paths of the model still lead to the pool's open files, or the pool has none."""
     assert opening.path is not None
     folder = os.path.dirname(opening.path)
-    return all(stamp_of(os.path.join(folder, file.location)) == file.stamp for file in opening.files)
+    return all(stamp_of(os.path.join(folder, location)) == stamp for location, stamp in opening.files)
 
 
 def _open_kept(opening: Opening, descriptors: list[int], open_session: Any, options: dict[str, Any]) -> OpenSession:
@@ -94,24 +97,23 @@ def _open_kept(opening: Opening, descriptors: list[int], open_session: Any, opti
 
     Raises ExecutionError if a file was written to meanwhile: its old content is gone.
     """
-    for file in opening.files:
-        if stamp_of_descriptor(descriptors[file.descriptor]) != file.stamp and opening.path is not None:
+    for (location, stamp), descriptor in zip(opening.files, descriptors, strict=True):
+        if stamp_of_descriptor(descriptor) != stamp and opening.path is not None:
             raise ExecutionError(
-                f"{file.location} has changed since the pool was opened, so that no worker can be replaced",
+                f"{location} has changed since the pool was opened, so that no worker can be replaced",
                 fixes=[manual("write a new model to another file and rename it over the old one; open a new pool")],
             )
-    first, *weights = opening.files
-    model: Any = f"/proc/self/fd/{descriptors[first.descriptor]}"
+    model: Any = f"/proc/self/fd/{descriptors[0]}"
     with ExitStack() as opened:
-        contents = [opened.enter_context(_mapped(descriptors[file.descriptor])) for file in weights]
         if opening.path is None or is_ort_format(opening.path):  # ONNX Runtime knows the format by the file's name.
-            with _mapped(descriptors[first.descriptor]) as content:
+            with _mapped(descriptors[0]) as content:
                 model = bytes(content)
-        if weights:
+        contents = [opened.enter_context(_mapped(descriptor)) for descriptor in descriptors[1:]]
+        if contents:
             import onnxruntime  # Import it late: GPUSession diagnoses its absence.
 
             sess_options = options.get("sess_options") or onnxruntime.SessionOptions()
-            locations = [file.location for file in weights]
+            locations = [location for location, _ in opening.files[1:]]
             sess_options.add_external_initializers_from_files_in_memory(locations, contents, list(map(len, contents)))
             options = {**options, "sess_options": sess_options}
         session: OpenSession = open_session(model, **options)
@@ -124,8 +126,7 @@ def _mapped(descriptor: int) -> Any:
 
 
 class _Serving:
-    def __init__(self, session: OpenSession, begun: mmap.mmap) -> None:
-        self._begun = begun
+    def __init__(self, session: OpenSession) -> None:
         self._session = session
         self._of_thread = threading.local()
         self._ending = threading.RLock()
@@ -137,51 +138,36 @@ class _Serving:
         if isinstance(runner, StagedRunner):
             runner.place = self._place
 
-    def serve(self, channel: Channel, number: int) -> None:
+    def serve(self, end: int, feeds: int, results: int) -> None:
         """Answer requests until the parent closes the channel."""
-        exchange = self._of_thread.exchange = Exchange(channel, self._pin)
+        exchange = self._of_thread.exchange = Exchange(Channel(socket.socket(fileno=end)), results, feeds, self._pin)
         with suppress(EOFError, OSError):
             while True:
-                channel.has_message(None)
-                self._begun[number] = 1  # Set it before the read: the content of a message may end this process.
                 try:
-                    self._answer(exchange)
+                    exchange.send(*self._answer(*exchange.receive()))
                 except (EOFError, OSError):
                     raise
                 except BaseException as error:  # noqa: BLE001 - there is no room, and the caller raises the error
                     exchange.send(PickledError.of(error))
+                exchange.drop_if_large(frees=False)
 
-    def _answer(self, exchange: Exchange) -> None:
-        (output_names, input_names), arrays = exchange.receive()
-        if isinstance(output_names, Warming):
-            outputs = self._warm(output_names, dict(zip(input_names, arrays, strict=True)))
-        else:
-            outputs = self._run(output_names, dict(zip(input_names, arrays, strict=True)))
-        del arrays
-        if isinstance(outputs, PickledError):
-            exchange.send(outputs)
-        else:
-            exchange.send(None, outputs)
-        exchange.drop_if_large()
-
-    def _run(self, output_names: Any, feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]] | PickledError:
+    def _answer(self, request: Any, arrays: list[NDArray[Any]]) -> tuple[PickledError | None, list[NDArray[Any]]]:
+        """Return the error of a request, or None, and its outputs."""
+        output_names, input_names = request
+        feed: dict[Any, NDArray[Any]] = dict(zip(input_names, arrays, strict=True))
         try:
-            return _checked(self._session.run(output_names, feed))
+            if output_names != WARM:
+                return None, _checked(self._session.run(output_names, feed))
+            feeds: dict[int, dict[str, NDArray[Any]]] = defaultdict(dict)
+            for (place, name), array in feed.items():
+                feeds[place][name] = array
+            self._session.warm(feeds.values())
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             if is_lost(self._session, error):
                 with this_thread.holds, self._ending:  # The lock is never released, so only the first error counts.
                     parent.end(error)
-            return PickledError.of(error)
-
-    def _warm(self, warming: Warming, arrays: dict[Any, NDArray[Any]]) -> list[NDArray[Any]] | PickledError:
-        feeds: list[dict[str, Any]] = [{} for _ in range(warming.feeds)]
-        for (number, name), array in arrays.items():
-            feeds[number][name] = array
-        try:
-            self._session.warm(feeds)
-        except BaseException as error:  # noqa: BLE001 - the caller raises it
-            return PickledError.of(error)
-        return []
+            return PickledError.of(error), []
+        return None, []
 
     def _place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         exchange: Exchange = self._of_thread.exchange
