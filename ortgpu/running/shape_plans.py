@@ -259,11 +259,14 @@ class ShapePlans:
                     self._forget(min(self._kept, key=lambda each: self._kept[each].used))
                 kept_shape = self._kept[shape] = KeptShape(inputs, used=self.tick())
             if all(lane is not other for other, _ in kept_shape.places):  # Another thread may have made them.
-                # Runs prefer the first place. The lanes share the shapes among them: each comes first for its first.
-                is_first = all(other.shape is None for other in lane.branches)
+                # Runs prefer the first place, so the lanes share the first places of all shapes.
                 place, places = ((lane, branch),), kept_shape.places
-                kept_shape.places = place + places if is_first else places + place
+                comes_first = not places or self._count_first(places[0][0]) > self._count_first(lane) + 1
+                kept_shape.places = place + places if comes_first else places + place
                 branch.shape = shape
+
+    def _count_first(self, lane: Lane) -> int:
+        return sum(kept.places[0][0] is lane for kept in self._kept.values() if kept.places)
 
     def _forget(self, shape: Shape) -> None:
         for _, branch in self._kept.pop(shape).places:

@@ -488,12 +488,14 @@ def busy() -> None:
     children.report("one thread", [len(plans.lanes), places()])
 
     def in_thread(number: int) -> None:
-        while (len(plans.lanes) < 3 or sum(places()) < 7) and time.monotonic() < end:
+        while (len(plans.lanes) < 3 or sum(places()) < 12) and time.monotonic() < end:
             outcomes.append(equal(session.run(None, large[number % 4]), expected[number % 4]))
 
     run_in_threads(in_thread)
     same = all(equal(session.run(None, each), wanted) for each, wanted in zip(large, expected, strict=True))
-    children.report("threads", [all(outcomes), same, len(plans.lanes), sum(places()) >= 7, *state(runner)])
+    children.report("threads", [all(outcomes), same, len(plans.lanes), places(), *state(runner)])
+    preferred = {id(kept.places[0][0]) for kept in map(plans.find, plans.kept()) if kept is not None}
+    children.report("preferred", len(preferred))
     try:
         session.run(None, {"x": large[0]["x"].astype(np.int64)})
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's own
@@ -642,6 +644,9 @@ def warming() -> None:
     )
     children.report("shapes", [[list(each["x"]) for each in shapes.kept], shapes.most, shapes.why_none, steps])
     children.report("text", str(session.shapes))
+    session, runner = shaped(parsed(NETWORK), dataclasses.replace(EAGER, judged=7))
+    session.warm(SIZES)
+    children.report("judged", runner._gains is None)
     session, runner = shaped(parsed(NETWORK), dataclasses.replace(EAGER, slow=1e9))
     children.report("quick", [list(session.warm(SIZES).kept), runner._built is None])
     session = GPUSession(parsed(NETWORK))

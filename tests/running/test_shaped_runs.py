@@ -129,7 +129,8 @@ def test_runs_that_take_turns_use_the_plans() -> None:
 def test_lanes_serve_shapes_that_several_threads_run() -> None:
     found = program("busy")
     assert found["one thread"] == [1, [1, 1, 1, 1]]
-    assert found["threads"] == [True, True, 3, True, True, None, 4]
+    assert found["threads"] == [True, True, 3, [3, 3, 3, 3], True, None, 4]
+    assert found["preferred"] == 3
     assert found["wrong feed"] == ["InvalidArgument", 4]
     assert found["other shapes"] == [True, [[32 + size, 20] for size in range(4)], [1, 1, 1, 1]]
     assert found["closed"] == [[True] * 3, []]
@@ -141,7 +142,7 @@ def test_shapes_go_on_in_one_lane_where_others_fail() -> None:
 
 
 def test_a_run_that_fails_in_a_further_lane_is_made_in_the_first() -> None:
-    """The first lane comes last among those of a shape that another lane was opened for."""
+    """Shapes whose first places the lanes share: the further lane comes first for this one."""
     found = program("lanes_without_room")
     assert found["planned"] == [True, False]
     assert found["wrong feed"] == [["InvalidArgument"], 2, [True, None, 4]]
@@ -169,6 +170,7 @@ def test_warm_makes_the_plans_of_all_shapes_at_once() -> None:
     assert kept == [[1, 1, height, 6] for height in (8, 9, 10, 11)]
     assert [most, why_none, steps] == [4, None, [[number, 4] for number in (1, 2, 3, 4)]]
     assert found["text"].splitlines() == [f"x 1x1x{height}x6" for height in (8, 9, 10, 11)]
+    assert found["judged"] is True
     assert found["quick"] == [[], True]
     assert found["plain"] == [[], "no plans for several shapes: none were needed"]
     assert found["too many"] == ["5 feeds were passed to warm(), and plans are kept for 4 shapes"]
