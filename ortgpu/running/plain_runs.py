@@ -112,6 +112,9 @@ class PlainRunner:
         """Make plans for several shapes now if runs of ``feeds`` show that they gain. Return True if there are some."""
         return False
 
+    def widen(self, session: RunningSession, feeds: Sequence[Mapping[str, Any]], runs: int) -> None:
+        """Let so many runs of the planned shapes of ``feeds`` use their plans at a time."""
+
     def shapes(self) -> SessionShapes:
         """Return the shapes that have plans."""
         return SessionShapes((), 0, None)

@@ -182,7 +182,8 @@ class KeptShape:
         places: the branches that keep the plans, each in another lane.
         used: grows with the time of the last use.
         waits: the runs that had to wait for others since ``since``, in seconds of time.monotonic().
-        feed: arrays to plan it with in further lanes. None unless many runs had to wait.
+        wanted: the number of lanes that are to have its plans, as far as there are so many.
+        feed: arrays to plan it with in further lanes.
     """
 
     inputs: Mapping[str, tuple[int, ...]]
@@ -190,6 +191,7 @@ class KeptShape:
     used: int = 0
     waits: int = 0
     since: float = 0.0
+    wanted: int = 1
     feed: Mapping[str, Any] | None = None
 
 
@@ -285,16 +287,16 @@ class ShapePlans:
         self.fill(1)
 
     def lacks(self) -> tuple[Lane, Shape] | None:
-        """Return a lane, and a shape with a feed that is to be planned there. None if no lane lacks a shape.
+        """Return a lane, and a shape that is to be planned there. None if no lane lacks a shape.
 
-        First each lane gets a shape of its own, so that all lanes serve soon. Then they get the other shapes.
+        Lanes and shapes that have the fewest plans come first.
         """
         with this_thread.holds, self._lock:
             for lane in sorted(self.lanes, key=lambda each: sum(branch.shape is not None for branch in each.branches)):
                 lacking = [
                     (len(kept.places), -kept.used, shape)
                     for shape, kept in self._kept.items()
-                    if kept.feed is not None and all(lane is not place for place, _ in kept.places)
+                    if len(kept.places) < kept.wanted and all(lane is not place for place, _ in kept.places)
                 ]
                 if lacking and not lane.is_filled:
                     return lane, min(lacking, key=lambda each: each[:2])[2]

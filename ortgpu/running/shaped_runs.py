@@ -82,6 +82,7 @@ class ShapedRunner(PlainRunner):
         self._patience = 1
         self._is_verified = False
         self._may_spread = True  # until it fails
+        self._at_once = 1  # the most runs at a time that were seen to wait
         self._spreader: Executor | None = None
         self._gains: list[float] | None = []  # times of planned runs over times of slow ones, until they are judged
         self.why_none: str | None = None  # why the session has no plans, once that is decided
@@ -221,6 +222,17 @@ class ShapedRunner(PlainRunner):
                 built.wait()
         return self._plans is not None
 
+    def widen(self, session: RunningSession, feeds: Sequence[Mapping[str, Any]], runs: int) -> None:
+        plans = self._plans
+        for feed in feeds if plans is not None and runs > 1 else ():
+            shape = self.shape_of(feed)
+            kept_shape = plans.find(shape) if plans is not None and shape is not None else None
+            if kept_shape is not None:
+                self._want(session, kept_shape, feed, runs)
+        outcome = self._spread(plans, runs, runs) if plans is not None else None
+        if outcome is not None and may_wait():
+            outcome.wait()
+
     def _are_slow(self, session: RunningSession, feeds: Sequence[Mapping[str, Any]]) -> bool:
         """Run feeds in turn, and return True if those that come back are slow: if each run plans again."""
         for feed in (*feeds, *feeds):
@@ -332,14 +344,18 @@ class ShapedRunner(PlainRunner):
 
     def _note_wait(self, session: RunningSession, plans: ShapePlans, kept: KeptShape, feed: Mapping[str, Any]) -> None:
         """Note that a run waits for others. Have threads open further lanes if many runs of its shape do."""
+        self._at_once = max(self._at_once, 1 + sum(lane.queue for lane in plans.lanes))
         now = time.monotonic()
         if now - kept.since > self._policy.waited:
             kept.since, kept.waits = now, 0
         kept.waits += 1
         if kept.waits < self._policy.waits:
             return
-        kept.since = now
-        kept.waits = 0
+        kept.since, kept.waits = now, 0
+        self._want(session, kept, feed, len(kept.places) + 1)
+        self._spread(plans, self._at_once, _FILL_AT_A_TIME)
+
+    def _want(self, session: RunningSession, kept: KeptShape, feed: Mapping[str, Any], wanted: int) -> None:
         try:
             if kept.feed is None:
                 # A copy, since the caller may write to its arrays once the run has ended
@@ -347,17 +363,22 @@ class ShapedRunner(PlainRunner):
                     name: value.copy() if isinstance(value, ndarray) else _shape(value) for name, value in feed.items()
                 }
                 kept.feed = arrays_of(copies, types_of(session))
-        except (ValueError, TypeError, MemoryError):  # The type has no arrays.
-            return
-        # As many lanes as there are runs, this one included
-        further = min(self._policy.lanes, 1 + sum(lane.queue for lane in plans.lanes)) - len(plans.lanes)
+            kept.wanted = wanted
+        except (ValueError, TypeError, MemoryError) as error:  # The type has no arrays.
+            logger.debug("a shape gets no further lane: %s", str(error))
+
+    def _spread(self, plans: ShapePlans, at_once: int, fillers: int) -> Outcome[None] | None:
+        """Have threads open lanes for so many runs at a time, and plan the shapes that lanes lack."""
+        further = min(self._policy.lanes, at_once) - len(plans.lanes)
         if further <= 0 and plans.lacks() is None:
-            return
+            return None
         with this_thread.holds, self._lock:
             if self._is_closed or not self._may_spread or self._spreader is not None:
-                return
-            spreader = self._spreader = Executor(1 + _OPEN_AT_A_TIME, "ortgpu-shapes")
-        spreader.submit(Outcome(), _spread, weakref.ref(self), plans, further, spreader)
+                return None
+            spreader = self._spreader = Executor(1 + max(_OPEN_AT_A_TIME, fillers), "ortgpu-shapes")
+        outcome: Outcome[None] = Outcome()
+        spreader.submit(outcome, _spread, weakref.ref(self), plans, further, fillers, spreader)
+        return outcome
 
     def _end_spread(self, *, has_failed: bool) -> None:
         with this_thread.holds, self._lock:
@@ -435,8 +456,8 @@ def _build(
         plans.close()
 
 
-def _spread(runner: weakref.ref[ShapedRunner], plans: ShapePlans, count: int, executor: Executor) -> None:
-    """Open so many further lanes, and plan in all lanes the shapes that many runs waited for.
+def _spread(runner: weakref.ref[ShapedRunner], plans: ShapePlans, count: int, fillers: int, executor: Executor) -> None:
+    """Open so many further lanes, and plan the shapes that lanes lack, in so many threads.
 
     Other threads of ``executor`` open and plan. Each lane first gets one shape, so that it soon serves.
     """
@@ -460,7 +481,7 @@ def _spread(runner: weakref.ref[ShapedRunner], plans: ShapePlans, count: int, ex
     if count > 0:
         _noting(failures, open_lanes)
     if not failures:
-        _noting(failures, in_threads, _FILL_AT_A_TIME, plans.fill)
+        _noting(failures, in_threads, fillers, plans.fill)
     if failures:  # Runs go on in the lanes that there are.
         logger.debug("a shape gets no further lane: %s", failures[0])
         plans.drop([lane for lane in plans.lanes if not lane.is_verified])

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], object]
 
 
-def warm(session: RunningSession, feeds: Iterable[Mapping[str, Any]], progress: Progress | None) -> SessionShapes:
+def warm(
+    session: RunningSession, feeds: Iterable[Mapping[str, Any]], progress: Progress | None, runs: int = 1
+) -> SessionShapes:
     """Run the feeds until each shape has its plans; see GPUSession.warm."""
     lifetime.refuse_if_unusable(session)
     types = types_of(session)
@@ -36,6 +38,7 @@ def warm(session: RunningSession, feeds: Iterable[Mapping[str, Any]], progress: 
         session.run(None, feed)  # the arena gets the memory that a run without planning takes
         if progress is not None:
             progress(number, total)
+    runner.widen(session, arrays, runs)
     shapes = runner.shapes()
     # The shapes take turns here, as in later requests: the arena places other shapes beside each.
     for feed in arrays[: len(shapes.kept)]:
@@ -44,10 +47,10 @@ def warm(session: RunningSession, feeds: Iterable[Mapping[str, Any]], progress: 
 
 
 def warm_sizes(session: RunningSession, feeds: Sequence[Mapping[str, Any]]) -> None:
-    """Make plans for the first of ``feeds``, as many as are kept."""
+    """Make plans for the first of ``feeds``, as many as are kept, for the two threads of a service."""
     most = session._gpu_runner.most_shapes
     if most:
-        warm(session, feeds[:most], None)
+        warm(session, feeds[:most], None, runs=2)
 
 
 def listed(feeds: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

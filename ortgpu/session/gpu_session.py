@@ -507,7 +507,11 @@ class GPUSession(LastOfOurs):
         trim(self)
 
     def warm(
-        self, feeds: Iterable[Mapping[str, Any]], progress: Callable[[int, int], object] | None = None
+        self,
+        feeds: Iterable[Mapping[str, Any]],
+        progress: Callable[[int, int], object] | None = None,
+        *,
+        runs: int = 1,
     ) -> SessionShapes:
         """Run feeds of several shapes before the first request, so that no later run has to plan for these shapes.
 
@@ -518,13 +522,16 @@ class GPUSession(LastOfOurs):
             feeds: a feed for each shape. The shape of an array may stand in place of the array, ``{"x": (8, 3, 224,
                 224)}``, and stands for zeros.
             progress: called with the number of finished shapes, and the number of all shapes.
+            runs: the number of runs at a time, up to eight, that are to be as fast from the start: 4 for ``map``, or
+                the number of threads. Each takes the memory of one more session. Otherwise the first seconds of several
+                threads are slower.
 
         Raises:
             ExecutionError: the session is closed.
             TypeError, ValueError: a feed is no mapping, or the model declares no type for a shape.
             GPUError, Exception: as ``run`` raises.
         """
-        return warm(self, feeds, progress)
+        return warm(self, feeds, progress, runs)
 
     @property
     def shapes(self) -> SessionShapes:

@@ -561,7 +561,7 @@ def lanes_without_room() -> None:
     assert plans is not None
     kept = plans.find(plans.kept()[-1])
     assert kept is not None
-    kept.feed = SIZES[-1]
+    kept.feed, kept.wanted = SIZES[-1], 2
     with plans.opening(1) as (_, open_lane):
         plans.add_lane(open_lane)
     further = plans.lanes[1]
@@ -645,8 +645,11 @@ def warming() -> None:
     children.report("shapes", [[list(each["x"]) for each in shapes.kept], shapes.most, shapes.why_none, steps])
     children.report("text", str(session.shapes))
     session, runner = shaped(parsed(NETWORK), dataclasses.replace(EAGER, judged=7))
-    session.warm(SIZES)
-    children.report("judged", runner._gains is None)
+    session.warm(SIZES, runs=3)
+    plans = runner._plans
+    assert plans is not None
+    places = [len(kept.places) for kept in map(plans.find, plans.kept()) if kept is not None]
+    children.report("at a time", [runner._gains is None, len(plans.lanes), places])
     session, runner = shaped(parsed(NETWORK), dataclasses.replace(EAGER, slow=1e9))
     children.report("quick", [list(session.warm(SIZES).kept), runner._built is None])
     session = GPUSession(parsed(NETWORK))

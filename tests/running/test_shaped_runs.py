@@ -170,7 +170,7 @@ def test_warm_makes_the_plans_of_all_shapes_at_once() -> None:
     assert kept == [[1, 1, height, 6] for height in (8, 9, 10, 11)]
     assert [most, why_none, steps] == [4, None, [[number, 4] for number in (1, 2, 3, 4)]]
     assert found["text"].splitlines() == [f"x 1x1x{height}x6" for height in (8, 9, 10, 11)]
-    assert found["judged"] is True
+    assert found["at a time"] == [True, 3, [3, 3, 3, 3]]
     assert found["quick"] == [[], True]
     assert found["plain"] == [[], "no plans for several shapes: none were needed"]
     assert found["too many"] == ["5 feeds were passed to warm(), and plans are kept for 4 shapes"]
