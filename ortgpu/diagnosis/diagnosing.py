@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..environment.inspection import Environment, inspect_environment, plain_data
+from ..environment.inspection import Environment, UnreadEnvironment, inspect_environment, plain_data
 from ..environment.libraries.catalogue import spec_for
+from ..environment.libraries.library_file import read_library
+from ..environment.packages.installed import count_engines
 from ..environment.packages.plugins import PREFIX, list_other_cuda_plugins
 from ..errors import (
     BrokenPackageError,
@@ -34,6 +36,7 @@ from ..model.outline import GraphOutline
 from ..provider.cudnn import operators_needing_cudnn
 from ..provider.living import sessions
 from ..provider.placement import cufft_operators
+from ..provider.requests import CUDA
 from .checks import classifier, devices, driver, imports, libraries, opening, packages, surroundings
 from .checks import model as model_checks
 from .facts import Facts, Observed, Request
@@ -101,22 +104,57 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
+# These explain the failure of a process that has imported ONNX Runtime and loaded every library.
+CHECKS_OF_THE_DRIVER: tuple[Check, ...] = (
+    model_checks.collective_ops_missing,
+    libraries.cudnn_of_other_cuda,
+    devices.named_device,
+    devices.unsupported,
+    devices.cudnn_without_code,
+    driver.not_found,
+    driver.descriptors_exhausted,
+    driver.linux_driver_in_wsl,
+    driver.too_old,
+    driver.device_files_closed,
+    driver.not_ready,
+    devices.none_visible,
+    opening.unusable,
+    devices.busy,
+)
+# Without libcuda and NVML nothing else of the driver and its GPUs can be judged.
+CHECKS_WITHOUT_A_DRIVER: tuple[Check, ...] = (
+    model_checks.collective_ops_missing,
+    libraries.cudnn_of_other_cuda,
+    driver.not_found,
+    devices.none_visible,
+)
+
+
 def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUError, ...]:
-    """Return all problems. The function is pure and deterministic.
+    """Return all problems that ``checks`` find. The function is pure and deterministic.
 
     Fatal root causes come first, in the order of the checks; then their consequences, with ``consequence_of`` set; then
     warnings. A missing package is no root cause if its installation would not help. That is so on a machine without an
     NVIDIA GPU, and if another release of ONNX Runtime is needed: that release brings its own libraries.
     """
     problems: list[GPUError] = []
+    reported: set[tuple[str, str]] = set()
     for check in checks:
         error = check(facts)
-        if error is not None and (error.code, error.summary) not in {
-            (problem.code, problem.summary) for problem in problems
-        }:
+        if error is not None and (error.code, error.summary) not in reported:
+            reported.add((error.code, error.summary))
             problems.append(error)
+    if len(problems) > 1:
+        _set_consequences(problems, facts)
+    return tuple(sorted(problems, key=lambda error: (error.severity != "fatal", error.consequence_of is not None)))
+
+
+def _set_consequences(problems: list[GPUError], facts: Facts) -> None:
+    """Note in each problem which of the others explains it, or makes its fix useless."""
     roots: list[GPUError] = []
-    for error in (problem for problem in problems if problem.severity == "fatal"):
+    for error in problems:
+        if error.severity != "fatal":
+            continue
         cause = next((root for root in roots if _explains(root, error, facts)), None)
         if cause is None:
             roots.append(error)
@@ -124,22 +162,23 @@ def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUEr
             error.consequence_of = cause.code
     for root in roots:
         moot = [error for error in problems if _is_moot(error, root)]
-        codes = {error.code for error in moot}
+        codes = [error.code for error in moot]
         for error in problems:
             if error in moot or error.consequence_of in codes:
                 error.consequence_of = root.code
-    return tuple(sorted(problems, key=lambda error: (error.severity != "fatal", error.consequence_of is not None)))
 
 
 def _is_moot(error: GPUError, root: GPUError) -> bool:
     """Return True if a fix of this error is useless before the root is fixed, and after it too."""
+    if not (isinstance(error, CPUOnlyPackageError) or _is_of_missing_libraries(error)):
+        return False
     other_hardware = isinstance(root, DriverNotFoundError) and all(fix.needs == "hardware" for fix in root.fixes)
     if isinstance(error, CPUOnlyPackageError):
         return other_hardware
     other_release = isinstance(root, (DriverTooOldError, UnsupportedDeviceError)) and remedies.replace_onnxruntime(
         root.fixes
     )
-    return (other_hardware or other_release) and _is_of_missing_libraries(error)
+    return other_hardware or other_release
 
 
 def _is_of_missing_libraries(error: GPUError) -> bool:
@@ -267,7 +306,15 @@ def why_unusable(
     ``cause`` there is always an error, in the worst case a :class:`ProviderFallbackError`. ``cuda``: the driver's
     answer to this process, or None if it was not asked.
     """
-    facts = Facts(inspect_environment(), request or Request(), _observed(runtime, request, cuda))
+    observed = _observed(runtime, request, cuda)
+    report = observed.preload
+    environment = UnreadEnvironment(**({"provider": report.provider} if report is not None else {}))
+    facts = Facts(environment, request or Request(), observed)
+    if cause is None and _is_whole(runtime, observed):
+        is_there = environment.driver.libcuda or environment.driver.nvml.available
+        problems = find_problems(facts, CHECKS_OF_THE_DRIVER if is_there else CHECKS_WITHOUT_A_DRIVER)
+        if problems and problems[0].severity == "fatal":
+            return problems[0].with_others(problems)
     problems = find_problems(facts)
     fatal = [problem for problem in problems if problem.severity == "fatal"]
     # Altered files are only a warning, and still a better guess than no cause.
@@ -309,16 +356,30 @@ def why_no_module(runtime: Runtime) -> GPUError:
     return error if error is not None else OnnxRuntimeNotInstalledError("ONNX Runtime cannot be imported")
 
 
+def _is_whole(runtime: Runtime, observed: Observed) -> bool:
+    """Return True if ONNX Runtime and every library are loaded: then only the driver or its GPUs are in question."""
+    report, installed = observed.preload, runtime.packages.onnxruntime
+    if report is None or not report.ok or report.missing or report.cudnn_mixed or runtime.cuda_is_plugin:
+        return False
+    refused = observed.import_error or observed.provider_error or observed.plugin_problem
+    if refused or CUDA not in (observed.available_providers or ()) or installed.is_of_another_release:
+        return False
+    # Without a driver nobody has opened the bridge to the provider, and of two packages one has lost files.
+    is_intact = installed.bridge is not None and read_library(installed.bridge).problem is None
+    return is_intact and count_engines(installed.home) < 2
+
+
 def _observed(runtime: Runtime, request: Request | None, cuda: CudaState | None) -> Observed:
+    available = runtime.available_providers
     needs_collective_ops = request is not None and bool(request.collective_operators)
     return Observed(
         import_error=runtime.import_error,
         has_session=None if runtime.import_error else runtime.module is not None,
-        available_providers=runtime.available_providers,
+        available_providers=available,
         preload=runtime.preload,
         provider_error=runtime.provider_error,
         plugin_problem=runtime.plugin_problem,
-        has_other_cuda_plugin=bool(list_other_cuda_plugins()),
+        has_other_cuda_plugin=CUDA not in (available or ()) and bool(list_other_cuda_plugins()),
         cuda=cuda,
         has_collective_ops=runtime.has_collective_ops if needs_collective_ops else None,
         sessions=sessions() if cuda is not None and cuda.code == 0 else (),  # Without CUDA no session is on a GPU.

@@ -122,10 +122,8 @@ def _read_service(environ: Mapping[str, str]) -> str | None:
 def _read_limits(name: str) -> tuple[int | None, int | None]:
     if sys.platform == "win32":
         return None, None
-    soft, hard = (
-        None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(getattr(resource, name))
-    )
-    return soft, hard
+    soft, hard = resource.getrlimit(getattr(resource, name))
+    return None if soft == resource.RLIM_INFINITY else soft, None if hard == resource.RLIM_INFINITY else hard
 
 
 _MOST_FILES: Final = 1 << 20  # default of /proc/sys/fs/nr_open, the maximum on Linux

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ..process.untranslated import untranslated
 from .gpu.driver import Asked, Driver, read_driver
@@ -67,38 +67,59 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
 
     A defective driver may never return from this call. ``ortgpu.diagnose(probe=True)`` asks it in a child first.
     """
-    packages = read_packages(compare_contents=compare_contents)
-    installed = packages.onnxruntime
-    provider = read_provider(installed.provider_library) if installed.provider_library else None
-    libraries: tuple[Resolution, ...] = ()
-    if provider is not None and provider.cuda_major is not None:
-        libraries = resolve(places_for(provider, packages.torch), provider.needed, provider.cuda_major)
-    plugin = installed.provider_library if installed.cuda_is_plugin else None
-    extension = _read(installed.extension)
-    mapped = read_mapped_libraries()
-    cudnn = (resolution.chosen for resolution in libraries if resolution.spec.stem in CUDNN_CODE)
-    return Environment(
-        host=read_host(),
-        installer=read_installer(),
-        packages=packages,
-        extension=extension,
-        bridge=_read(installed.bridge),
-        provider=provider,
-        release_wanted=release_wanted(plugin, installed.version or "") if plugin is not None else None,
-        libraries=libraries,
-        mapped=mapped,
+    environment = UnreadEnvironment(
+        packages=read_packages(compare_contents=compare_contents),
         driver=read_driver(unasked=unasked),
-        variables=read_variables(),
-        system_libraries_missing=_missing_from_the_system(extension, provider, mapped),
-        cudnn_architectures=read_architectures_of_cudnn(file.path for file in cudnn if file is not None),
-        libraries_by_cuda=_libraries_by_cuda(packages) if provider is None else {},
     )
+    return Environment(**{name: getattr(environment, name) for name in Environment.__slots__})
 
 
-def _libraries_by_cuda(packages: Packages) -> dict[int, tuple[str, ...]]:
-    resolutions = {
-        major: resolve(places_for(None, packages.torch, cuda_major=major), (), major) for major in TOOLKIT_MAJORS
-    }
+class UnreadEnvironment(Environment):
+    """An environment that reads each fact when it is first asked for, and keeps it."""
+
+    __slots__ = ()
+
+    def __init__(self, **known: Any) -> None:
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _READ and name not in _DERIVED:
+            raise AttributeError(name)
+        with untranslated():
+            value = _READ[name]() if name in _READ else _DERIVED[name](self)
+        object.__setattr__(self, name, value)
+        return value
+
+
+def _read_provider(environment: Environment) -> ProviderLibrary | None:
+    path = environment.packages.onnxruntime.provider_library
+    return read_provider(path) if path else None
+
+
+def _resolve_libraries(environment: Environment) -> tuple[Resolution, ...]:
+    provider = environment.provider
+    if provider is None or provider.cuda_major is None:
+        return ()
+    return resolve(places_for(provider, environment.packages.torch), provider.needed, provider.cuda_major)
+
+
+def _release_wanted(environment: Environment) -> str | None:
+    installed = environment.packages.onnxruntime
+    is_plugin = installed.provider_library is not None and installed.cuda_is_plugin
+    return release_wanted(installed.provider_library or "", installed.version or "") if is_plugin else None
+
+
+def _read_cudnn_architectures(environment: Environment) -> tuple[Architecture, ...] | None:
+    files = (resolution.chosen for resolution in environment.libraries if resolution.spec.stem in CUDNN_CODE)
+    return read_architectures_of_cudnn(file.path for file in files if file is not None)
+
+
+def _libraries_by_cuda(environment: Environment) -> dict[int, tuple[str, ...]]:
+    if environment.provider is not None:
+        return {}
+    torch = environment.packages.torch
+    resolutions = {major: resolve(places_for(None, torch, cuda_major=major), (), major) for major in TOOLKIT_MAJORS}
     return {major: tuple(item.spec.stem for item in items if item.chosen) for major, items in resolutions.items()}
 
 
@@ -106,11 +127,10 @@ def _read(path: str | None) -> LibraryFile | None:
     return read_library(path) if path is not None and sys.platform in ("linux", "win32") else None
 
 
-def _missing_from_the_system(
-    extension: LibraryFile | None, provider: ProviderLibrary | None, mapped: tuple[str, ...]
-) -> tuple[str, ...]:
+def _missing_from_the_system(environment: Environment) -> tuple[str, ...]:
     if sys.platform != "win32":
         return ()
+    extension, provider, mapped = environment.extension, environment.provider, environment.mapped
     loader = WindowsLoader()
     absent: list[str] = []
     if extension is not None:  # Python opens it without PATH.
@@ -120,6 +140,26 @@ def _missing_from_the_system(
         folders = loader.folders(along_path=True)
         absent += missing_from_the_system(provider.path, provider.needed, mapped, folders)
     return tuple(dict.fromkeys(absent))
+
+
+_READ: Final[dict[str, Callable[[], Any]]] = {
+    "host": read_host,
+    "installer": read_installer,
+    "packages": read_packages,
+    "mapped": read_mapped_libraries,
+    "driver": read_driver,
+    "variables": read_variables,
+}
+_DERIVED: Final[dict[str, Callable[[Environment], Any]]] = {
+    "extension": lambda environment: _read(environment.packages.onnxruntime.extension),
+    "bridge": lambda environment: _read(environment.packages.onnxruntime.bridge),
+    "provider": _read_provider,
+    "libraries": _resolve_libraries,
+    "system_libraries_missing": _missing_from_the_system,
+    "cudnn_architectures": _read_cudnn_architectures,
+    "release_wanted": _release_wanted,
+    "libraries_by_cuda": _libraries_by_cuda,
+}
 
 
 def plain_data(value: Any) -> Any:

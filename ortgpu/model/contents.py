@@ -28,7 +28,6 @@ class ModelFacts:
     name: str  # its path, or "<bytes>"
     problem: str | None = None
     fix: str | None = None  # how to fix the problem, if known
-    opsets: tuple[tuple[str, int], ...] = ()  # domain and version, as imported
     # operator and domain of all nodes, subgraphs and functions included
     operators: frozenset[tuple[str, str]] = frozenset()
     data_folder: str = ""  # the folder for its files with external data
@@ -61,10 +60,9 @@ def describe_model(outline: GraphOutline) -> ModelFacts:
         folder = os.getcwd() if path is None else os.path.dirname(path)
         return ModelFacts(
             name,
-            opsets=tuple(sorted((os.fsdecode(domain), version) for domain, version in content.opsets)),
             operators=_operators_of(outline),
             data_folder=folder,
-            data_problems=tuple(_data_problems(content.graph, folder, path)),
+            data_problems=tuple(_data_problems(content.graph, folder, path)) if b"location" in content.kept else (),
         )
     except OSError as error:
         return ModelFacts(name, problem=(error.strerror or str(error)).lower())
@@ -86,9 +84,12 @@ def _no_model(name: str, head: bytes, why: str) -> ModelFacts:
 
 
 def _operators_of(outline: GraphOutline) -> frozenset[tuple[str, str]]:
-    local = {(os.fsdecode(function.operator), os.fsdecode(function.domain)) for function in outline.functions}
-    operators = {(os.fsdecode(operator), os.fsdecode(domain)) for operator, domain in outline.operators()}
-    return frozenset((operator, "" if domain == "ai.onnx" else domain) for operator, domain in operators) - local
+    operators = set()
+    for operator, domain in set(outline.operators()):
+        operators.add((os.fsdecode(operator), "" if domain == b"ai.onnx" else os.fsdecode(domain)))
+    for function in outline.functions:
+        operators.discard((os.fsdecode(function.operator), os.fsdecode(function.domain)))
+    return frozenset(operators)
 
 
 LEAVES = "this path leaves the folder of the model, and ONNX Runtime reads no weights outside of it"

@@ -127,5 +127,5 @@ def _operators_of(session: VerifiedSession) -> frozenset[str] | None:
     if placement.known:
         return frozenset(node.op_type for node in placement.nodes)
     facts = read_model(session._request.model)
-    # A model in ONNX Runtime's own format has no opsets.
-    return frozenset(name for name, _ in facts.operators) if facts.opsets else None
+    # The operators of a model in ONNX Runtime's own format are not known.
+    return frozenset(name for name, _ in facts.operators) if facts.operators else None

@@ -148,6 +148,9 @@ def find_gpu(plan: Plan, runtime: Runtime, driver: Task[CudaState] | None, outli
 
 
 def _remember(error: GPUError, plan: Plan, runtime: Runtime) -> None:
+    """Keep an error for the next session that may run on the CPU instead."""
+    if not is_cpu_allowed(plan.request):
+        return
     if len(_known) >= _MANY:
         _known.clear()
     _known[_surroundings(plan, runtime)] = lifetime.fresh_copy(error)

@@ -289,8 +289,11 @@ def _enable_capture(request: SessionRequest) -> ProviderList:
 def _device_named_by(request: SessionRequest) -> DeviceRequest:
     """Return the one device that the argument and the options name. Raises ProviderRequestError if they name two."""
     device, requested = request.device, request.providers
-    options = {name: requested.options_of(name) for name in (CUDA, *TENSORRT)}
-    ordinals = {name: int(settings["device_id"]) for name, settings in options.items() if "device_id" in settings}
+    ordinals = {
+        name: int(options["device_id"])
+        for name in (CUDA, *TENSORRT)
+        if "device_id" in (options := requested.options_of(name))
+    }
     if not ordinals:
         return device
     ordinal = next(iter(ordinals.values()))

@@ -13,6 +13,7 @@ from ..process.late import late
 from ..provider.cudnn import operators_needing_cudnn
 from ..provider.devices import DeviceRequest
 from ..provider.placement import cufft_operators
+from ..provider.preloading import PreloadReport
 from ..provider.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -70,16 +71,20 @@ def explain(failure: UndiagnosedError, outline: GraphOutline) -> Diagnosed | Non
 
 def _request_of(failure: UndiagnosedError, outline: GraphOutline) -> facts.Request:
     operators = failure.operators
-    if operators is None:  # only libraries in doubt make a diagnosis ask for the operators of the model
-        report = failure.runtime.preload
-        absent = [stem_of(library.soname) for library in report.missing] if report is not None else []
-        in_doubt = any(stem.startswith(("libcudnn", "libcufft")) for stem in absent)
-        in_doubt = in_doubt or (report is not None and bool(report.cudnn_mixed))
-        operators = describe_model(outline).operators if in_doubt else frozenset()
+    if operators is None and _doubts_libraries(failure.runtime.preload):
+        operators = describe_model(outline).operators
     return facts.Request(
         device=failure.device,
-        cudnn_operators=operators_needing_cudnn(outline, operators),
-        cufft_operators=cufft_operators(operators),
+        cudnn_operators=operators_needing_cudnn(outline, operators) if operators else (),
+        cufft_operators=cufft_operators(operators) if operators else (),
         cudnn_disabled=failure.cudnn_disabled,
         collective_operators=read_collective_operators(outline),
     )
+
+
+def _doubts_libraries(report: PreloadReport | None) -> bool:
+    """Return True if the operators of the model matter: a library for some of them is missing or mixed."""
+    if report is None:
+        return False
+    lazily_opened = ("libcudnn", "libcufft")
+    return bool(report.cudnn_mixed) or any(stem_of(lib.soname).startswith(lazily_opened) for lib in report.missing)

@@ -428,26 +428,14 @@ class Row(NamedTuple):
     """A pattern, and a function from a matching text to an error or None.
 
     ``elsewhere`` is the error for a text from another machine, without any other facts. ``opening_only``: no run
-    reports the text. With ``quotes`` the search for the pattern includes names from the author of a model.
+    reports the text, and the search includes names from the author of a model, unless the row is ``without_names``.
     """
 
-    pattern: re.Pattern[str]
+    pattern: re.Pattern[str] | str
     explain: Callable[[Failed, Match], GPUError | None] | None = None
     elsewhere: type[GPUError] | None = None
     opening_only: bool = False
-    quotes: bool = False
-
-
-def _any(pattern: str, explain: Callable[[Failed, Match], GPUError | None], flags: int = 0) -> Row:
-    return Row(re.compile(pattern, flags), explain)
-
-
-def _opening(pattern: str, explain: Callable[[Failed, Match], GPUError], *, quotes: bool = True) -> Row:
-    return Row(re.compile(pattern), explain, opening_only=True, quotes=quotes)
-
-
-def _elsewhere(pattern: str, error: type[GPUError]) -> Row:
-    return Row(re.compile(pattern), elsewhere=error)
+    without_names: bool = False
 
 
 _ABOVE_ITS_LIMIT = plain(
@@ -487,54 +475,61 @@ _REFUSED_VALUE = plain(
 TABLE = (
     Row(LIMIT, _ABOVE_ITS_LIMIT, opening_only=True),
     # cuda_mempool_arena.cc reports this.
-    _any(r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)", _explain_pool),
-    _any(r"requested (?:buffer of size|bytes of) (?P<size>\d+)", _lacks_memory),
+    Row(r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)", _explain_pool),
+    Row(r"requested (?:buffer of size|bytes of) (?P<size>\d+)", _lacks_memory),
     # A failure to parse device_id has such a code, too.
     Row(cuda_codes.REPORTED, lambda failed, match: _explain_code(failed, cuda_codes.code_in(match))),
-    _opening("cannot use the (?:graph capture|CUDA Graph) feature", _REFUSED_GRAPH),
-    _opening(r'Unknown provider option: "([^"]*)"', _UNKNOWN_OPTION),
-    _opening(r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"', _REFUSED_VALUE),
-    _opening(r'Failed to parse provider option "([^"]*)"', _REFUSED_VALUE),
+    Row("cannot use the (?:graph capture|CUDA Graph) feature", _REFUSED_GRAPH, opening_only=True),
+    Row(r'Unknown provider option: "([^"]*)"', _UNKNOWN_OPTION, opening_only=True),
+    Row(r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"', _REFUSED_VALUE, opening_only=True),
+    Row(r'Failed to parse provider option "([^"]*)"', _REFUSED_VALUE, opening_only=True),
     Row(LIBRARY, _explain_library),
-    _opening("Please install TensorRT libraries", _MISSING_TENSORRT),
+    Row("Please install TensorRT libraries", _MISSING_TENSORRT, opening_only=True),
     # The second text comes from the registration of plugins (onnxruntime_pybind_state.cc), before there is a provider.
-    _any(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps", _FAILED_TENSORRT),
-    _any("cuDNN (?:handle is required|is unavailable|is not available)", _explain_missing_cudnn),
-    _any(r"norm_desc_\.Set\(", _explain_missing_descriptor),
-    _any("cuFFT is unavailable", lambda failed, _: None if failed.facts else _not_opened("cuFFT", _CUFFT, failed)),
-    _any(  # Some kernels ask for a generation of GPUs (issue 19259).
-        r"Was the plugin compiled on a compatible CUDA and SM version|compute capability (?:<|>=) ?\d|requires Ampere"
-        r"|requires SM ?\d|requires sm ?>= ?\d|need sm\d|only supported on Ampere",
+    Row(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps", _FAILED_TENSORRT),
+    Row("cuDNN (?:handle is required|is unavailable|is not available)", _explain_missing_cudnn),
+    Row(r"norm_desc_\.Set\(", _explain_missing_descriptor),
+    Row("cuFFT is unavailable", lambda failed, _: None if failed.facts else _not_opened("cuFFT", _CUFFT, failed)),
+    Row(  # Some kernels ask for a generation of GPUs (issue 19259).
+        r"(?i)Was the plugin compiled on a compatible CUDA and SM version|compute capability (?:<|>=) ?\d"
+        r"|requires Ampere|requires SM ?\d|requires sm ?>= ?\d|need sm\d|only supported on Ampere",
         _explain_generation,
-        re.IGNORECASE,
     ),
     # provider_bridge_ort.cc raises this, or only logs it. On Windows it gives the provider up with an exception if
     # CUDA_PATH is set. Error 126 means a missing library, error 127 a missing function in a library.
-    _opening(r"(?:LoadLibrary failed with error|Error) 126\b.*onnxruntime_providers_tensorrt", _MISSING_TENSORRT),
-    _opening(
+    Row(
+        r"(?:LoadLibrary failed with error|Error) 126\b.*onnxruntime_providers_tensorrt",
+        _MISSING_TENSORRT,
+        opening_only=True,
+    ),
+    Row(
         r"(?:Failed to load library|LoadLibrary failed|Error loading)\b.*onnxruntime_providers_tensorrt\b",
         _FAILED_TENSORRT,
+        opening_only=True,
     ),
-    _elsewhere(r"LoadLibrary failed with error 126\b.*onnxruntime_providers_cuda", LibraryNotFoundError),
-    _elsewhere("CUDA_PATH is set but CUDA|nvrtc: error: failed to open", LibraryNotFoundError),
-    _elsewhere(r"LoadLibrary failed with error 127\b.*onnxruntime_providers_", LibraryVersionError),
-    _opening(
+    Row(r"LoadLibrary failed with error 126\b.*onnxruntime_providers_cuda", elsewhere=LibraryNotFoundError),
+    Row("CUDA_PATH is set but CUDA|nvrtc: error: failed to open", elsewhere=LibraryNotFoundError),
+    Row(r"LoadLibrary failed with error 127\b.*onnxruntime_providers_", elsewhere=LibraryVersionError),
+    Row(
         r"(?:Failed to load library|LoadLibrary failed|Error loading)\b.*onnxruntime_providers_cuda\b"
         "|CUDA_PATH is set but CUDA",
         _NOT_LOADED,
+        opening_only=True,
     ),
-    _opening(r"cuda_execution_provider\.cc", _NOT_SET_UP),
-    _opening("CUDAExecutionProvider|CUDA EP", _NOT_SET_UP, quotes=False),
-    _elsewhere("'CUDAExecutionProvider' is not in available provider names", CPUOnlyPackageError),
-    _elsewhere("`onnxruntime-gpu` package was not found", CPUOnlyPackageError),  # The package optimum says this.
+    Row(r"cuda_execution_provider\.cc", _NOT_SET_UP, opening_only=True),
+    Row("CUDAExecutionProvider|CUDA EP", _NOT_SET_UP, opening_only=True, without_names=True),
+    Row("'CUDAExecutionProvider' is not in available provider names", elsewhere=CPUOnlyPackageError),
+    Row("`onnxruntime-gpu` package was not found", elsewhere=CPUOnlyPackageError),  # The package optimum says this.
     # ONNX Runtime has two warnings about a session on the GPU, and ortgpu has one.
-    _elsewhere("Memcpy nodes are added to the graph|not assigned to the preferred execution", PlacementError),
-    _elsewhere("CPUNodesWarning:", PlacementError),
-    _elsewhere("No module named '?onnxruntime'?$", OnnxRuntimeNotInstalledError),
+    Row("Memcpy nodes are added to the graph|not assigned to the preferred execution", elsewhere=PlacementError),
+    Row("CPUNodesWarning:", elsewhere=PlacementError),
+    Row("No module named '?onnxruntime'?$", elsewhere=OnnxRuntimeNotInstalledError),
     # Every release has these attributes and this module.
-    _elsewhere("module 'onnxruntime' has no attribute '(?:InferenceSession|SessionOptions)'", BrokenPackageError),
-    _elsewhere("module 'onnxruntime' has no attribute '(?:get_available_providers|__version__)'", BrokenPackageError),
-    _elsewhere(r"No module named 'onnxruntime\.capi", BrokenPackageError),
+    Row("module 'onnxruntime' has no attribute '(?:InferenceSession|SessionOptions)'", elsewhere=BrokenPackageError),
+    Row(
+        "module 'onnxruntime' has no attribute '(?:get_available_providers|__version__)'", elsewhere=BrokenPackageError
+    ),
+    Row(r"No module named 'onnxruntime\.capi", elsewhere=BrokenPackageError),
 )
 
 # These texts of ONNX Runtime 1.18 to 1.31 quote names, and a name may say anything. Some are about inputs and outputs
@@ -584,12 +579,16 @@ def explain_run(text: str, exception: str | None, device: Device | None) -> GPUE
 
 def _classify(failed: Failed, rows: Iterable[Row], words: str) -> GPUError | None:
     for row in rows:
-        match = row.pattern.search(failed.text if row.quotes else words) if row.explain is not None else None
-        if match is not None and row.explain is not None and (error := row.explain(failed, match)) is not None:
+        if row.explain is None:
+            continue
+        match = re.search(row.pattern, failed.text if row.opening_only and not row.without_names else words)
+        if match is not None and (error := row.explain(failed, match)) is not None:
             return error
     return None
 
 
 def explain_line(line: str) -> GPUError | None:
     """Return the error for a line of any machine's log; None if the judgement needs facts of that machine."""
-    return next((row.elsewhere(line) for row in TABLE if row.elsewhere is not None and row.pattern.search(line)), None)
+    return next(
+        (row.elsewhere(line) for row in TABLE if row.elsewhere is not None and re.search(row.pattern, line)), None
+    )

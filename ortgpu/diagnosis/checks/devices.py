@@ -224,18 +224,19 @@ def unsupported(facts: Facts) -> GPUError | None:
 def cudnn_without_code(facts: Facts) -> GPUError | None:
     """Check that cuDNN has code for the GPU, if ONNX Runtime has (issue 25676: a V100)."""
     environment, request = facts.environment, facts.request
-    provider, architectures = environment.provider, environment.cudnn_architectures
-    variables = environment.variables.now
+    provider, variables = environment.provider, environment.variables.now
     # If the provider has no code for any of the GPUs, unsupported() reports it.
     usable = [
         (name, capability)
         for name, capability in _capabilities(facts)
         if provider is None or provider.coverage(capability, variables) != "none"
     ]
+    if not usable or request.cudnn_disabled or (architectures := environment.cudnn_architectures) is None:
+        return None
     without = [device for device in usable if coverage_by(architectures, device[1], variables) == "none"]
     files = (library.chosen for library in environment.libraries if library.spec.stem in CUDNN_CODE)
     file = next(filter(None, files), None)
-    if not without or len(without) < len(usable) or architectures is None or file is None or request.cudnn_disabled:
+    if len(without) < len(usable) or file is None:
         return None
     (name, capability), path = without[0], file.path
     wheels = [wheel for wheel in environment.packages.nvidia if wheel.name.startswith("nvidia-cudnn-cu")]

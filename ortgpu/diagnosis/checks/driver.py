@@ -7,7 +7,7 @@ import re
 import shlex
 from pathlib import PurePosixPath
 
-from ...environment.gpu.driver import TEGRA_MEMORY, Driver, RefusedNode, UnlinkedFile
+from ...environment.gpu.driver import TEGRA_MEMORY, RefusedNode, UnlinkedFile
 from ...environment.host import Host
 from ...environment.libraries import loader_words
 from ...environment.packages.metadata import numbers_of
@@ -36,7 +36,12 @@ def not_found(facts: Facts) -> GPUError | None:
         return None
     library = _libcuda(host)
     summary = f"the NVIDIA driver's library {library} cannot be loaded"
-    evidence = [driver.libcuda_error or f"{library} cannot be loaded", *_said_by_nvml(driver)]
+    evidence = [driver.libcuda_error or f"{library} cannot be loaded"]
+    if driver.nvml.available:
+        gpus = counted(len(driver.nvml.gpus), "GPU")
+        evidence.append(f"NVML works and sees {gpus}: nvidia-smi does not show this fault")
+    elif driver.nvml.error:
+        evidence.append(f"NVML: {driver.nvml.error}")
     if host.is_windows:
         return DriverNotFoundError(summary, evidence=evidence, fixes=[remedies.update_driver(environment)])
     if driver.kernel_version:
@@ -59,12 +64,6 @@ def not_found(facts: Facts) -> GPUError | None:
 
 def _libcuda(host: Host) -> str:
     return "nvcuda.dll" if host.is_windows else "libcuda.so.1"
-
-
-def _said_by_nvml(driver: Driver) -> list[str]:
-    if driver.nvml.available:
-        return [f"NVML works and sees {counted(len(driver.nvml.gpus), 'GPU')}: nvidia-smi does not show this fault"]
-    return [f"NVML: {driver.nvml.error}"] if driver.nvml.error else []
 
 
 def _ways_to_a_driver(facts: Facts) -> list[Fix]:

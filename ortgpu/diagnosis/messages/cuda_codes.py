@@ -162,14 +162,11 @@ _ON_WINDOWS: dict[int, Meaning] = {
         (manual("give this machine a license for its virtual GPU: NVIDIA Control Panel, Licensing", needs="root"),),
     ),
     214: UNUSABLE[214],
-    **{
-        code: Meaning(what, (RESTART_WINDOWS,))
-        for code, what in {
-            3: UNUSABLE[3].what,
-            803: "the parts of the driver differ in version, as after an upgrade without a restart",
-            999: "the driver failed and gives no reason; usual ones: sleep, a GPU error",
-        }.items()
-    },
+    3: Meaning(UNUSABLE[3].what, (RESTART_WINDOWS,)),
+    803: Meaning(
+        "the parts of the driver differ in version, as after an upgrade without a restart", (RESTART_WINDOWS,)
+    ),
+    999: Meaning("the driver failed and gives no reason; usual ones: sleep, a GPU error", (RESTART_WINDOWS,)),
 }
 
 

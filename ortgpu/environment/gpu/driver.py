@@ -256,7 +256,7 @@ def read_driver_version() -> str | None:
 
 def _read_device_nodes(root: Path) -> tuple[str, ...]:
     try:
-        names = sorted(entry.name for entry in (root / "dev").iterdir())
+        names = sorted(os.listdir(root / "dev"))
     except OSError:
         return ()
     return tuple(f"/dev/{name}" for name in names if name.startswith("nvidia") or name in ("dxg", "nvmap"))
@@ -391,10 +391,10 @@ def find_unlinked(root: Path) -> tuple[UnlinkedFile, ...]:
     """Return at most one file for each folder. Empty files do not count: a container engine mounts others over them."""
     entries = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(entry)]
     unlinked: dict[str, UnlinkedFile] = {}
-    for folder in (*map(Path, entries), *(root / default for default in DEFAULT_FOLDERS)):
+    for folder in (*map(Path, entries), *map(root.joinpath, DEFAULT_FOLDERS)):
         try:
-            files = [file for file in sorted(folder.glob("libcuda.so.*")) if _OF_A_DRIVER.fullmatch(file.name)]
-            whole = [file for file in files if file.is_file() and file.stat().st_size]
+            names = filter(_OF_A_DRIVER.fullmatch, sorted(os.listdir(folder)))
+            whole = [file for file in map(folder.joinpath, names) if file.is_file() and file.stat().st_size]
             if whole and not (folder / LIBCUDA).exists():
                 path = os.path.realpath(whole[-1])
                 unlinked.setdefault(path, UnlinkedFile(path, os.access(os.path.dirname(path), os.W_OK)))
@@ -407,7 +407,8 @@ def find_interposed(root: Path) -> tuple[str, ...]:
     """Return the libraries loaded before the program that replace functions of the driver: HAMi's libvgpu.so."""
     text = read_text(root / "etc/ld.so.preload")
     entries = [*entries_of("LD_PRELOAD", os.environ.get("LD_PRELOAD", "")), *re.split(r"[:\s]+", text)]
-    paths = (
-        entry for entry in entries if os.path.isabs(entry) and not os.path.basename(entry).startswith("libcuda.so")
-    )
-    return tuple(dict.fromkeys(entry for entry in paths if defines(entry, ("cuInit", "dlsym"))))
+    interposed: dict[str, None] = {}
+    for path in filter(os.path.isabs, entries):
+        if not os.path.basename(path).startswith("libcuda.so") and defines(path, ("cuInit", "dlsym")):
+            interposed[path] = None
+    return tuple(interposed)

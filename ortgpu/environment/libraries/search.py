@@ -175,18 +175,18 @@ def _preferred_first(roots: tuple[Root, ...], toolkit: set[str], places: SearchP
     def serves_all(root: Root) -> bool:
         return all(soname in root.files and _judge(root, soname, places) is None for soname in toolkit)
 
-    loaded = next((root for root in roots if root.source == "already loaded"), None)
-    in_use = {os.path.realpath(path) for name, path in (loaded.files.items() if loaded else ()) if name in toolkit}
+    loaded = [root for root in roots if root.source == "already loaded"][:1]
+    in_use = {os.path.realpath(root.files[name]) for root in loaded for name in toolkit & root.files.keys()}
 
     def is_in_use(root: Root) -> bool:
         return any(os.path.realpath(root.files[soname]) in in_use for soname in toolkit if soname in root.files)
 
-    others = [root for root in roots if root is not loaded]
-    preferred = next((root for root in others if is_in_use(root)), None)
+    others = [root for root in roots if root not in loaded]
+    preferred = next(filter(is_in_use, others), None) or next(filter(serves_all, others), None)
     if preferred is None:
-        preferred = next((root for root in others if serves_all(root)), None)
-    ordered = [root for root in (loaded, preferred) if root is not None]
-    return (*ordered, *(root for root in others if root is not preferred))
+        return (*loaded, *others)
+    others.remove(preferred)
+    return (*loaded, preferred, *others)
 
 
 def _names_soname(name: str, soname: str) -> bool:

@@ -45,6 +45,7 @@ _ENGINE_NAME: Final = re.compile(
     r"(onnxruntime|ort-nightly)"
     r"(-(gpu|directml|openvino|training(-cpu|-gpu)?|qnn|rocm|migraphx|cann|vitisai|silicon|noopenmp|azure))?"
 )
+_ENGINE_METADATA: Final = re.compile(_ENGINE_NAME.pattern.replace("-", "[-_]") + r"-.*\.(dist|egg)-info")
 _OTHER_NAMES: Final = frozenset(
     (
         *("numpy", "onnx", "protobuf", "flatbuffers", "torchvision", "torchaudio"),
@@ -194,6 +195,11 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_contents:
 def read_held() -> tuple[Distribution, ...]:
     """Read :attr:`Packages.held` of this process, and nothing else."""
     return tuple(_held(dist for place in list_places() for dist in list_distributions(place)))
+
+
+def count_engines(folder: str) -> int:
+    """Return the number of distributions of ONNX Runtime in a folder by the names of their metadata alone."""
+    return sum(map(bool, map(_ENGINE_METADATA.fullmatch, list_names(folder))))
 
 
 def _held(found: Iterable[MetadataFolder]) -> Iterator[Distribution]:

@@ -47,8 +47,8 @@ def is_frozen() -> bool:
 
 def is_pex() -> bool:
     """Return True if packages come from a pex: it ignores packages of pip (docs.pex-tool.org, "PEX-INFO")."""
-    folders = (folder for folder in (sys.prefix, *sys.path) if folder and isinstance(folder, str))
-    return any(os.path.isfile(os.path.join(folder, "PEX-INFO")) for folder in folders)
+    folders: tuple[object, ...] = (sys.prefix, *sys.path)
+    return any(isinstance(each, str) and each and os.path.isfile(os.path.join(each, "PEX-INFO")) for each in folders)
 
 
 def is_sub_interpreter() -> bool:
