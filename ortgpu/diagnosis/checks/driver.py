@@ -248,19 +248,6 @@ def drop_libcuda(facts: Facts) -> Fix | None:
     return remedies.drop_from_variable(environment, "LD_LIBRARY_PATH", entry) if entry is not None else None
 
 
-def do_without_interposed(facts: Facts) -> list[Fix]:
-    """Return fixes for libraries between this process and the driver: Project-HAMi/HAMi issues 1055 and 1834."""
-    fixes = []
-    for path in facts.environment.driver.interposed:
-        everywhere = manual(
-            f"remove {path} from /etc/ld.so.preload; if HAMi put it there, set CUDA_DISABLE_CONTROL=true in the "
-            "specification of the container",
-            needs="host",
-        )
-        fixes.append(remedies.drop_from_variable(facts.environment, "LD_PRELOAD", path) or everywhere)
-    return fixes
-
-
 def _is_compat(facts: Facts) -> bool:
     return "compat" in PurePosixPath(facts.environment.driver.libcuda or "").parts
 
@@ -279,7 +266,11 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
         return [manual(f"make Windows find the driver's nvcuda.dll (in System32) before {driver.libcuda}")]
     if _is_compat(facts):
         everywhere = "take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration"
-        return [drop_libcuda(facts) or manual(everywhere, needs="root"), *_update(facts)]
+        fixes = [drop_libcuda(facts) or manual(everywhere, needs="root")]
+        major = facts.environment.cuda_major
+        if major is not None and driver.version is not None and not remedies.is_enough(facts.environment, major):
+            fixes.append(remedies.update_driver(facts.environment))
+        return fixes
     if host.container:
         return [
             manual(
@@ -292,14 +283,6 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
     if numbers_of(driver.libcuda_version or "0") > numbers_of(driver.kernel_version or ""):
         return list(UNUSABLE[MISMATCH].fixes)  # The driver was upgraded, and not restarted.
     return [manual(f"make the loader find the driver's libcuda.so.1 before {driver.libcuda}", needs="root")]
-
-
-def _update(facts: Facts) -> list[Fix]:
-    """Return a driver update if the driver is too old even without cuda-compat."""
-    major, version = facts.environment.cuda_major, facts.environment.driver.version
-    if major is None or version is None or remedies.is_enough(facts.environment, major):
-        return []
-    return [remedies.update_driver(facts.environment)]
 
 
 # cuInit returns these codes if the kernel module is missing, or does not answer.

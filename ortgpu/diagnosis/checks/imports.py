@@ -8,7 +8,6 @@ import re
 from ...environment.gpu.driver import LIBCUDA
 from ...environment.libraries import loader_words
 from ...environment.libraries.catalogue import spec_for
-from ...environment.packages.installed import Distribution
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
 from ...environment.packages.metadata import numbers_of
 from ...errors import (
@@ -71,16 +70,13 @@ def failed(facts: Facts) -> GPUError | None:
             fixes=[remedies.raise_thread_limit(facts.environment)],
         )
     if any("more than once per process" in line for line in lines):
-        return _numpy_imported_again(facts, text)
+        why = "numpy was removed from sys.modules, and cannot be imported twice in a process"
+        return _fails(facts, text, why, _NUMPY_TWICE, package="numpy")
     if any("built with baseline optimizations" in line for line in lines):
         return _processor_too_old(facts, text)
     if (hiding_file := _hiding_a_standard_module(facts, text)) is not None:
-        return BrokenPackageError(
-            f"import onnxruntime fails: {hiding_file} is imported instead of Python's own module",
-            evidence=_quote_numpy_too(facts, text),
-            fixes=[remedies.fix_shadowing(facts.environment, hiding_file)],
-            files=(hiding_file,),
-        )
+        fix = remedies.fix_shadowing(facts.environment, hiding_file)
+        return _fails(facts, text, f"{hiding_file} is imported instead of Python's own module", fix, file=hiding_file)
     whole = _way_to_load_whole_files(facts, text)
     if whole is None and (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
@@ -116,12 +112,6 @@ def _file_in(words: str, facts: Facts) -> str:
     return next((path for path in paths if ".so" in path), module)
 
 
-def _quote_numpy_too(facts: Facts, text: str) -> list[str]:
-    """Return the words of the import as evidence, and NumPy's own words if NumPy failed."""
-    words = " ".join((facts.observed.numpy_error or "").split())  # The text has several lines.
-    return list(dict.fromkeys(filter(None, (text, words))))
-
-
 def _hiding_a_standard_module(facts: Facts, text: str) -> str | None:
     """Return the user's file, such as numbers.py, that hides a module of Python; the words name the module."""
     quoted = {name for line in (text, *facts.observed.printed) for name in re.findall(r"'(\w+)['.]", line)}
@@ -140,19 +130,24 @@ def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:
     return None
 
 
-def _numpy_imported_again(facts: Facts, text: str) -> GPUError:
+def _fails(
+    facts: Facts, text: str, why: str, *fixes: Fix, package: str | None = None, file: str | None = None
+) -> BrokenPackageError:
+    """Return the error for a failed import. Its evidence has NumPy's own words too, if NumPy failed."""
+    of_numpy = " ".join((facts.observed.numpy_error or "").split())  # The text has several lines.
     return BrokenPackageError(
-        "import onnxruntime fails: numpy was removed from sys.modules, and cannot be imported twice in a process",
-        evidence=_quote_numpy_too(facts, text),
-        fixes=[
-            manual(
-                "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or "
-                "leave it there, and restart this process"
-            )
-        ],
-        package="numpy",
-        files=(),
+        f"import onnxruntime fails: {why}",
+        evidence=dict.fromkeys(filter(None, (text, of_numpy))),
+        fixes=fixes,
+        package=package,
+        files=(file,) if file is not None else (),
     )
+
+
+_NUMPY_TWICE = manual(
+    "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or leave it "
+    "there, and restart this process"
+)
 
 
 def _processor_too_old(facts: Facts, text: str) -> GPUError:
@@ -168,13 +163,9 @@ def _processor_too_old(facts: Facts, text: str) -> GPUError:
     ]
     if version is not None and not _before(version, (2, 4)):
         fixes.insert(0, remedies.install(facts.environment, ["numpy<2.4"], instead_of=numpy))
-    return BrokenPackageError(
-        f"import onnxruntime fails: the installed numpy {version or ''}".rstrip()
-        + " is built for newer processors than this machine's",
-        evidence=_quote_numpy_too(facts, text),
-        fixes=fixes,
-        package="numpy",
-    )
+    installed = f"the installed numpy {version or ''}".rstrip()
+    why = f"{installed} is built for newer processors than this machine's"
+    return _fails(facts, text, why, *fixes, package="numpy")
 
 
 # These modules have another name than their distribution.
@@ -184,7 +175,7 @@ _DISTRIBUTIONS = {"google": "protobuf"}
 def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
     """Return the error for a dependency of ONNX Runtime that Python cannot import."""
     absent = re.search(r"No module named '(\w+)", text)
-    packages = facts.environment.packages
+    environment, packages = facts.environment, facts.environment.packages
     numpy = packages.other("numpy")
     # 1.19 was the first release for NumPy 2. With older ones NumPy prints why, and its ImportError says nothing.
     is_2 = numpy is not None and numpy.version is not None and not _before(numpy.version, (2,))
@@ -197,42 +188,26 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
     distribution = packages.other(name)
     stray_file = remedies.shadowing_file(packages, name)
     if stray_file is not None:
-        return BrokenPackageError(
-            f"import onnxruntime fails: {stray_file} is imported instead of the installed {name}",
-            evidence=[text],
-            fixes=[remedies.fix_shadowing(facts.environment, stray_file)],
-            package=name,
-            files=(stray_file,),
+        why, fix = (
+            f"{stray_file} is imported instead of the installed {name}",
+            remedies.fix_shadowing(environment, stray_file),
         )
+        return _fails(facts, text, why, fix, package=name, file=stray_file)
     if distribution is None:
-        summary = f"import onnxruntime fails: {name}, which it needs, is not installed"
-        fix = remedies.install(facts.environment, [name])
+        why = f"{name}, which it needs, is not installed"
+        fix = remedies.install(environment, [name])
+    elif remedies.belongs_to_other_python(environment, location := distribution.location):
+        why = f"{name} is imported from {location}, where the packages of another Python are"
+        elsewhere = any(other.name == name and other.location != location for other in packages.others)
+        then = [] if elsewhere else [remedies.install(environment, [name])]
+        fix = remedies.drop_from_search_path(environment, location, *then)
+    elif name == "numpy" and numpy_too_new:
+        why = f"ONNX Runtime {packages.onnxruntime.version} is too old for numpy {distribution.version}"
+        fix = remedies.install(environment, ["numpy<2"], instead_of=distribution)
     else:
-        summary = (
-            f"import onnxruntime fails: the installed {name} {distribution.version or ''}".rstrip()
-            + " cannot be imported"
-        )
-        if remedies.belongs_to_other_python(facts.environment, distribution.location):
-            return _other_python_error(facts, distribution, text)
-        fix = remedies.install_again(facts.environment, distribution)
-        if name == "numpy" and numpy_too_new:
-            release = f"ONNX Runtime {packages.onnxruntime.version}"
-            summary = f"import onnxruntime fails: {release} is too old for numpy {distribution.version}"
-            fix = remedies.install(facts.environment, ["numpy<2"], instead_of=distribution)
-    return BrokenPackageError(summary, evidence=_quote_numpy_too(facts, text), fixes=[fix], package=name)
-
-
-def _other_python_error(facts: Facts, found: Distribution, text: str) -> GPUError:
-    others = (other for other in facts.environment.packages.others if other.name == found.name)
-    elsewhere = any(other.location != found.location for other in others)
-    then = [] if elsewhere else [remedies.install(facts.environment, [found.name])]
-    return BrokenPackageError(
-        f"import onnxruntime fails: {found.name} is imported from {found.location}, where the packages of another "
-        "Python are",
-        evidence=[text],
-        fixes=[remedies.drop_from_search_path(facts.environment, found.location, *then)],
-        package=found.name,
-    )
+        why = f"the installed {name} {distribution.version or ''}".rstrip() + " cannot be imported"
+        fix = remedies.install_again(environment, distribution)
+    return _fails(facts, text, why, fix, package=name)
 
 
 def _before(version: str | None, other: tuple[int, ...]) -> bool:

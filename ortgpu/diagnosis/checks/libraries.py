@@ -117,7 +117,10 @@ def judge_missing(
     # This maps a soname to a file that conflicts with a loaded library of this process.
     unfit = {library.soname: file for library in absent for file in library.rejected if file.unfit_for is not None}
     fixes, facts_of_fixes = _ways_to_have(facts, absent, unfit, further)
-    evidence = [*passed_over, _where_needed(facts), *facts_of_fixes]
+    installed = facts.environment.packages.onnxruntime
+    build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
+    built_for = f"{build} is built for CUDA {facts.environment.cuda_major or 'of unknown version'}"
+    evidence = [*passed_over, built_for, *facts_of_fixes]
     sonames = tuple(library.soname for library in absent)
     if len(unfit) == len(absent):
         return LibraryConflictError(
@@ -153,33 +156,17 @@ def _ways_to_have(
 ) -> tuple[list[Fix], list[str]]:
     """Return fixes, and the facts behind them. Fixes install a library only if it has no other obstacle."""
     environment = facts.environment
-    fixes: list[Fix] = []
-    evidence: list[str] = []
     passed_over = [(library.soname, file) for library in absent for file in library.rejected]
-    whole = {
-        soname: fix
-        for soname, file in passed_over
-        if (fix := remedies.fix_load_refusal(environment, file.problem or "", file.path)) is not None
-    }
+    obstacles = {soname: fix for soname, file in passed_over if (fix := _way_round(environment, file)) is not None}
     closed = _closed(facts, absent)
-    too_new = {
-        soname: newer_c_library(environment, old[1])
-        for soname, file in passed_over
-        if (old := older_c_library(file.problem or "")) is not None
-    }
-    foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
-    fixes += dict.fromkeys(whole.values())
+    fixes: list[Fix] = list(dict.fromkeys(obstacles.values()))
+    evidence = [f"in this process: {file.unfit_for}" for file in unfit.values()]
+    evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
     if unfit:
-        evidence += [f"in this process: {file.unfit_for}" for file in unfit.values()]
         fixes += _ways_to_one_copy(unfit, facts)
     if closed:
-        evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
         fixes.append(remedies.fix_read_permission(environment, closed.values()))
-    fixes += dict.fromkeys(too_new.values())
-    if foreign:
-        fixes.append(remedies.system_package(foreign.values()))
-    otherwise = {*whole, *unfit, *closed, *too_new, *foreign}
-    to_install = [library for library in absent if library.soname not in otherwise]
+    to_install = [library for library in absent if library.soname not in {*obstacles, *unfit, *closed}]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     if wheels:
         # For nvidia/cublas/lib/libcublas.so.12 this is the folder nvidia.
@@ -188,6 +175,19 @@ def _ways_to_have(
     if unknown := [library.soname for library in to_install if not library.wheel]:
         fixes += remedies.newer_cuda(environment, unknown) or [remedies.system_package(unknown)]
     return fixes, evidence
+
+
+def _way_round(environment: Environment, file: Candidate) -> Fix | None:
+    """Return the fix for a file that is whole, and that the loader refuses; None if another file would help."""
+    problem = file.problem or ""
+    if (fix := remedies.fix_load_refusal(environment, problem, file.path)) is not None:
+        return fix
+    if (old := older_c_library(problem)) is not None:
+        return newer_c_library(environment, old[1])
+    foreign = loader_words.not_found_for(problem)  # such as libgcc_s.so.1
+    if foreign and spec_for(foreign) is None and not is_of_driver(foreign):
+        return remedies.system_package([foreign])
+    return None
 
 
 def _find_root_libraries(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLibrary, ...]:
@@ -232,12 +232,6 @@ def _is_dead_link(file: Candidate) -> bool:
     return file.source == "nvidia wheels" and problem.startswith(("no such file", "too many levels of symbolic links"))
 
 
-def _foreign_dependency(file: Candidate) -> str | None:
-    """Return the missing library outside CUDA that the loader reports for this file, such as libgcc_s.so.1."""
-    name = loader_words.not_found_for(file.problem or "")
-    return name if name and spec_for(name) is None and not is_of_driver(name) else None
-
-
 def is_of_driver(library: str) -> bool:
     """Return True for the name of a driver library on Linux or Windows."""
     return library.lower().startswith(("libcuda.so", "nvcuda."))
@@ -258,12 +252,6 @@ def _other_version(library: MissingLibrary) -> str | None:
         if of_it and not name.startswith(library.soname):
             return candidate.path
     return None
-
-
-def _where_needed(facts: Facts) -> str:
-    installed = facts.environment.packages.onnxruntime
-    build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
-    return f"{build} is built for CUDA {facts.environment.cuda_major or 'of unknown version'}"
 
 
 def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:

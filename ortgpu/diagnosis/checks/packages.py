@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from ...environment.libraries import loader_words
 from ...environment.libraries.library_file import wrong_machine
@@ -95,38 +96,38 @@ def _another_environment(facts: Facts) -> tuple[str, str] | None:
 
 
 def shadowed(facts: Facts) -> GPUError | None:
-    """Check that no stray onnxruntime.py, clone of the project or zip archive is imported instead of the package."""
-    installed = facts.environment.packages.onnxruntime
-    stray = installed.shadowed_by
-    if stray is None and _is_of_another_python(facts):
-        return _other_python_error(facts)
-    if stray is None:
-        return _checkout(facts) if _is_checkout(facts) else None
-    if os.path.basename(stray).startswith("__init__."):
-        return _archive_error(facts, stray)
-    return BrokenPackageError(
-        f"import onnxruntime takes {stray} instead of the installed package",
-        evidence=[f"it comes before the package on the search path: {stray}"],
-        fixes=[manual(f"rename {stray}")],
-        files=(stray,),
-    )
-
-
-def _archive_error(facts: Facts, stray: str) -> GPUError:
-    archive = os.path.dirname(os.path.dirname(stray))
-    off = remedies.drop_from_variable(facts.environment, "PYTHONPATH", archive)
-    return BrokenPackageError(
-        f"import onnxruntime takes {stray}, and nothing that is compiled can be imported from a zip archive",
-        evidence=[f"on the search path: {archive}"],
-        fixes=[
-            off
-            or manual(
-                f"leave onnxruntime and NumPy out of {archive} and install them, or make it an archive that unpacks "
-                "itself (shiv, pex)"
-            )
-        ],
-        files=(stray,),
-    )
+    """Check that no stray file, clone, zip archive or folder of another Python is imported instead of the package."""
+    environment, installed = facts.environment, facts.environment.packages.onnxruntime
+    taken = installed.shadowed_by or installed.folder or ""
+    files, evidence = (taken,), _shadowed_by(installed)
+    if installed.shadowed_by is None and _is_of_another_python(facts):
+        why, extension = ", which is built for another Python", installed.extension or ""
+        version = ".".join(map(str, environment.host.python))
+        evidence = [f"this is Python {version}, and the package has {os.path.basename(extension)}", *evidence]
+        files, fixes = (extension,), [_leave_out(facts)]
+    elif installed.shadowed_by is None and _is_checkout(facts):
+        why = ", which is no installed package"
+        evidence = ["it has no onnxruntime_pybind11_state, as the sources of ONNX Runtime have none", *evidence]
+        off = remedies.drop_from_variable(environment, "PYTHONPATH", installed.home)
+        fixes = [off or manual(f"start the program in another folder, or rename {taken}")]
+        fixes += [] if installed.elsewhere else _first_install(facts)
+    elif installed.shadowed_by is None:
+        return None
+    elif os.path.basename(taken).startswith("__init__."):
+        why, archive = ", and nothing that is compiled can be imported from a zip archive", PurePath(taken).parents[1]
+        evidence = [f"on the search path: {archive}"]
+        advice = (
+            f"leave onnxruntime and NumPy out of {archive} and install them, or make it an archive that unpacks itself "
+            "(shiv, pex)"
+        )
+        fixes = [remedies.drop_from_variable(environment, "PYTHONPATH", str(archive)) or manual(advice)]
+    else:
+        why, evidence = (
+            " instead of the installed package",
+            [f"it comes before the package on the search path: {taken}"],
+        )
+        fixes = [manual(f"rename {taken}")]
+    return BrokenPackageError(f"import onnxruntime takes {taken}{why}", evidence=evidence, fixes=fixes, files=files)
 
 
 def _is_of_another_python(facts: Facts) -> bool:
@@ -142,42 +143,10 @@ def python_of(installed: OnnxRuntime) -> tuple[int, int] | None:
     return (3, int(built[1])) if built is not None else None
 
 
-def _other_python_error(facts: Facts) -> GPUError:
-    installed, environment = facts.environment.packages.onnxruntime, facts.environment
-    return BrokenPackageError(
-        f"import onnxruntime takes {installed.folder}, which is built for another Python",
-        evidence=[
-            f"this is Python {'.'.join(map(str, environment.host.python))}, and the package has "
-            f"{os.path.basename(installed.extension or '')}",
-            *_shadowed_by(installed),
-        ],
-        fixes=[_leave_out(facts)],
-        files=(installed.extension or "",),
-    )
-
-
 def _is_checkout(facts: Facts) -> bool:
     """Return True for a package without an owning distribution and without the library of every build."""
     installed = facts.environment.packages.onnxruntime
     return installed.importable and not installed.owners and installed.extension is None
-
-
-def _checkout(facts: Facts) -> GPUError:
-    installed = facts.environment.packages.onnxruntime
-    folder = installed.folder or ""
-    off = remedies.drop_from_variable(facts.environment, "PYTHONPATH", installed.home)
-    fixes = [off or manual(f"start the program in another folder, or rename {folder}")]
-    if not installed.elsewhere:
-        fixes += _first_install(facts)
-    return BrokenPackageError(
-        f"import onnxruntime takes {folder}, which is no installed package",
-        evidence=[
-            "it has no onnxruntime_pybind11_state, as the sources of ONNX Runtime have none",
-            *_shadowed_by(installed),
-        ],
-        fixes=fixes,
-        files=(folder,),
-    )
 
 
 def conflicting(facts: Facts) -> GPUError | None:
@@ -261,21 +230,17 @@ def cpu_only(facts: Facts) -> GPUError | None:
     evidence += [
         f"{plugin} brings another provider than CUDA" for plugin in installed.plugins if not plugin.is_for_cuda
     ]
+    fixes = _keep_away(facts, replace_build(facts))
+    if not _hides_a_gpu_build(installed):
+        plugin = f"CUDA as a plugin for ONNX Runtime {installed.version or 'of this release'}"
+        fixes.append(manual(f"or, if you have {plugin}, install its package or register its library first"))
     return CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",
         evidence=evidence,
-        fixes=[*_keep_away(facts, replace_build(facts)), *_plugin_instead(facts)],
+        fixes=fixes,
         package=name,
         version=version,
     )
-
-
-def _plugin_instead(facts: Facts) -> list[Fix]:
-    installed = facts.environment.packages.onnxruntime
-    if _hides_a_gpu_build(installed):
-        return []
-    what = f"CUDA as a plugin for ONNX Runtime {installed.version or 'of this release'}"
-    return [manual(f"or, if you have {what}, install its package or register its library first")]
 
 
 def provider_missing(facts: Facts) -> GPUError | None:

@@ -52,7 +52,11 @@ def died(facts: Facts) -> GPUError | None:
     if probe.died_in == "driver":
         evidence += driver.versions(facts)
         evidence += [f"loaded before it: {path}" for path in facts.environment.driver.interposed]
-        first += driver.do_without_interposed(facts)
+        first += [
+            remedies.drop_from_variable(facts.environment, "LD_PRELOAD", path)
+            or manual(f"remove {path} from /etc/ld.so.preload", needs="host")
+            for path in facts.environment.driver.interposed
+        ]
         again = UNUSABLE[MISMATCH].fixes
         return DriverUnusableError(
             f"asking NVML {how}" if probe.opening == NVML else summary,
