@@ -37,11 +37,10 @@ from ..provider.cudnn import operators_needing_cudnn
 from ..provider.living import sessions
 from ..provider.placement import cufft_operators
 from ..provider.requests import CUDA
-from .checks import classifier, devices, driver, imports, libraries, opening, packages, surroundings
+from .checks import attempts, classifier, devices, driver, imports, libraries, opening, packages, surroundings
 from .checks import model as model_checks
 from .facts import Facts, Observed, Request
 from .messages.runtime_words import OF_WHEELS
-from .probe import attempts
 from .probe.result import ProbeResult
 from .remedies import fixes as remedies
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from ...diagnosis.checks import devices, driver, opening, packages
+from ...diagnosis.checks import attempts, devices, driver, opening, packages
 from ...diagnosis.diagnosing import Check, Diagnosis, find_problems
 from ...diagnosis.facts import Facts, Observed
-from ...diagnosis.probe import attempts
 from ...diagnosis.probe.probing import run_probe_child, train
 from ...diagnosis.probe.result import ProbeStep
 from ...diagnosis.remedies import fixes as remedies

@@ -15,12 +15,12 @@ from ...errors import (
     ProviderFallbackError,
     manual,
 )
-from ..checks import driver
 from ..facts import Facts
 from ..messages.cuda_codes import MISMATCH, UNUSABLE
+from ..probe.result import NVML, ProbeResult
 from ..remedies import fixes as remedies
 from ..remedies.releases import FOR_CUDA_12, FOR_CUDA_13
-from .result import NVML, ProbeResult
+from . import driver
 
 _DOING = {
     "driver": "initialising the NVIDIA driver",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..environment.gpu.cuda import CudaDevice, CudaState
-from ..environment.inspection import Environment
-from ..model.contents import ModelFacts
-from ..provider.devices import DeviceRequest
-from ..provider.preloading import PreloadReport
-from .probe.result import ProbeResult, ProbeStep
+from ...environment.gpu.cuda import CudaDevice, CudaState
+from ...environment.inspection import Environment
+from ...model.contents import ModelFacts
+from ...provider.devices import DeviceRequest
+from ...provider.preloading import PreloadReport
+from ..probe.result import ProbeResult, ProbeStep
 
 if TYPE_CHECKING:
-    from ..provider.living import SessionRecord
+    from ...provider.living import SessionRecord
 
 
 @dataclass(frozen=True, slots=True)
