@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import readable
-from ortgpu.cli.bench.measuring import Spread
+from ortgpu.cli.figures.measuring import Spread
 from ortgpu.process.timing import quartiles
 
 Record = Mapping[str, Any]
@@ -187,7 +187,7 @@ def of_zoo(record: Record) -> Iterator[tuple[str, Spread]]:
 
 def draw(records: Sequence[Record], path: Path) -> None:
     """Draw all figures of these records, a panel for each batch, and one for those without."""
-    from ortgpu.cli.bench.plot import draw_panels
+    from ortgpu.cli.figures.plot import draw_panels
 
     panels: dict[int, dict[str, Spread]] = {}
     for record in records:

@@ -17,7 +17,7 @@ from ortgpu.process.late import late
 
 if TYPE_CHECKING:
     from ortgpu.cli import divergence
-    from ortgpu.cli.bench import plot as pictures
+    from ortgpu.cli.figures import plot as pictures
     from ortgpu.cli.report import SessionReport
     from ortgpu.running import made_inputs
     from ortgpu.session import placement_details
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ortgpu.session.tuning.comparing import Comparison
 else:
     placement_details = late("ortgpu.session.placement_details")
-    pictures = late("ortgpu.cli.bench.plot")
+    pictures = late("ortgpu.cli.figures.plot")
     made_inputs = late("ortgpu.running.made_inputs")
     divergence = late("ortgpu.cli.divergence")
 

@@ -15,7 +15,7 @@ from ortgpu.diagnosis.probe.result import ProbeResult
 from ortgpu.diagnosis.requirements import Requirement, dotted, short_name
 from ortgpu.distributed.diagnosis.training import TrainingFacts
 from ortgpu.distributed.environment import Mpi, Network
-from ortgpu.distributed.shared_folder import FolderMeeting
+from ortgpu.distributed.environment.shared_folder import FolderMeeting
 from ortgpu.environment.gpu.cuda import CudaDevice
 from ortgpu.environment.gpu.driver import GPU, LIBCUDA
 from ortgpu.environment.inspection import Environment

@@ -22,12 +22,12 @@ from ortgpu.session.tune import tune as search
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ortgpu.cli.bench import plot as pictures
+    from ortgpu.cli.figures import plot as pictures
     from ortgpu.provider.records import Choice
     from ortgpu.session.tuning.children import Trial, Tuning
     from ortgpu.session.tuning.tuning import Objective, Precision
 else:
-    pictures = late("ortgpu.cli.bench.plot")
+    pictures = late("ortgpu.cli.figures.plot")
 
 
 @click.command()

@@ -33,7 +33,7 @@ REASONS = {
     "shutil": _SLOW,
     "sysconfig": _SLOW,
     "tempfile": _SLOW,
-    ".cli.bench.plot": "it imports matplotlib, an extra",
+    ".cli.figures.plot": "it imports matplotlib, an extra",
     ".cli.divergence": "it imports NumPy, whose absence a session diagnoses",
     ".diagnosis.checks.classifier": _DIAGNOSIS,
     ".diagnosis.checks.model": _DIAGNOSIS,

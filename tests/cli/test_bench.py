@@ -16,8 +16,9 @@ from onnx import parser
 
 from ortgpu.__main__ import main
 from ortgpu.cli import output
-from ortgpu.cli.bench import _show, measuring
-from ortgpu.cli.bench.measuring import WAYS, Figure, Spread, percentiles, recommend
+from ortgpu.cli.bench import _show
+from ortgpu.cli.figures import measuring
+from ortgpu.cli.figures.measuring import WAYS, Figure, Spread, percentiles, recommend
 from ortgpu.environment.packages.installer import install_extra
 from ortgpu.errors import catalogue
 from ortgpu.running import made_inputs
@@ -202,7 +203,7 @@ from tests.support.children import report
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 from tests.support.children import child_environment, run_child
 from tests.support.this_machine import GPUs
-from ortgpu.cli.bench import measuring
+from ortgpu.cli.figures import measuring
 from ortgpu.running.made_inputs import make_inputs
 from ortgpu.provider.devices import Device
 from ortgpu.errors import DeviceBusyError
@@ -248,7 +249,7 @@ OUT_OF_MEMORY = """
 import sys
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 from ortgpu.cli import bench
-from ortgpu.cli.bench import measuring
+from ortgpu.cli.figures import measuring
 from ortgpu.__main__ import main
 from ortgpu.provider.devices import Device
 
@@ -478,7 +479,7 @@ def needs_matplotlib() -> None:
 @pytest.mark.usefixtures("needs_matplotlib")
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".SVG"])
 def test_plots(tmp_path: Path, suffix: str) -> None:
-    from ortgpu.cli.bench.plot import draw
+    from ortgpu.cli.figures.plot import draw
 
     path = tmp_path / f"figures{suffix}"
     draw(
@@ -495,7 +496,7 @@ def test_plots(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.usefixtures("needs_matplotlib")
 def test_plot_has_the_worst_on_top(tmp_path: Path) -> None:
-    from ortgpu.cli.bench.plot import draw
+    from ortgpu.cli.figures.plot import draw
 
     path = tmp_path / "figures.svg"
     draw([figure("map", 8, 250, 2.5), figure("run", 8, 200, 2.0), figure("pool", 8, 50, 0.5)], "m", path)
@@ -507,7 +508,7 @@ def test_plot_has_the_worst_on_top(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", ["#ffffff", "#000000", "#0d1117"])
 def test_plot_reads_on_any_page(tmp_path: Path, page: str) -> None:
     """WCAG asks for a contrast of 3 between graphics and what is behind them."""
-    from ortgpu.cli.bench.plot import FASTER, INK, SLOWER, draw
+    from ortgpu.cli.figures.plot import FASTER, INK, SLOWER, draw
 
     def luminance(colour: str) -> float:
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
@@ -546,7 +547,7 @@ def test_plot_of_a_measurement(fixed: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["$\\frac$ 模型", "two\nlines\x1b[31m"], ids=["formula", "control"])
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_a_plot_of_a_model_with_any_name(tmp_path: Path, name: str, suffix: str) -> None:
-    from ortgpu.cli.bench.plot import draw
+    from ortgpu.cli.figures.plot import draw
 
     path = tmp_path / f"figures{suffix}"
     draw([figure("plain", 1, 100, None)], name, path)  # warnings are errors here

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.distributed.shared_folder import FolderMeeting, meet_in_folder
+from ortgpu.distributed.environment.shared_folder import FolderMeeting, meet_in_folder
 
 DEADLINE = 60.0
 

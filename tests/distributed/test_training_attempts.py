@@ -20,7 +20,7 @@ from ortgpu.distributed import Rank
 from ortgpu.distributed.diagnosis.training import meet as meet_in_child
 from ortgpu.distributed.diagnosis.training import try_mpi
 from ortgpu.distributed.environment import Mpi, SshAttempt, try_ssh
-from ortgpu.distributed.shared_folder import FolderMeeting, meet_in_folder
+from ortgpu.distributed.environment.shared_folder import FolderMeeting, meet_in_folder
 from ortgpu.errors import GPUError
 from tests.distributed.test_training_diagnosis import OPEN_MPI, only, problems, training_facts
 from tests.lab import Stubs
@@ -154,7 +154,7 @@ def test_no_ssh_and_ssh_that_never_ends(tmp_path: Path, monkeypatch: pytest.Monk
 
 MEET = """
 import json, sys
-from ortgpu.distributed.shared_folder import meet_in_folder
+from ortgpu.distributed.environment.shared_folder import meet_in_folder
 folder, rank, world_size, timeout = sys.argv[1:]
 found = meet_in_folder(folder, int(rank), int(world_size), timeout=float(timeout))
 print(json.dumps([found.ok, found.missing, found.error]))

@@ -37,7 +37,7 @@ def identity() -> Any:
 
 def meet(folder: str, timeout: float) -> Any:
     from ortgpu.distributed import current_rank
-    from ortgpu.distributed.shared_folder import meet_in_folder
+    from ortgpu.distributed.environment.shared_folder import meet_in_folder
 
     rank = current_rank()
     return asdict(meet_in_folder(folder, rank.rank, rank.world_size, timeout=timeout))

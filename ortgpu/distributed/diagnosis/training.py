@@ -33,7 +33,7 @@ from ...errors import (
     shell,
 )
 from ..environment import Mpi, SshAttempt, TrainingEnvironment, inspect_training, try_ssh
-from ..shared_folder import FolderMeeting
+from ..environment.shared_folder import FolderMeeting
 from . import packages as training_packages
 
 _LINES_SHOWN = 12
@@ -43,7 +43,7 @@ _STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _GRACE = 3.0  # seconds for mpirun to end its process, and for a child to start and to end
 _MEET = """
 import json
-from ortgpu.distributed.shared_folder import meet_in_folder
+from ortgpu.distributed.environment.shared_folder import meet_in_folder
 folder, rank, world_size, timeout = sys.argv[1:]
 met = meet_in_folder(folder, int(rank), int(world_size), timeout=float(timeout))
 print(json.dumps([met.missing, met.error]))

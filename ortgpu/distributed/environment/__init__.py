@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..environment.child import parse_answer, run, run_python
-from ..environment.libraries.library_file import read_section
-from ..environment.libraries.places import SearchPlaces, Source, conda_prefixes, read_loader_cache
-from ..environment.libraries.search import places_of_this_process
-from ..environment.packages.installed import Distribution
-from ..environment.packages.metadata import DEFAULT_FOLDERS, absolute, list_distributions, list_places, read_text
+from ...environment.child import parse_answer, run, run_python
+from ...environment.libraries.library_file import read_section
+from ...environment.libraries.places import SearchPlaces, Source, conda_prefixes, read_loader_cache
+from ...environment.libraries.search import places_of_this_process
+from ...environment.packages.installed import Distribution
+from ...environment.packages.metadata import DEFAULT_FOLDERS, absolute, list_distributions, list_places, read_text
 
 # MPI is asked, and not started
 

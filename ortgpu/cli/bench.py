@@ -13,7 +13,7 @@ import click
 
 from ortgpu.cli import output, report, shape_times
 from ortgpu.cli.batches import parse_batches
-from ortgpu.cli.bench.measuring import RUN, Bench, LeftOut, recommend
+from ortgpu.cli.figures.measuring import RUN, Bench, LeftOut, recommend
 from ortgpu.cli.inputs import read_inputs, refusal
 from ortgpu.environment.packages.installer import install_extra
 from ortgpu.errors import GPUError
@@ -23,12 +23,12 @@ from ortgpu.session.tuning.children import first_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ortgpu.cli.bench import plot as pictures
-    from ortgpu.cli.bench.measuring import Feed, Figure
+    from ortgpu.cli.figures import plot as pictures
+    from ortgpu.cli.figures.measuring import Feed, Figure
     from ortgpu.provider.devices import Device
     from ortgpu.running import made_inputs
 else:
-    pictures = late("ortgpu.cli.bench.plot")
+    pictures = late("ortgpu.cli.figures.plot")
     made_inputs = late("ortgpu.running.made_inputs")
 
 PLOTS = (".png", ".svg")
@@ -42,7 +42,7 @@ def check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | No
     if path.suffix.lower() not in PLOTS:
         raise click.BadParameter(f"{path.name!r} ends in none of {', '.join(PLOTS)}")
     try:
-        importlib.import_module("ortgpu.cli.bench.plot")
+        importlib.import_module("ortgpu.cli.figures.plot")
     except ImportError as error:
         raise click.BadParameter(f"a plot needs matplotlib ({error}): {install_extra('bench')}") from None
     return path

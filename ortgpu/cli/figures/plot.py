@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
 
-from ortgpu.cli.bench.measuring import Figure, Spread
+from ortgpu.cli.figures.measuring import Figure, Spread
 from ortgpu.provider.settings import described
 from ortgpu.session.fitting import Fit, FitRow
 from ortgpu.session.tuning.children import Trial

@@ -1,0 +1,1 @@
+"""Figures of sessions: measured, and drawn."""
