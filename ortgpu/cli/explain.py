@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ortgpu.cli import output
-from ortgpu.diagnosis.pasted import recognise
+from ortgpu.cli.pasted import recognise
 from ortgpu.errors import catalogue
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ortgpu.__main__ import main
-from ortgpu.diagnosis.pasted import recognise
+from ortgpu.cli.pasted import recognise
 from ortgpu.errors import catalogue
 from tests.support.children import run_python
 from tests.support.command_line import DEADLINE, NO_GPU

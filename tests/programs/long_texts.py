@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from ortgpu.cli.pasted import recognise
 from ortgpu.diagnosis.checks import imports
 from ortgpu.diagnosis.checks.libraries import older_c_library
 from ortgpu.diagnosis.facts import Facts
-from ortgpu.diagnosis.pasted import recognise
 from ortgpu.environment.libraries import loader_words
 from tests.support.made_facts import HEALTHY
 

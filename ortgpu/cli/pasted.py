@@ -7,24 +7,24 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..environment.gpu.driver import LIBCUDA, Driver, Nvml
-from ..environment.host import Host
-from ..environment.inspection import Environment
-from ..environment.libraries import loader_words
-from ..environment.libraries.catalogue import spec_for
-from ..environment.packages.installed import Distribution, OnnxRuntime, Packages
-from ..environment.packages.installer import Installer
-from ..environment.variables import Variables
-from ..errors import (
+from ortgpu.diagnosis.checks import imports
+from ortgpu.diagnosis.checks.classifier import explain_line, explain_opening, explain_run
+from ortgpu.diagnosis.checks.libraries import is_of_driver
+from ortgpu.diagnosis.facts import Facts, Observed
+from ortgpu.environment.gpu.driver import LIBCUDA, Driver, Nvml
+from ortgpu.environment.host import Host
+from ortgpu.environment.inspection import Environment
+from ortgpu.environment.libraries import loader_words
+from ortgpu.environment.libraries.catalogue import spec_for
+from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages
+from ortgpu.environment.packages.installer import Installer
+from ortgpu.environment.variables import Variables
+from ortgpu.errors import (
     DriverNotFoundError,
     GPUError,
     ProviderFallbackError,
     catalogue,
 )
-from .checks import imports
-from .checks.classifier import explain_line, explain_opening, explain_run
-from .checks.libraries import is_of_driver
-from .facts import Facts, Observed
 
 # This matches a word outside paths and longer names.
 _WORD = re.compile(r"(?:\bortgpu\.errors\.|(?<![\w./\\-]))([\w-]+)(?![\w/\\-]|\.\w)")
