@@ -153,7 +153,7 @@ CASES = [
                 "ConflictingPackagesError"),
         )
         for manager, words in (
-            (Manager("uv", "/app/uv.lock", "uv add"), "\"onnxruntime ; sys_platform == 'never'\""),
+            (Manager("uv", "/app/uv.lock", "uv add"), "or else /app/uv.lock brings it back"),
             (Manager("poetry", "/app/poetry.lock", "poetry add"), "or else /app/poetry.lock brings it back"),
         )
     ),

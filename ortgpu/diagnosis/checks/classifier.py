@@ -258,7 +258,7 @@ def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
         evidence=evidence,
         fixes=[
             *map(manual, ("use a smaller batch; the session keeps working", *fixes)),
-            *([devices.close_those_that_are_done_with()] if len(open_sessions) > 1 else []),
+            *([devices.CLOSE_SESSIONS] if len(open_sessions) > 1 else []),
         ],
         requested=requested,
         free=free,

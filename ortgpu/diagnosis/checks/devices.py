@@ -60,11 +60,10 @@ def named_sessions(sessions: list[SessionRecord]) -> list[str]:
     return lines
 
 
-def close_those_that_are_done_with() -> Fix:
-    return manual(
-        "close() the sessions of this process that are done with; they stay open while anything refers to them: a "
-        "variable, a notebook's Out, the traceback of an exception"
-    )
+CLOSE_SESSIONS = manual(
+    "close() the sessions of this process that are done with; they stay open while anything refers to them: a "
+    "variable, a notebook's Out, the traceback of an exception"
+)
 
 
 # Slurm sets CUDA_VISIBLE_DEVICES to this value in a job without a GPU.
@@ -157,7 +156,7 @@ def _explain_no_device(environment: Environment) -> tuple[list[str], list[Fix]]:
     if nvml.gpus:
         return [], _ways_to_those_that_nvml_sees(environment)
     if nvml.available and surroundings.has_nvidia(environment) and not (host.container or host.wsl):
-        return ["an NVIDIA GPU is on the PCI bus, but the driver ignores it"], remedies.serve_the_gpu()
+        return ["an NVIDIA GPU is on the PCI bus, but the driver ignores it"], list(remedies.SERVE_THE_GPU)
     other = "use a machine with an NVIDIA GPU"
     if host.is_windows:
         return [], [
@@ -288,7 +287,7 @@ def described(name: str | None, capability: tuple[int, int] | None) -> str:
 def _build_for(facts: Facts, capability: tuple[int, int]) -> Fix:
     environment = facts.environment
     if environment.driver.is_tegra:
-        return remedies.fix_jetson_build()
+        return remedies.JETSON_BUILD
     release = releases.newest_for_gpus(environment.host, environment.driver.supported_cuda, [capability])
     if release is not None:
         return remedies.other_release(environment, release)
@@ -341,7 +340,7 @@ def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None
         + (f": {requested} bytes were asked for" if requested else ""),
         evidence=[*evidence, *named_sessions(open_sessions)],
         fixes=[
-            *([close_those_that_are_done_with()] if open_sessions else []),
+            *([CLOSE_SESSIONS] if open_sessions else []),
             manual(
                 "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
             ),

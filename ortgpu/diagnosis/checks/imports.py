@@ -100,7 +100,7 @@ def _ways_to_import_it(facts: Facts, text: str) -> list[Fix]:
         return [manual(what)]
     again = remedies.reinstall_onnxruntime(environment)
     if environment.host.is_windows and loader_words.may_be_visual_c(text):
-        return [remedies.update_visual_c(), again]
+        return [remedies.UPDATE_VISUAL_C, again]
     return [again]
 
 
@@ -302,7 +302,7 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
     fix = remedies.fix_load_refusal(facts.environment, text, provider.path if provider is not None else "")
     fixes = [fix or remedies.reinstall_onnxruntime(facts.environment)]
     if fix is None and loader_words.may_be_visual_c(text):
-        fixes.insert(0, remedies.update_visual_c())
+        fixes.insert(0, remedies.UPDATE_VISUAL_C)
     return BrokenPackageError(
         "the dynamic loader refuses the CUDA provider library",
         evidence=[text],

@@ -276,12 +276,6 @@ def _keep_away(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
     others = [name for name in owners if name != "onnxruntime-gpu"]
     if (manager := installer.manager) is not None and others:
         advice = f"and remove {' and '.join(others)} from the project, or else {manager.lock} brings it back"
-        if manager.name == "uv":
-            never = ", ".join(f"\"{name} ; sys_platform == 'never'\"" for name in others)
-            advice += (
-                f"; if another package requires it, write override-dependencies = [{never}] under [tool.uv] in "
-                "pyproject.toml, and run the command above again"
-            )
         return [*fixes, manual(advice)]
     records = [owner.folder for owner in environment.packages.onnxruntime.owners if owner.name == "onnxruntime"]
     is_removed = any(words in fix for fix in fixes for words in (installer.uninstall, *filter(None, records)))

@@ -105,7 +105,7 @@ def reinstall_onnxruntime(
         names = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
         return _bundle(environment, specs, without=[name for name in names if name != stays])
     if requirement is None and environment.driver.is_tegra:
-        return chain_steps(environment, *_removal(environment), fix_jetson_build())
+        return chain_steps(environment, *_removal(environment), JETSON_BUILD)
     if requirement is None and not _gpu_versions(environment) and (instead := why_none_fits(environment)) is not None:
         return instead
     installed, installer = environment.packages.onnxruntime, environment.installer
@@ -226,7 +226,7 @@ def newest_release(environment: Environment) -> Release:
 def why_none_fits(environment: Environment) -> Fix | None:
     """Return the fix if the package index has no wheel of ONNX Runtime for this machine; None if it has one."""
     if environment.driver.is_tegra:
-        return fix_jetson_build()
+        return JETSON_BUILD
     release = newest_release(environment)
     supported = environment.driver.supported_cuda
     instead = release.why_not_for(environment.host)
@@ -494,25 +494,23 @@ def administrator_command(environment: Environment, command: str) -> Fix:
     return move_to_host(environment, [shell(f"sudo {command}", needs="root")])[0]
 
 
-def serve_the_gpu() -> list[Fix]:
-    """Return fixes for a loaded driver that left the GPU out: NVIDIA/open-gpu-kernel-modules issues 862 and 872."""
-    return [
-        shell("sudo dmesg | grep -i nvrm", needs="root"),
-        manual(
-            "install the right driver: from the RTX 50 series on, with open kernel modules (nvidia-open, "
-            "nvidia-driver-*-open); before the RTX 20 series, 580 or older with proprietary ones",
-            needs="driver",
-        ),
-    ]
+# The driver left the GPU out: NVIDIA/open-gpu-kernel-modules issues 862 and 872.
+SERVE_THE_GPU = (
+    shell("sudo dmesg | grep -i nvrm", needs="root"),
+    manual(
+        "install the right driver: from the RTX 50 series on, with open kernel modules (nvidia-open, "
+        "nvidia-driver-*-open); before the RTX 20 series, 580 or older with proprietary ones",
+        needs="driver",
+    ),
+)
 
 
-def fix_jetson_build() -> Fix:
-    """Return the fix for a Jetson: its GPUs have compute capability 7.2, 8.7 and 11.0."""
-    return manual(
-        "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: the one on the package index has no code "
-        "for its GPU",
-        needs="host",
-    )
+# The GPUs of Jetsons have compute capability 7.2, 8.7 and 11.0.
+JETSON_BUILD = manual(
+    "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: the one on the package index has no code for "
+    "its GPU",
+    needs="host",
+)
 
 
 def raise_thread_limit(environment: Environment) -> Fix:
@@ -554,17 +552,16 @@ _REDISTRIBUTABLE = "https://aka.ms/vs/17/release/vc_redist.x64.exe"
 _OF_VISUAL_C = re.compile(r"(msvcp|vcruntime|concrt|vcomp|vccorlib)\d", re.IGNORECASE)
 
 
-def update_visual_c() -> Fix:
-    return manual(
-        f"install the newest Visual C++ Redistributable for x64 ({_REDISTRIBUTABLE}) and start the program again",
-        needs="root",
-    )
+UPDATE_VISUAL_C = manual(
+    f"install the newest Visual C++ Redistributable for x64 ({_REDISTRIBUTABLE}) and start the program again",
+    needs="root",
+)
 
 
 def system_package(sonames: Iterable[str]) -> Fix:
     libraries = list(dict.fromkeys(sonames))
     if all(map(_OF_VISUAL_C.match, libraries)):
-        return update_visual_c()
+        return UPDATE_VISUAL_C
     if all(map(is_dll, libraries)):
         return manual(f"install what brings {' and '.join(libraries)}", needs="root")
     packages = [_SYSTEM_PACKAGES[soname] for soname in libraries if soname in _SYSTEM_PACKAGES]
