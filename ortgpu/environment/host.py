@@ -173,7 +173,7 @@ def _read_memory(root: Path) -> int | None:
         # container.
         limits += [root / folder / ancestor / file for ancestor in (path, *path.parents)]
     values = [parse_meminfo(read_text(root / "proc/meminfo")), *map(parse_memory_limit, map(read_text, limits))]
-    return min((value for value in values if value is not None), default=None)
+    return min(filter(None, values), default=None)
 
 
 def _read_memory_of_windows() -> int | None:

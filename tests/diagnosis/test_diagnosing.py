@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis.diagnosing import why_unusable
+from ortgpu.diagnosis.diagnosing import CHECKS, CHECKS_OF_THE_DRIVER, CHECKS_WITHOUT_A_DRIVER, why_unusable
 from ortgpu.environment import inspection
 from ortgpu.environment.gpu.cuda import CudaState
 from ortgpu.provider.runtime import Runtime
@@ -84,3 +84,13 @@ def test_packages_are_asked_where_they_are_in_doubt(
 def test_packages_are_asked_if_something_else_failed(runtime: Runtime, asked: list[str], fault: dict[str, Any]) -> None:
     code_of(replace(runtime, **fault))
     assert "packages" in asked
+
+
+def test_the_checks_of_the_driver_are_all_there_in_the_same_order() -> None:
+    of_the_driver = [check for check in CHECKS if check in CHECKS_OF_THE_DRIVER]
+    assert of_the_driver == list(CHECKS_OF_THE_DRIVER)
+    assert [check for check in CHECKS_OF_THE_DRIVER if check in CHECKS_WITHOUT_A_DRIVER] == list(
+        CHECKS_WITHOUT_A_DRIVER
+    )
+    modules = {"devices", "driver"}
+    assert {check for check in CHECKS if check.__module__.rpartition(".")[2] in modules} <= set(of_the_driver)

@@ -389,7 +389,7 @@ class UnlinkedFile:
 
 def find_unlinked(root: Path) -> tuple[UnlinkedFile, ...]:
     """Return at most one file for each folder. Empty files do not count: a container engine mounts others over them."""
-    entries = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(entry)]
+    entries = filter(os.path.isabs, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     unlinked: dict[str, UnlinkedFile] = {}
     for folder in (*map(Path, entries), *map(root.joinpath, DEFAULT_FOLDERS)):
         try:
