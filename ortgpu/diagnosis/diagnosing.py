@@ -46,6 +46,7 @@ from .remedies import fixes as remedies
 
 if TYPE_CHECKING:
     from ..environment.gpu.cuda import CudaState
+    from ..provider.preloading import PreloadReport
     from ..provider.runtime import Runtime
 
 Check = Callable[[Facts], GPUError | None]
@@ -306,14 +307,15 @@ def why_unusable(
     answer to this process, or None if it was not asked.
     """
     observed = _observed(runtime, request, cuda)
-    report = observed.preload
-    environment = UnreadEnvironment(**({"provider": report.provider} if report is not None else {}))
-    facts = Facts(environment, request or Request(), observed)
-    if cause is None and _is_whole(runtime, observed):
-        is_there = environment.driver.libcuda or environment.driver.nvml.available
-        problems = find_problems(facts, CHECKS_OF_THE_DRIVER if is_there else CHECKS_WITHOUT_A_DRIVER)
+    if cause is None and (report := _report_if_whole(runtime, observed)) is not None:
+        environment = UnreadEnvironment(provider=report.provider)
+        checks = CHECKS_OF_THE_DRIVER
+        if environment.driver.libcuda is None and not environment.driver.nvml.available:
+            checks = CHECKS_WITHOUT_A_DRIVER
+        problems = find_problems(Facts(environment, request or Request(), observed), checks)
         if problems and problems[0].severity == "fatal":
             return problems[0].with_others(problems)
+    facts = Facts(UnreadEnvironment(), request or Request(), observed)
     problems = find_problems(facts)
     fatal = [problem for problem in problems if problem.severity == "fatal"]
     # Altered files are only a warning, and still a better guess than no cause.
@@ -355,17 +357,20 @@ def why_no_module(runtime: Runtime) -> GPUError:
     return error if error is not None else OnnxRuntimeNotInstalledError("ONNX Runtime cannot be imported")
 
 
-def _is_whole(runtime: Runtime, observed: Observed) -> bool:
-    """Return True if ONNX Runtime and every library are loaded: then only the driver or its GPUs are in question."""
+def _report_if_whole(runtime: Runtime, observed: Observed) -> PreloadReport | None:
+    """Return the report of the libraries if all of them and ONNX Runtime are loaded; else None.
+
+    Then only the driver or its GPUs are in question.
+    """
     report, installed = observed.preload, runtime.packages.onnxruntime
     if report is None or not report.ok or report.missing or report.cudnn_mixed or runtime.cuda_is_plugin:
-        return False
+        return None
     refused = observed.import_error or observed.provider_error or observed.plugin_problem
     if refused or CUDA not in (observed.available_providers or ()) or installed.is_of_another_release:
-        return False
+        return None
     # Without a driver nobody has opened the bridge to the provider, and of two packages one has lost files.
     is_intact = installed.bridge is not None and read_library(installed.bridge).problem is None
-    return is_intact and count_engines(installed.home) < 2
+    return report if is_intact and count_engines(installed.home) < 2 else None
 
 
 def _observed(runtime: Runtime, request: Request | None, cuda: CudaState | None) -> Observed:
