@@ -81,7 +81,7 @@ class ShapedRunner(PlainRunner):
         self._is_closed = False
         self._patience = 1
         self._is_verified = False
-        self._may_spread = True  # until it fails
+        self._most_lanes = self._policy.lanes  # fewer once the GPU has no room; 0 once one fails
         self._at_once = 1  # the most runs at a time that were seen to wait
         self._spreader: Executor | None = None
         self._gains: list[float] | None = []  # times of planned runs over times of slow ones, until they are judged
@@ -205,7 +205,7 @@ class ShapedRunner(PlainRunner):
                 )
                 self._built = None
                 self._is_verified = False
-                self._may_spread = True
+                self._most_lanes = self._policy.lanes
                 self._gains = []
         if plans is not None:
             plans.close()
@@ -338,7 +338,7 @@ class ShapedRunner(PlainRunner):
         """Run a shape again, after its run in a further lane failed. The first lane has more memory."""
         results = self._run_planned(session, plans, shape, feed, run, 1)
         logger.debug("a session goes on without further lanes: a run there failed, and not in the first one")
-        self._may_spread = False
+        self._most_lanes = 0
         plans.drop(plans.lanes[1:])
         return results
 
@@ -369,20 +369,21 @@ class ShapedRunner(PlainRunner):
 
     def _spread(self, plans: ShapePlans, at_once: int, fillers: int) -> Outcome[None] | None:
         """Have threads open lanes for so many runs at a time, and plan the shapes that lanes lack."""
-        further = min(self._policy.lanes, at_once) - len(plans.lanes)
+        further = min(self._most_lanes, at_once) - len(plans.lanes)
         if further <= 0 and plans.lacks() is None:
             return None
         with this_thread.holds, self._lock:
-            if self._is_closed or not self._may_spread or self._spreader is not None:
+            if self._is_closed or not self._most_lanes or self._spreader is not None:
                 return None
             spreader = self._spreader = Executor(1 + max(_OPEN_AT_A_TIME, fillers), "ortgpu-shapes")
         outcome: Outcome[None] = Outcome()
         spreader.submit(outcome, _spread, weakref.ref(self), plans, further, fillers, spreader)
         return outcome
 
-    def _end_spread(self, *, has_failed: bool) -> None:
+    def _end_spread(self, most_lanes: int | None) -> None:
         with this_thread.holds, self._lock:
-            self._may_spread = self._may_spread and not has_failed
+            if most_lanes is not None:
+                self._most_lanes = most_lanes
             self._spreader = None  # its threads end
 
     def _run_after(self, error: Exception, session: RunningSession, feed: Any, run: Run) -> Any:
@@ -462,6 +463,7 @@ def _spread(runner: weakref.ref[ShapedRunner], plans: ShapePlans, count: int, fi
     Other threads of ``executor`` open and plan. Each lane first gets one shape, so that it soon serves.
     """
     failures: list[str] = []
+    wanted = len(plans.lanes) + max(0, count)
 
     def in_threads(number: int, function: Callable[..., None], *arguments: Any) -> None:
         outcomes: list[Outcome[None]] = []
@@ -485,9 +487,12 @@ def _spread(runner: weakref.ref[ShapedRunner], plans: ShapePlans, count: int, fi
     if failures:  # Runs go on in the lanes that there are.
         logger.debug("a shape gets no further lane: %s", failures[0])
         plans.drop([lane for lane in plans.lanes if not lane.is_verified])
+    most_lanes = None
+    if not plans.is_closed and (failures or len(plans.lanes) < wanted):
+        most_lanes = 0 if failures else len(plans.lanes)
     taker = runner()
     if taker is not None:
-        taker._end_spread(has_failed=bool(failures) and not plans.is_closed)
+        taker._end_spread(most_lanes)
 
 
 def _noting(failures: list[str], function: Callable[..., None], *arguments: Any) -> None:

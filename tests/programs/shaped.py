@@ -539,7 +539,7 @@ def lanes_that_fail() -> None:
         def in_thread(number: int) -> None:
             left = 5  # runs once it has failed
             while left and time.monotonic() < end:
-                left -= not runner._may_spread
+                left -= not runner._most_lanes
                 outcomes.append(equal(session.run(None, large[number % 4]), expected[number % 4]))
 
         run_in_threads(in_thread)
@@ -583,7 +583,30 @@ def lanes_without_room() -> None:
     further.session._sess = Full()
     plans.lanes[0].is_planning = True
     same = [equal(session.run(None, each), plain.run(None, each)) for each in [SIZES[-1], feed(1, 1, 9, 9)]]
-    children.report("no room", [same, len(plans.lanes), runner._may_spread, state(runner)[:2]])
+    children.report("no room", [same, len(plans.lanes), runner._most_lanes, state(runner)[:2]])
+
+
+def lanes_with_little_room() -> None:
+    """Report the lanes that are opened where the GPU has room for one further lane, and more are asked for twice."""
+    asked: list[int] = []
+
+    def change(plans: Any, branches: int) -> Any:
+        opening = plans.opening
+
+        def one(count: int) -> Any:
+            asked.append(count)
+            return opening(1)
+
+        plans.opening = one
+        return plans
+
+    session, runner = shaped(parsed(NETWORK), dataclasses.replace(EAGER, judged=1), change=change)
+    session.warm(SIZES, runs=4)
+    plans = runner._plans
+    assert plans is not None
+    session.warm(SIZES, runs=4)
+    places = [len(kept.places) for kept in map(plans.find, plans.kept()) if kept is not None]
+    children.report("lanes", [asked, len(plans.lanes), places, lasting_threads()])
 
 
 def dropped_while_a_lane_opens() -> None:

@@ -146,7 +146,11 @@ def test_a_run_that_fails_in_a_further_lane_is_made_in_the_first() -> None:
     found = program("lanes_without_room")
     assert found["planned"] == [True, False]
     assert found["wrong feed"] == [["InvalidArgument"], 2, [True, None, 4]]
-    assert found["no room"] == [[True, True], 1, False, [True, None]]
+    assert found["no room"] == [[True, True], 1, 0, [True, None]]
+
+
+def test_lanes_are_asked_for_once_where_the_gpu_has_room_for_fewer() -> None:
+    assert program("lanes_with_little_room") == {"lanes": [[3], 2, [2, 2, 2, 2], NONE]}
 
 
 def test_the_program_ends_once_a_lane_that_nobody_needs_is_open() -> None:
