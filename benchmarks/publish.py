@@ -77,11 +77,22 @@ def of_joined(record: Record) -> Rows:
 
 _SHAPES = {  # a figure of benchmarks.shapes: its title, and whether less is better
     "in turn over repeated, worst": ("the worst shape in turn, over the same shape repeated in plain", True),
+    "a plain session for each, in turn over repeated, worst": ("the same of a plain session for each shape", True),
+    "in turn over a plain session for each, worst": ("the worst shape in turn, over a plain session for each", True),
     "first after warm over repeated, worst": ("the first run after `warm`, over a repeated one in plain", True),
+    "first after warm over a plain session for each, in turn, worst": (
+        "the first run after `warm`, over a plain session for each shape in turn",
+        True,
+    ),
     "memory over plain's": ("GPU memory over that of plain after its largest shape", True),
     "random over plain's": ("40 shapes at random, time over plain's", True),
-    "threads over plain's": ("runs a second in eight threads, over plain with one shape", False),
+    "threads over plain's": ("runs a second in eight threads once settled, over plain with one shape", False),
+    "threads over plain's, warmed for eight": ("the same from the start, after `warm(feeds, runs=8)`", False),
     "map in turn over map of one": ("`map` over shapes in turn, items a second over one shape", False),
+    "map in turn over map of one, from the start, warmed for four": (
+        "the same from the start, after `warm(feeds, runs=4)`",
+        False,
+    ),
 }
 
 
