@@ -355,7 +355,7 @@ CASES = in_group(
         Case(
             "no-metadata-and-no-provider-file",
             "BrokenPackageError",
-            ("CUDA provider library", "not there", "onnxruntime-gpu"),
+            ("CUDA provider library", "is missing", "onnxruntime-gpu"),
             metadata_gone,
             after=MENDED,
         ),
