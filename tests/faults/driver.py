@@ -225,7 +225,7 @@ CASES = in_group(
         Case(
             "hidden-by-the-program-itself",  # to keep another library off the GPU, and this one with it
             "NoDeviceError",
-            ("CUDA_VISIBLE_DEVICES hides", "'-1'", "sets CUDA_VISIBLE_DEVICES itself: take that out"),
+            ("CUDA_VISIBLE_DEVICES hides", "'-1'", "sets CUDA_VISIBLE_DEVICES itself: remove that"),
             prelude="import os; os.environ['CUDA_VISIBLE_DEVICES'] = '-1'",
             silent_about=("unset",),
             plain="printed",
