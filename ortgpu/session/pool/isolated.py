@@ -18,7 +18,7 @@ from ...process.threads import Notice, Outcome
 from ...provider import living
 from ...provider.devices import Device, DeviceRequest, plain_request
 from ...provider.interfaces import Value
-from .launching import WARM, Launch, Opened, portable
+from .launching import WARM, Deadlines, Launch, Opened, portable
 from .serving import Service
 from .shared_memory import Exchange
 from .workers import NotBegunError, Worker, check, named, options_of_others, wait_for_all
@@ -188,22 +188,19 @@ class ProcessWorker(Worker):
         self._keeper.start()
 
     def run(self, output_names: Any, feed: Any) -> list[NDArray[Any]]:
-        return self._ask(output_names, feed, [_shapes_of(feed)], is_limited=True)
+        return self._ask(output_names, feed, {_shapes_of(feed)}, self._launch.deadlines)
 
     def warm(self, feeds: Sequence[Mapping[str, Any]]) -> None:
         arrays = {(place, name): array for place, feed in enumerate(feeds) for name, array in feed.items()}
-        self._ask(WARM, arrays, map(_shapes_of, feeds), is_limited=False)
+        self._ask(WARM, arrays, {_shapes_of(feed) for feed in feeds}, (None, None))
 
     def _ask(
-        self, names: Any, arrays: Mapping[Any, NDArray[Any]], shapes: Iterable[object], *, is_limited: bool
+        self, names: Any, arrays: Mapping[Any, NDArray[Any]], shapes: set[object], deadlines: Deadlines
     ) -> list[NDArray[Any]]:
-        process = self.process
+        process, is_read = self.process, False
         if process is None:
             raise NotBegunError
-        shapes, seconds, is_read = set(shapes), None, False
-        if self._launch.deadline is not None and is_limited:
-            seconds = self._launch.deadline if shapes <= process.shapes else self._launch.first_deadline
-        exchange = process.borrow()
+        exchange, seconds = process.borrow(), deadlines[0 if shapes <= process.shapes else 1]
         try:
             try:
                 exchange.send((names, list(arrays)), list(arrays.values()))
@@ -219,8 +216,7 @@ class ProcessWorker(Worker):
             if isinstance(answer, PickledError):
                 raise answer.error()
             process.has_result = True
-            if self._launch.deadline is not None:
-                process.shapes = shapes | (process.shapes if len(process.shapes) < _MOST_SHAPES else set())
+            process.shapes = shapes | (process.shapes if len(process.shapes) < _MOST_SHAPES else set())
             return [self._launch.feeds.copy_of(output) for output in outputs]
         finally:
             process.give_back(exchange)
@@ -308,16 +304,15 @@ class ProcessWorker(Worker):
         return process, self._lost(process) if error is None else error
 
     def _begin_with(self, process: WorkerProcess, opened: Opened) -> None:
+        is_first, self._device = self._device is None, opened.device
         process.has_opened = True
-        if self._device is None:
-            self._device = opened.device
+        if is_first:
             # Ordinals change when a GPU is gone. The next process must not go to the CPU.
             self._devices = [plain_request(opened.device) if opened.device.is_gpu else opened.chosen[self._place]]
             self._place = 0
             if opened.device.is_gpu:
                 self._options = options_of_others(self._options)
             self.opened.give(opened)
-        self._device = opened.device
         self._service.notice(self)
         if self._is_ending:
             process.lose()
@@ -350,7 +345,7 @@ def open_processes(
     sessions_per_device: int,
     options: Mapping[str, Any],
     session_class: Callable[[], Callable[..., OpenSession]],
-    deadline: tuple[float | None, float | None],
+    deadline: Deadlines,
     feeds: ProcessFeeds,
 ) -> None:
     """Add workers to a service, like open_sessions, with a process for each session.
@@ -361,7 +356,7 @@ def open_processes(
     requested = named(devices)
     options = portable(options)
     usual, first = deadline
-    deadlines = usual, first or max(usual or 0, _FIRST_RUN)
+    deadlines = (usual, first or max(usual, _FIRST_RUN)) if usual is not None else (None, None)
     launch = Launch(model, session_class, -(-_THREADS_PER_DEVICE // sessions_per_device), deadlines, feeds)
 
     def add(place: int, devices: list[DeviceRequest] | None) -> ProcessWorker:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .host_feeds import ProcessFeeds
 
 
+Deadlines = tuple[float | None, float | None]  # seconds for a run, and for the first run of a shape
+
 #: Asks for plans for the shapes of feeds, in the place of the names of outputs.
 WARM = "warm"
 
@@ -71,11 +73,10 @@ class Launch:
         model: ModelSource,
         session_class: Callable[[], Any],
         channels: int,
-        deadlines: tuple[float | None, float],
+        deadlines: Deadlines,
         feeds: ProcessFeeds,
     ) -> None:
-        self.channels, self.feeds = channels, feeds
-        self.deadline, self.first_deadline = deadlines
+        self.channels, self.deadlines, self.feeds = channels, deadlines, feeds
         self._session_class = session_class
         self._path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
         self._files: list[tuple[str, tuple[int, ...]]] = []

@@ -25,7 +25,7 @@ import numpy as np
 from ...errors import ExecutionError, ProviderRequestError, manual
 from ...model.files import is_ort_format, stamp_of, stamp_of_descriptor
 from ...process import parent
-from ...process.background import Thread, this_thread
+from ...process.background import Thread
 from ...process.channel import Channel, PickledError
 from ...provider import lifetime
 from ...running.cudart import CudaCallError, CudaRuntime, runtime_of
@@ -129,7 +129,6 @@ class _Serving:
     def __init__(self, session: OpenSession) -> None:
         self._session = session
         self._of_thread = threading.local()
-        self._ending = threading.RLock()
         runtime = runtime_of(lifetime.device_of(session)) if session._pinned_memory_limit else None
         self._pin = functools.partial(_pin, runtime) if runtime is not None else None
         from ...running.staging import StagedRunner  # Import it late: it imports ONNX Runtime.
@@ -164,8 +163,7 @@ class _Serving:
             self._session.warm(feeds.values())
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             if is_lost(self._session, error):
-                with this_thread.holds, self._ending:  # The lock is never released, so only the first error counts.
-                    parent.end(error)
+                parent.end(error)
             return PickledError.of(error), []
         return None, []
 

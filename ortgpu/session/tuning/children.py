@@ -41,49 +41,31 @@ ON_CPU = Place(None)  # The CPU computes in float32.
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The facts about a model on a device that a search needs.
+    """The facts about a model on a device that a search needs."""
 
-    Attributes:
-        gpu: None on the CPU.
-        feeds: the inputs of each batch: the caller's, or made-up ones.
-        dimensions: the sizes of free dimensions by their names. Empty if there are several batches, or if a free
-            dimension has no name.
-        key: key of the record, or the reason why there can be no record.
-        convolves, needs_cudnn: True if ONNX Runtime placed such nodes.
-        captures: True if sessions capture CUDA graphs of the model.
-        left_out: each candidate that cannot be measured, with the reason.
-    """
-
-    gpu: Device | None
-    feeds: tuple[Mapping[str, Any], ...]
+    gpu: Device | None  # None: the CPU
+    feeds: tuple[Mapping[str, Any], ...]  # the inputs of each batch: the caller's, or made-up ones
+    #: The sizes of free dimensions by their names: none if there are several batches, or if one has no name.
     dimensions: Mapping[str, int]
-    key: Key | str
+    key: Key | str  # of the record, or the reason why there can be no record
     convolves: bool
     needs_cudnn: bool
-    captures: bool
-    left_out: tuple[str, ...]
+    captures: bool  # Sessions capture CUDA graphs of the model.
+    left_out: tuple[str, ...]  # each candidate that cannot be measured, with the reason
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A model, and the conditions of its runs. ``feeds`` and ``dimensions`` are those of the Beginning.
-
-    Attributes:
-        half: the same model in float16, if there is one.
-        right: the results of the CPU for each batch; None if the CPU took too long.
-        threads: number of concurrent runs, staged as in ``map``. 1 measures single runs, with their arrays on the
-            device.
-        given: providers of the caller, with their options.
-    """
+    """A model, and the conditions of its runs."""
 
     model: ModelSource
     place: Place
     feeds: tuple[Mapping[str, Any], ...]
     dimensions: Mapping[str, int]
-    threads: int
-    given: tuple[tuple[str, dict[str, str]], ...]
-    right: tuple[list[Any], ...] | None
-    half: bytes | None
+    threads: int  # concurrent runs, staged as in ``map``; 1 measures single runs, with their arrays on the device
+    given: tuple[tuple[str, dict[str, str]], ...]  # providers of the caller, with their options
+    right: tuple[list[Any], ...] | None  # the results of the CPU for each batch, unless the CPU took too long
+    half: bytes | None  # the same model in float16, if there is one
 
 
 @dataclass(frozen=True, slots=True)
