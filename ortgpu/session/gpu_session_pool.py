@@ -80,7 +80,7 @@ class GPUSessionPool:
         deadline: seconds for a run with ``isolate``; a worker that takes longer is replaced. Opening a session may take
             ten minutes.
         first_deadline: the same for the first run of a shape in a process, because that run makes plans; two minutes
-            by default.
+            by default. The runs of :meth:`warm` count as first runs, without a deadline.
         options: other arguments of GPUSession, by name, for every session; not ``device`` or ``cuda_graph``. With
             ``allow_cpu`` the sessions open on the CPU if no GPU can be used. ``memory`` is the most that the sessions
             of one GPU take together.

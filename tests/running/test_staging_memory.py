@@ -154,7 +154,7 @@ def test_results_are_written_into_shared_memory_where_there_is_some(staged_child
         one, other = map(Channel, socket.socketpair())
         feeds, results = memory_file("feeds"), memory_file("results")
         ours = Exchange(one, feeds, results)
-        theirs = Exchange(other, os.dup(results), os.dup(feeds), lambda address, size: _pin(runtime, address, size))
+        theirs = Exchange(other, os.dup(results), os.dup(feeds), pin=lambda address, size: _pin(runtime, address, size))
         session = staged(NEG)
         session._gpu_runner._runs.place = theirs.ours.try_empty
         pinned, right = [], []

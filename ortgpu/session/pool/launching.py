@@ -105,26 +105,24 @@ class Launch:
         self._descriptors.append(descriptor)
         self._files.append((location, stamp_of_descriptor(descriptor)))
 
-    def start(self) -> tuple[ChildProcess, list[tuple[socket.socket, tuple[int, int]]]]:
+    def start(self) -> tuple[ChildProcess, list[tuple[socket.socket, list[int]]]]:
         """Start a process that inherits the model and the channels. Raises ExecutionError.
 
         Return the channels, too: a socket, and files in memory for feeds and for results.
         """
-        channels: list[tuple[socket.socket, tuple[int, int]]] = []
+        channels: list[tuple[socket.socket, list[int]]] = []
         numbers: list[int] = []
         with ExitStack() as failed, ExitStack() as theirs:
             try:
                 for _ in range(self.channels):
                     our, their = socket.socketpair()
                     failed.callback(our.close)
-                    end = avoid_standard_streams(their.detach())
-                    theirs.callback(os.close, end)
-                    feeds = memory_file("ortgpu-feeds")
-                    failed.callback(os.close, feeds)
-                    results = memory_file("ortgpu-results")
-                    failed.callback(os.close, results)
-                    channels.append((our, (feeds, results)))
-                    numbers += [end, feeds, results]
+                    numbers.append(avoid_standard_streams(their.detach()))
+                    theirs.callback(os.close, numbers[-1])
+                    for name in ("ortgpu-feeds", "ortgpu-results"):
+                        numbers.append(memory_file(name))
+                        failed.callback(os.close, numbers[-1])
+                    channels.append((our, numbers[-2:]))
             except OSError as error:
                 raise _not_prepared(error) from None
             process = ChildProcess(environ=self._environ, descriptors=[*numbers, *self._descriptors])

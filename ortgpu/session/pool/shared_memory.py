@@ -112,7 +112,7 @@ class Exchange:
     """
 
     def __init__(
-        self, channel: Channel, ours: int, theirs: int, pin: Pin | None = None, copy: Copy = np.copyto
+        self, channel: Channel, ours: int, theirs: int, *, pin: Pin | None = None, copy: Copy = np.copyto
     ) -> None:
         self.channel = channel
         self.ours = SharedArrays(ours, pin, copy)

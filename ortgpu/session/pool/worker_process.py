@@ -49,8 +49,9 @@ def serve(opening: Opening) -> Opened:
     channels = [(next(numbers), next(numbers), next(numbers)) for _ in range(opening.channels)]
     session, opened = _open(opening, list(numbers))
     serving = _Serving(session)
-    for channel in channels:
-        Thread(functools.partial(serving.serve, *channel), "ortgpu-serve").start()
+    for end, *files in channels:
+        channel = Channel(socket.socket(fileno=end))
+        Thread(functools.partial(serving.serve, channel, *files), "ortgpu-serve").start()
     return opened
 
 
@@ -137,9 +138,9 @@ class _Serving:
         if isinstance(runner, StagedRunner):
             runner.place = self._place
 
-    def serve(self, end: int, feeds: int, results: int) -> None:
+    def serve(self, channel: Channel, feeds: int, results: int) -> None:
         """Answer requests until the parent closes the channel."""
-        exchange = self._of_thread.exchange = Exchange(Channel(socket.socket(fileno=end)), results, feeds, self._pin)
+        exchange = self._of_thread.exchange = Exchange(channel, results, feeds, pin=self._pin)
         with suppress(EOFError, OSError):
             while True:
                 try:

@@ -186,7 +186,7 @@ class Search:
         self._seen: dict[_Key, Trial] = {}
         # Each value has its last ratio to the time without it. float16 is tried before values that gain nothing.
         self._gains: dict[tuple[str, str], float] = {("precision", "float16"): 0.5}
-        self._left_out = list(begun.left_out)
+        self.left_out = begun.left_out  # each candidate that was not tried to the end, with the reason
         self._late: dict[_Key, str] = {}  # candidates that came up after the end of the time
         self.compared_with = ""
         self._place = replace(place, ordinal=begun.gpu.ordinal) if begun.gpu is not None else place
@@ -201,7 +201,7 @@ class Search:
             try:
                 self._half = self._child.ask(halve, model, timeout=patience)
             except Exception as error:  # noqa: BLE001 - the converter raises exceptions of any class
-                self._left_out.append(f"precision float16: {first_line(error)}")
+                self.left_out += (f"precision float16: {first_line(error)}",)
         conditions = begun.feeds, begun.dimensions, _THREADS[wanted.objective], wanted.providers
         self._child.prepare(prepare, Work(model, self._place, *conditions, right, self._half))
         plain: Settings = {"search": "exhaustive"} if begun.convolves else {}
@@ -225,15 +225,11 @@ class Search:
         self.named = self._better(self.automatic, best_of_all)
         for key in {_key(self.automatic.settings), _key(self.named.settings)} & self._seen.keys():
             self._seen[key] = replace(self._seen[key], verdict="kept")
+        self.left_out += tuple(reason for key, reason in self._late.items() if key not in self._seen)
         if wanted.providers:
             self._patience = max(self._patience, wanted.budget)
             trial = self._measure({GIVEN: " ".join(name for name, _ in wanted.providers)}, 2 * self._seconds)
             self._keep(replace(trial, verdict="as given") if trial.ratio is not None else trial)
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Each candidate that was not tried to the end, with the reason."""
-        return (*self._left_out, *(reason for key, reason in self._late.items() if key not in self._seen))
 
     @property
     def trials(self) -> tuple[Trial, ...]:
