@@ -22,6 +22,7 @@ from ..provider.settings import CAPTURE, LIMIT
 from .onnxruntimes import InferenceSession
 
 if TYPE_CHECKING:
+    from ..provider.devices import Device
     from ..provider.interfaces import VerifiedSession
 
 logger = logging.getLogger("ortgpu")
@@ -39,10 +40,13 @@ def reserved_bytes(session: VerifiedSession) -> int | None:
 
     None if unknown: before ONNX Runtime 1.30, with a shared allocator or one of the caller's, and in a plugin.
     """
-    inner, limit = _inner_of(session), _limit_of(session)
+    return reserved_by(_inner_of(session), limit_of(session), device_of(session))
+
+
+def reserved_by(inner: Any, limit: int | None, device: Device) -> int | None:
+    """Return what :func:`reserved_bytes` returns, for the C++ session itself and the limit of its arena."""
     if limit is None or not hasattr(inner, "create_ortvalue_from_shape_and_type"):
         return None
-    device = device_of(session)
     place = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
     # The arena rounds its free bytes down. The largest possible request has eight-byte items and nearly 2**64 bytes.
     usable = limit // _GRANULE * _GRANULE
@@ -88,7 +92,7 @@ def _options_of(session: VerifiedSession) -> dict[str, str]:
     return providers.get(CUDA, {})
 
 
-def _limit_of(session: VerifiedSession) -> int | None:
+def limit_of(session: VerifiedSession) -> int | None:
     """Return the bytes that the arena may hold. None if the session may have no arena of its own."""
     options = _options_of(session)
     if any(options.get(name, "0") != "0" for name in _OUTSIDE):

@@ -32,6 +32,7 @@ from ..process.background import cached_property, fork_safe_lock, this_thread
 from ..process.threads import Executor, Outcome
 from ..provider.lifetime import fresh_copy
 from ..provider.requests import CUDA
+from . import arena
 from .copying import Copier, Transfer
 from .cudart import CAPTURE_MODE_GLOBAL, CAPTURE_MODE_RELAXED, CudaCallError, CudaRuntime, Relaxed, Stream
 from .graph_buffers import Constant, Input, Kind, Output, Place, buffers, kind_of, size_of
@@ -60,6 +61,10 @@ MAX_CAPTURES = 64
 # The number of timed runs of each shape, with replay and without. On an H200, a replay of one operator with 64
 # KB in and out took 1.1 times as long as a plain run: the graph saves nothing, and its buffers are further copies.
 TRIALS = 8
+
+# Bytes of a graph that is captured in a budget, until one was measured: cuBLAS gives each a workspace of 32 MiB on an
+# H100 or H200.
+_GRAPH_BYTES = 40 << 20
 
 _ID = "gpu_graph_id"
 _NO_WAIT = "disable_synchronize_execution_providers"
@@ -93,8 +98,9 @@ class _Graph:
         outputs = [buffer for buffer in self.outputs.values() if isinstance(buffer, Output)]
         return sum(buffer.size for buffer in (*self.inputs, *outputs))
 
-    def drop_buffers(self) -> None:
-        """Free the memory of a graph that is not replayed any more."""
+    def never_replay(self) -> None:
+        """Run without the graph from now on, and free its memory."""
+        self.trials, self.fastest = 0, [0.0, math.inf]
         self.binding, self.inputs, self.outputs = None, [], {}
 
 
@@ -106,11 +112,24 @@ class CapturingSession:
     thread until the session ends.
 
     ``inner`` is the C++ session. It runs in ``stream``, and arrays are copied in the same stream. The session of a
-    plugin has a stream of its own: then copies and replays wait for each other. ``memory`` pins host memory.
+    plugin has a stream of its own: then copies and replays wait for each other. ``memory`` pins host memory. ``limit``
+    is that of the arena. The graphs and their buffers lie outside of it, and take up to ``room`` bytes. Shapes that
+    would take more run without a graph. None: as much as the GPU has.
     """
 
-    def __init__(self, inner: Any, runtime: CudaRuntime, device: Device, stream: Stream, memory: PinnedMemory) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        runtime: CudaRuntime,
+        device: Device,
+        stream: Stream,
+        memory: PinnedMemory,
+        limit: int | None = None,
+        room: int | None = None,
+    ) -> None:
         self._inner = inner
+        self._device_of_arena, self._limit, self._room = device, limit, room
+        self._captured_bytes, self._largest = 0, _GRAPH_BYTES
         self._runtime = runtime
         self._relaxed = Relaxed(runtime)
         self.memory = memory
@@ -166,8 +185,12 @@ class CapturingSession:
         return is_owned
 
     def bytes_held(self) -> int:
-        """Return the bytes of the buffers on the device."""
-        return sum(graph.bytes_held() for graph in list(self._graphs.values()))
+        """Return the bytes of the captured graphs, as they were measured, and of their buffers."""
+        return self._captured_bytes + sum(graph.bytes_held() for graph in list(self._graphs.values()))
+
+    def _has_room(self, size: int = 0) -> bool:
+        """Return True if a further graph with buffers of so many bytes may be captured."""
+        return self._room is None or self.bytes_held() + size + self._largest <= self._room
 
     def give_back(self) -> None:
         """Free the buffers of all shapes but the one that ran last. The next run of another shape captures it again."""
@@ -250,8 +273,10 @@ class CapturingSession:
     def _run_faster(self, graph: _Graph, values: list[Any], output_names: list[str], feed: Any) -> list[Any]:
         """Replay the graph, or run without it if that is faster. The first runs time both, alternately."""
         if not graph.trials:
-            if graph.fastest[True] <= graph.fastest[False]:
+            if graph.fastest[True] <= graph.fastest[False] and self._may_replay(graph):
                 return self._run_captured(graph, values, output_names)
+            return self._run_without(output_names, feed)
+        if not self._may_replay(graph):
             return self._run_without(output_names, feed)
         is_replay = graph.trials // 2 % 2 == 0  # In pairs, as a caller may ask for other outputs every second time.
         started = time.perf_counter()
@@ -262,8 +287,12 @@ class CapturingSession:
         graph.fastest[is_replay] = min(graph.fastest[is_replay], time.perf_counter() - started)
         graph.trials -= 1
         if not graph.trials and graph.fastest[True] > graph.fastest[False]:
-            graph.drop_buffers()
+            graph.never_replay()
         return results
+
+    def _may_replay(self, graph: _Graph) -> bool:
+        """Return True if this thread has captured a graph, or may do so."""
+        return self._room is None or threading.get_ident() in graph.captured_by or self._has_room()
 
     def _run_without(self, output_names: Any, feed: Any, run_options: Any = None) -> list[Any]:
         # ONNX Runtime may allocate memory here. That must not spoil a capture of another session.
@@ -293,19 +322,31 @@ class CapturingSession:
                     first = self._run_without(self._output_names, feed)
                 if not all(map(size_of, kinds)) or not all(value.size for value in first):
                     return [first[self._output_names.index(name)] for name in output_names]
-                graph = self._bind(kinds, first)
-                results = self._run_captured(graph, values, output_names)
+                graph, results = self._capture(kinds, first, values, output_names)
             else:
                 results = self._run_faster(graph, values, output_names, feed)
             self._graphs[kinds] = graph
             self._graphs.move_to_end(kinds)
             return results
 
-    def _bind(self, kinds: tuple[Kind, ...], first: list[NDArray[Any]]) -> _Graph:
+    def _capture(
+        self, kinds: tuple[Kind, ...], first: list[NDArray[Any]], values: list[Any], output_names: list[str]
+    ) -> tuple[_Graph, list[Any]]:
+        """Capture a graph, and return it with its results. ``first``: the outputs of a run without it."""
         while len(self._graphs) >= MAX_SHAPES:
             self._graphs.popitem(last=False)
-        values = dict(zip(self._output_names, first, strict=True))
-        on_device = {name: (value.shape, value.dtype) for name, value in values.items() if name not in self._on_cpu}
+        outputs = dict(zip(self._output_names, first, strict=True))
+        on_device = {name: (value.shape, value.dtype) for name, value in outputs.items() if name not in self._on_cpu}
+        if not self._has_room(sum(map(size_of, (*kinds, *on_device.values())))):
+            graph = _Graph(0, self._inner, [], {}, waits=self._waits)
+            graph.never_replay()
+            return graph, [outputs[name] for name in output_names]
+        graph = self._bind(kinds, outputs, on_device)
+        return graph, self._run_captured(graph, values, output_names)
+
+    def _bind(
+        self, kinds: tuple[Kind, ...], values: dict[str, NDArray[Any]], on_device: dict[str, Kind]
+    ) -> _Graph:
         inputs, written = buffers(Place(self._runtime, self._stream, self.memory), kinds, on_device)
         outputs = {name: written[name] if name in written else Constant(value) for name, value in values.items()}
         self._captures += 1  # numbers begin at 1: 0 is ONNX Runtime's default
@@ -355,6 +396,7 @@ class CapturingSession:
             self._inner.run_with_iobinding(graph.binding, graph.replay)
             return
         with this_thread.holds, _capturing:
+            before = self._taken_outside()
             # Use the global mode, where an operator that cannot be captured fails. The relaxed mode would skip it.
             relaxed = self._runtime.exchange_capture_mode(CAPTURE_MODE_GLOBAL)
             try:
@@ -368,7 +410,18 @@ class CapturingSession:
                 raise fresh_copy(failed) from error
             finally:
                 self._runtime.exchange_capture_mode(relaxed)
-        graph.captured_by.add(thread)
+            graph.captured_by.add(thread)
+            after = self._taken_outside()
+            if before is not None and after is not None:
+                # Other processes may have taken or freed memory meanwhile.
+                size = min(max(after - before, 0), 4 * _GRAPH_BYTES)
+                self._captured_bytes += size
+                self._largest = max(self._largest, size)
+
+    def _taken_outside(self) -> int | None:
+        """Return the bytes of the device that were taken outside of the arena, up to a constant. None: unknown."""
+        reserved = arena.reserved_by(self._inner, self._limit, self._device_of_arena)
+        return -self._runtime.free_memory() - reserved if reserved is not None else None
 
     def _refuse_if_unusable(self) -> None:
         if self._unusable is not None:

@@ -110,6 +110,12 @@ class CudaRuntime:
     def free(self, address: int) -> None:
         self._call_on_device(self._library.cudaFree, address)
 
+    def free_memory(self) -> int:
+        """Return the bytes of the device that are free, for any process."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._call_on_device(self._library.cudaMemGetInfo, ctypes.byref(free), ctypes.byref(total))
+        return free.value
+
     def new_stream(self) -> int:
         """Create a non-blocking stream and return its handle."""
         return self._create(self._library.cudaStreamCreateWithFlags, _STREAM_NON_BLOCKING)
@@ -338,6 +344,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.cudaHostRegister.argtypes = (pointer, size, ctypes.c_uint)
     library.cudaMalloc.argtypes = (ctypes.POINTER(pointer), size)
     library.cudaFree.argtypes = (pointer,)
+    library.cudaMemGetInfo.argtypes = (ctypes.POINTER(size), ctypes.POINTER(size))
     library.cudaMemcpyAsync.argtypes = (pointer, pointer, size, ctypes.c_int, pointer)
     library.cudaStreamCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
     library.cudaStreamDestroy.argtypes = library.cudaStreamSynchronize.argtypes = (pointer,)

@@ -16,6 +16,7 @@ from ..model.outline import GraphOutline
 from ..model.tensor_types import DTYPES
 from ..provider.lifetime import device_of
 from ..provider.requests import CUDA
+from . import arena
 from .cuda_graph import LEAVE_OUT, CapturedRunner, CapturingSession
 from .cudart import CudaCallError, Stream, runtime_of, runtime_on
 from .memory import holdings_of
@@ -89,10 +90,11 @@ def captured(session: RunningSession) -> CapturedRunner:
             fixes=[LEAVE_OUT],
             requested="cuda_graph",
         )
-    graphs = CapturingSession(session._sess, runtime, device_of(session), stream, memory_of(session))
+    device, limit, holdings = device_of(session), arena.limit_of(session), holdings_of(session)
+    graphs = CapturingSession(session._sess, runtime, device, stream, memory_of(session), limit, holdings.room)
     session._stream = None  # the C++ session keeps it alive from now on
     session._sess = graphs
-    holdings_of(session).add("graphs", graphs)
+    holdings.add("graphs", graphs)
     return CapturedRunner(session, graphs)
 
 

@@ -95,7 +95,7 @@ class Holdings:
     Attributes:
         budget: the bytes of the GPU that the session may take; None: unlimited.
         turns: the turns that runs take; None: any number of runs at a time.
-        room: the bytes of the budget that plans for further shapes may take; None: as much as the GPU has.
+        room: the bytes of the budget for plans of further shapes, or for captured graphs; None: no limit.
         retrying: held by a run that was out of memory, while memory is given back and it runs again.
     """
 
@@ -144,7 +144,7 @@ class SessionMemory:
         arena: GPU memory that ONNX Runtime's arena holds for the session.
         arena_in_use: the part of it that is in use. ONNX Runtime up to 1.31 does not tell.
         plans: GPU memory of plans for further shapes.
-        graphs: GPU memory of the buffers of captured CUDA graphs.
+        graphs: GPU memory of captured CUDA graphs and of their buffers.
         pinned: page-locked host memory.
         process: GPU memory of this whole process, its CUDA context and kernels included, as NVML has it. It is unknown
             in most containers.
@@ -172,7 +172,7 @@ _LABELS = {
     "arena": "arena, with the weights",
     "arena_in_use": "arena, in use",
     "plans": "plans for further shapes",
-    "graphs": "buffers of CUDA graphs",
+    "graphs": "captured CUDA graphs",
     "pinned": "pinned host memory",
     "process": "this process on the GPU",
 }

@@ -77,11 +77,23 @@ def share_with_plans(limit: tuple[str, str], weights: int | None) -> dict[str, t
     return {LIMIT: (str(int(size) - half), f"{why}, and {half // _MIB} MiB for plans of further shapes")}
 
 
-def room_for_plans(budget: int, chosen: Mapping[str, tuple[str, str]]) -> int:
-    """Return the bytes that the arena of plans may take within a budget."""
-    if LIMIT not in chosen:  # The caller set the limit.
+def share_with_graphs(limit: tuple[str, str]) -> dict[str, tuple[str, str]]:
+    """Return the limit of the arena that leaves a quarter of it to captured CUDA graphs and their buffers."""
+    size, why = limit
+    part = int(size) // 4
+    return {LIMIT: (str(int(size) - part), f"{why}, and {part // _MIB} MiB for CUDA graphs")}
+
+
+def room_in(budget: int, limit: str | None, *, captures: bool) -> int:
+    """Return the bytes that the arena of plans, or captured graphs, may take within a budget.
+
+    ``limit``: that of the session's arena; None: the caller set it, and there are no plans.
+    """
+    if limit is None:
         return 0
-    return max(0, budget - bytes_outside(budget) - int(chosen[LIMIT][0]) - _OUTSIDE_PLANS)
+    # A session that captures makes one run at a time.
+    outside = bytes_outside(0) if captures else bytes_outside(budget) + _OUTSIDE_PLANS
+    return max(0, budget - outside - int(limit))
 
 
 def why_not_limited(providers: ProviderList, options: Any) -> str | None:
@@ -105,9 +117,18 @@ def not_limited(reason: str) -> ProviderRequestError:
     )
 
 
-def holdings_within(budget: int, chosen: Mapping[str, tuple[str, str]]) -> Holdings:
-    """Return the holdings of a session with a budget. ``chosen``: the options that the session set."""
-    return Holdings(budget, Turns(runs_at_a_time(budget)), room_for_plans(budget, chosen))
+def holdings_within(
+    budget: int, chosen: Mapping[str, tuple[str, str]], own: Mapping[str, str], *, captures: bool
+) -> Holdings:
+    """Return the holdings of a session with a budget.
+
+    Args:
+        chosen: the options of the CUDA provider that the session set.
+        own: the options that the caller set.
+        captures: True if the session captures CUDA graphs.
+    """
+    limit = chosen[LIMIT][0] if LIMIT in chosen else own.get(LIMIT) if captures else None
+    return Holdings(budget, Turns(runs_at_a_time(budget)), room_in(budget, limit, captures=captures))
 
 
 def too_small(error: InsufficientDeviceMemoryError, budget: int) -> InsufficientDeviceMemoryError:

@@ -118,7 +118,7 @@ def call_again(session: Any, error: Exception, call: Callable[[], Any], *, is_bo
         if budget is None or not isinstance(refusal, GPUOutOfMemoryError):
             raise refusal
         if session._holdings.room:  # Plans for further shapes go first, and do not come back.
-            session._request = replace(session._request, shares_with_plans=False)
+            session._request = replace(session._request, shares_budget=False)
             _outdate(session)
         if not is_bound or session._gpu_context is not lifetime.OUTDATED:
             # Only one call repeats at a time, so that no other call takes the memory that was given back.

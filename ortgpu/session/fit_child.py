@@ -1,4 +1,4 @@
-"""Measure how much GPU memory a model takes, in a child process that has nothing else on the GPU."""
+"""Measure how much GPU memory a model takes with one input, in a child process with nothing else on the GPU."""
 
 from __future__ import annotations
 

@@ -121,11 +121,11 @@ def fit(
     timeout: float = _LONGEST,
     **arguments: Unpack[PoolArguments],
 ) -> Fit:
-    """Measure how much GPU memory a model takes at each batch, in a child process that has nothing else on the GPU.
+    """Measure how much GPU memory a model takes at each batch, in child processes with nothing else on the GPU.
 
-    Each input runs in a session of its own, so that the memory of a large input does not count for others. Inputs are
-    made up for each batch (free dimensions beside the batch are 1), or are ``feeds``. If no GPU can be used and the CPU
-    is allowed, the host's memory is measured, and the result says so.
+    Each input runs in a process of its own, so that neither the memory nor the loaded kernels of another input count.
+    Inputs are made up for each batch (free dimensions beside the batch are 1), or are ``feeds``. If no GPU can be used
+    and the CPU is allowed, the host's memory is measured, and the result says so.
 
     Args:
         model: the path of a model, or its bytes; or a list of these, to tell whether they fit together.
@@ -154,13 +154,18 @@ def fit(
     if not is_cpu(device):
         check_form(device)
     arguments = {"cpu_nodes": "allow", **arguments}
-    with ChildProcess(keeps_output=True) as child:
-        start = _ask(child, "begin", device, arguments.get("allow_cpu"), _uuid_of(device), timeout=timeout)
-        options = {**arguments, "device": start.device.ordinal if start.device.is_gpu else device}
-        rows = [
-            [_ask(child, "measure", source, options, batch, feed, timeout=timeout) for batch, feed in inputs]
-            for source in models
-        ]
+    start: Any = None
+    rows: list[list[Any]] = []
+    for source in models:
+        rows.append([])
+        for batch, feed in inputs:
+            if start is not None and start.device.is_gpu:
+                device = start.device.ordinal  # The device "auto" might be another GPU now.
+            with ChildProcess(keeps_output=True) as child:
+                begun = _ask(child, "begin", device, arguments.get("allow_cpu"), _uuid_of(device), timeout=timeout)
+                options = {**arguments, "device": begun.device.ordinal if begun.device.is_gpu else device}
+                rows[-1].append(_ask(child, "measure", source, options, batch, feed, timeout=timeout))
+            start = start or begun
     model_fits = tuple(
         _model_fit(source, inputs, measured, start) for source, measured in zip(models, rows, strict=True)
     )

@@ -32,7 +32,7 @@ from ..provider.devices import Device, DeviceRequest, plain_request
 from ..provider.living import register
 from ..provider.placement import has_convolutions
 from ..provider.rank_devices import claimed_ordinal
-from ..provider.requests import CPUNodes, check_names, parse  # typing.get_type_hints needs CPUNodes.
+from ..provider.requests import CUDA, CPUNodes, check_names, parse  # typing.get_type_hints needs CPUNodes.
 from ..provider.settings import CAPTURE
 from ..provider.sizes import GPUSize, Size, parse_size
 from ..running.device_arrays import run_on_device, wrap_arrays
@@ -720,7 +720,12 @@ class GPUSession(LastOfOurs):
         self._request = request
         self._model_stamp = stamp_of(request.model)
         if verified.budget is not None:
-            self._holdings = holdings_within(verified.budget, verified.options_chosen)
+            self._holdings = holdings_within(
+                verified.budget,
+                verified.options_chosen,
+                request.providers.options_of(CUDA),
+                captures=request.cuda_graph or CAPTURE in verified.options_chosen,
+            )
         self._pinned_memory_limit = parse_size("pinned_memory_limit", request.pinned_memory_limit)
 
     def _refuse_if_lost(self) -> None:

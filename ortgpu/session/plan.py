@@ -35,7 +35,7 @@ from ..provider.requests import (
 from ..provider.runtime import Runtime
 from ..provider.settings import CAPTURE, DIMENSIONS, LIMIT, SESSION_SETTINGS, SETTINGS
 from ..provider.sizes import bytes_of_gpu, memory_by_variable, parse_gpu_size
-from .budget import choose_limits, not_limited, share_with_plans, why_not_limited
+from .budget import choose_limits, not_limited, share_with_graphs, share_with_plans, why_not_limited
 from .chosen import choose
 from .request import SessionRequest
 from .undiagnosed import UndiagnosedError
@@ -217,14 +217,20 @@ def _limit_arena(plan: Plan, total: int | None) -> Plan:
 def fit_to_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline, record: Found | None = None) -> Plan:
     """Return the plan with the options that suit the model. ``release`` is the release of ONNX Runtime."""
     request = plan.request
-    if request.is_guarded or request.others:  # Further arguments change how the graph is optimised.
+    if not (request.is_guarded or request.others):  # Further arguments change how the graph is optimised.
+        further = choose(request.providers, request.sess_options, release, outline)
+        if record is not None:
+            further |= _recorded(record, request.providers.options_of(CUDA))
+        plan = replace(plan, chosen={**plan.chosen, **further})
+    if plan.budget is None or LIMIT not in plan.chosen or not request.shares_budget:
         return plan
-    further = choose(request.providers, request.sess_options, release, outline)
-    if record is not None:
-        further |= _recorded(record, request.providers.options_of(CUDA))
-    if plan.budget is not None and LIMIT in plan.chosen and request.shares_with_plans and _may_need_plans(outline):
-        further |= share_with_plans(plan.chosen[LIMIT], bytes_of_initializers(outline))
-    return replace(plan, chosen={**plan.chosen, **further})
+    if plan.captures:
+        shared = share_with_graphs(plan.chosen[LIMIT])
+    elif not (request.is_guarded or request.others) and _may_need_plans(outline):
+        shared = share_with_plans(plan.chosen[LIMIT], bytes_of_initializers(outline))
+    else:
+        return plan
+    return replace(plan, chosen={**plan.chosen, **shared})
 
 
 def _may_need_plans(outline: GraphOutline) -> bool:

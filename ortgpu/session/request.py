@@ -99,7 +99,7 @@ class SessionRequest:
     memory: GPUSize | None = None
     trim_idle: float | None = None
     make_options: Callable[[], Any] | None = None  # the function that returned ``sess_options``
-    shares_with_plans: bool = True  # False: a run needed the part of the budget that plans for further shapes had
+    shares_budget: bool = True  # False: a run needed the part of the budget for plans of further shapes or graphs
     is_guarded: bool = False  # A library opens the session. It chose its options, and may have measured with them.
     others: Mapping[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
 

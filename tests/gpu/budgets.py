@@ -184,7 +184,111 @@ def plans_within_a_budget() -> None:
     report("then", [np.allclose(session.run(None, feeds[0])[0], wanted[0], rtol=2e-2, atol=2e-2), str(session.memory)])
 
 
+def graphs_within_a_budget() -> None:
+    """Captured graphs and their buffers count in a budget, and a run that needs their part gets it."""
+    import numpy as np
+    import onnx.parser
+    import onnxruntime
+
+    from ortgpu import GPUSession
+    from tests.gpu.shaping import convolutions
+    from tests.support.gpu_memory import used_bytes
+
+    model, budget, random = convolutions(), 700 * MIB, np.random.default_rng(1)
+    providers: list[Any] = [("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}), "CPUExecutionProvider"]
+    feeds = [{"x": random.standard_normal((1, 3, 64 + 8 * number, 96), np.float32)} for number in range(12)]
+    with GPUSession(model, cuda_graph=True) as warm:  # the kernels
+        for feed in feeds[:2]:
+            warm.run(None, feed)
+        uuid = warm.device.uuid or ""
+    plain = onnxruntime.InferenceSession(model, providers=providers)
+    wanted = [plain.run(None, feed)[0] for feed in feeds]
+    del plain
+
+    def is_close(result: Any, expected: Any) -> bool:
+        return bool(np.allclose(result, expected, rtol=2e-2, atol=2e-2 * abs(expected).max()))
+
+    before = used_bytes(uuid)
+    session, right, highest = GPUSession(model, memory=budget, cuda_graph=True), list[bool](), 0
+    for _ in range(3):
+        for feed, expected in zip(feeds, wanted, strict=True):
+            right.append(is_close(session.run(None, feed)[0], expected))
+            highest = max(highest, used_bytes(uuid) - before)
+    report("graphs", session.memory.graphs)
+    report("captures", session._sess.captures)
+    report("outside", highest - (session.memory.arena or 0) - (session.memory.graphs or 0))
+    others: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: others.append(is_close(session.run(None, feeds[0])[0], wanted[0])))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    report("above", max(highest, used_bytes(uuid) - before) - budget)
+    report("right", [*right, *others])
+    report("memory", str(session.memory))
+    session.close()
+
+    # Three arrays are more than three quarters of the arena, and less than all of it.
+    small, large = ({"x": np.full(mebibytes * MIB // 4, 2, np.float32)} for mebibytes in (1, 160))
+    chain = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> two (float[n] x) => (float[n] z) { y = Neg(x) z = Abs(y) }'
+    )
+    session = GPUSession(chain.SerializeToString(), memory=budget, cuda_graph=True)
+    captured, results = list[Any](), list[bool]()
+    for feed in (small, large, small):
+        results.append(np.array_equal(session.run(None, feed)[0], feed["x"]))
+        captured.append(session._sess.captures)
+        highest = max(highest, used_bytes(uuid) - before)
+    report("large", [results, captured])
+    report("above with a large run", highest - budget)
+
+
+def pool_within_a_budget(*, isolate: bool) -> None:
+    """The sessions of one GPU, in this process or in others, share the budget of a pool."""
+    import numpy as np
+
+    from ortgpu import GPUOutOfMemoryError, GPUSession, GPUSessionPool
+    from tests.gpu.running import elementwise
+    from tests.support.gpu_memory import used_bytes
+
+    model, budget, sessions = elementwise("n"), 700 * MIB, 2
+    feeds = [{"x": np.full(mebibytes * MIB // 4, mebibytes, np.float32)} for mebibytes in (1, 30, 8, 60, 90, 4, 400)]
+    if isolate:
+        from ortgpu.environment.gpu.cuda import initialise
+        from ortgpu.provider.devices import choose_visible
+
+        uuid = choose_visible(0, initialise()).uuid or ""
+    else:
+        with GPUSession(model) as warm:
+            warm.run(None, feeds[0])
+            uuid = warm.device.uuid or ""
+    before = used_bytes(uuid)
+    contexts, highest, outcomes = 0, 0, {"right": 0, "wrong": 0, "out of memory": 0}
+    if isolate:  # Each process has a context, which no budget counts.
+        with GPUSessionPool(model, [0], sessions, isolate=True) as pool:
+            contexts = used_bytes(uuid) - before
+    pool = GPUSessionPool(model, [0], sessions, isolate=isolate, memory=budget)
+    for _ in range(4):
+        futures = [(feed, pool.submit(None, feed)) for feed in feeds]
+        for feed, future in futures:
+            try:
+                outcomes["right" if np.array_equal(future.result()[0], -feed["x"]) else "wrong"] += 1
+            except GPUOutOfMemoryError:
+                outcomes["out of memory"] += 1
+            highest = max(highest, used_bytes(uuid) - before)
+    report("outcomes", outcomes)
+    report("above", highest - contexts - budget)
+    report("contexts", contexts)
+    report("then", bool((pool.run(None, feeds[0])[0] == -1).all()))
+    pool.close()
+
+
 PROGRAMS = {
+    "graphs_within_a_budget": graphs_within_a_budget,
+    "pool_within_a_budget": pool_within_a_budget,
     "plans_within_a_budget": plans_within_a_budget,
     "after_out_of_memory": after_out_of_memory,
     "random_shapes": random_shapes,

@@ -39,3 +39,23 @@ def test_plans_for_further_shapes_count_in_a_budget_and_go_first() -> None:
     assert runs["given back"] == 0
     assert runs["above"] <= 64 * MIB
     assert runs["then"][0] is True
+
+
+def test_graphs_count_in_a_budget_and_a_large_run_gets_their_part() -> None:
+    runs = run_program("graphs_within_a_budget", deadline=180)
+    assert all(runs["right"])
+    assert runs["captures"] > 0
+    assert runs["graphs"] > 0
+    assert runs["large"] == [[True] * 3, [1, 0, 0]]
+    assert max(runs["above"], runs["above with a large run"]) <= 64 * MIB
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_the_sessions_of_a_pool_share_a_budget(isolate: bool) -> None:
+    runs = run_program("pool_within_a_budget", {"isolate": isolate}, deadline=180)
+    outcomes = runs["outcomes"]
+    assert outcomes["wrong"] == 0
+    assert outcomes["right"] >= 16
+    assert outcomes["out of memory"] == 4, "those of 400 MiB in and out"
+    assert runs["then"] is True
+    assert runs["above"] <= 64 * MIB

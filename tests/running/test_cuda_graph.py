@@ -221,6 +221,36 @@ def test_the_longest_unused_shape_gives_its_buffers_back_and_numbers_are_not_use
     assert left == 0
 
 
+def test_graphs_are_measured_and_stay_in_the_room_of_a_budget(with_stub: Any) -> None:
+    """Shapes that have no room run without a graph, and do so in each thread."""
+    found = with_stub("""
+        MIB = 1 << 20
+        cuda_graph._GRAPH_BYTES = 6 * MIB
+        session = capturing(NEG, room=34 * MIB)
+        class Taking(Recorded):
+            # A capture takes memory that the session keeps
+            def run_with_iobinding(self, binding, options):
+                number = int(options.get_run_config_entry("gpu_graph_id"))
+                key = number, threading.get_ident()
+                if key not in taken:
+                    taken[key] = runtime.allocate(8 * MIB)
+                return super().run_with_iobinding(binding, options)
+        taken, inner = {}, session._sess._inner
+        session._sess._inner = Taking(inner.inner, inner.stream)
+        def run(size):
+            return (session.run(None, {"x": np.full(size, 3, np.float32)})[0] == -3).all()
+        right = [bool(run(size)) for size in (4, MIB, 8 * MIB, 5, 6, 4, MIB, 8 * MIB)]
+        graphs = session._sess
+        held = [graphs.bytes_held() - stub.stub_device_bytes(), len(taken), max(bound), graphs.bytes_held() <= 34 * MIB]
+        other = threading.Thread(target=lambda: right.append(bool(run(4))))
+        other.start()
+        other.join()
+        report([right, held, len(taken)])
+    """)
+    # The graph of 4 floats has 8 MiB, that of a mebifloat 16 with its buffers, that of 5 floats 8. None else has room.
+    assert found == [[True] * 9, [0, 3, 3, True], 3]
+
+
 def test_dropped_it_gives_everything_back(with_stub: Any) -> None:
     found = with_stub("""
         session = capturing(NEG)
@@ -283,7 +313,7 @@ def test_a_signal_handler_may_use_the_session_amid_a_run(with_stub: Any) -> None
             use(7)
             session._sess.give_back()
             handled.append(7)
-        list(session.map(feeds(2)))  # which imports modules: a handler amid that finds parts of them
+        list(session.map(each for each in feeds(2)))  # which imports modules: a handler amid that finds parts of them
         signal.signal(signal.SIGALRM, handler)
         while len(handled) < 100:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 2e-3))

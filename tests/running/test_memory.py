@@ -219,7 +219,7 @@ def test_holders_are_counted_by_part_and_give_back_plans_first() -> None:
 def test_it_is_printed_as_a_line_for_each_part() -> None:
     lines = str(SessionMemory(None, 3 * MIB, 4 * MIB + MIB // 2, None, 0, 0, 1 << 30, None)).splitlines()
     assert [line.split("  ")[0] for line in lines] == [
-        "weights", "arena, with the weights", "arena, in use", "plans for further shapes", "buffers of CUDA graphs",
+        "weights", "arena, with the weights", "arena, in use", "plans for further shapes", "captured CUDA graphs",
         "pinned host memory", "this process on the GPU",
     ]  # fmt: skip
     assert lines[1].split()[-2:] == ["4.5", "MiB"]

@@ -15,7 +15,7 @@ import pytest
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.sizes import parse_gpu_size
-from ortgpu.session.budget import bytes_outside, room_for_plans
+from ortgpu.session.budget import bytes_outside, room_in
 from ortgpu.session.plan import bind_gpu, fit_to_model, plan_of
 from ortgpu.session.request import SessionRequest
 from tests.lab.fixtures import Lab
@@ -221,7 +221,20 @@ def arena_of(budget: str, text: str, **arguments: Any) -> tuple[int, str, int]:
     plan = fit_to_model(plan, (1, 31), GraphOutline(model.SerializeToString()))
     limit, why = plan.chosen["gpu_mem_limit"]
     assert plan.budget is not None
-    return int(limit), why, room_for_plans(plan.budget, plan.chosen)
+    return int(limit), why, room_in(plan.budget, limit, captures=plan.captures)
+
+
+def test_captured_graphs_have_a_quarter_of_the_arena_and_one_run_at_a_time() -> None:
+    for budget in ("400MiB", "2GiB"):
+        size = parse_gpu_size("memory", budget)
+        assert isinstance(size, int)
+        whole = size - bytes_outside(size)
+        limit, why, room = arena_of(budget, CONVOLUTION.format("w", "Conv"), cuda_graph=True)
+        assert limit == whole - whole // 4
+        assert why.endswith(f"and {whole // 4 // MIB} MiB for CUDA graphs")
+        assert limit + room + bytes_outside(0) == size
+        limit, _, room = arena_of(budget, CONVOLUTION.format("w", "Conv"), cuda_graph=True, shares_budget=False)
+        assert (limit, room) == (whole, bytes_outside(size) - bytes_outside(0))
 
 
 def test_plans_for_further_shapes_have_half_of_the_arena() -> None:
@@ -238,7 +251,7 @@ def test_plans_for_further_shapes_have_half_of_the_arena() -> None:
         ("2GiB", CONVOLUTION.format("w", "Add"), {}),
         ("2GiB", CONVOLUTION.format(8, "Conv").replace("[n,", "[1,"), {}),
         ("400MiB", CONVOLUTION.format("w", "Conv"), {}),
-        ("2GiB", CONVOLUTION.format("w", "Conv"), {"shares_with_plans": False}),
+        ("2GiB", CONVOLUTION.format("w", "Conv"), {"shares_budget": False}),
         ("2GiB", CONVOLUTION.format("w", "Conv"), {"is_guarded": True}),
     ],
     ids=["no convolution", "one shape", "a small budget", "a run needed it", "guarded"],
@@ -266,7 +279,7 @@ session._holdings.add("plans", Kept())
 def again():
     return [session._sess is not inner, session.memory.plans, session._holdings.room]
 found["again"] = failures.call_again(session, RuntimeError(words), again)
-found["shares"] = session._request.shares_with_plans
+found["shares"] = session._request.shares_budget
 report(found)
 """
 )

@@ -37,11 +37,11 @@ class Recorded:
         runtime.synchronise(self.stream)
         return self.inner.run_with_iobinding(binding, options)
 
-def capturing(model, limit=1 << 24):
+def capturing(model, limit=1 << 24, room=None):
     session = GPUSession(model)
     inner, stream = session._sess, Stream(runtime)
     session._pinned = memory = PinnedMemory(runtime, limit)
-    session._sess = CapturingSession(inner, runtime, session.device, stream, memory)
+    session._sess = CapturingSession(inner, runtime, session.device, stream, memory, (1 << 64) - 1, room)
     session._sess._inner = Recorded(inner, stream.handle)
     session._gpu_runner = CapturedRunner(session, session._sess)
     return session
