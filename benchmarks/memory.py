@@ -1,9 +1,9 @@
 """Measure the promises about GPU memory: budgets, what they cost, trimming, many models, and what ``fit`` says.
 
-    python -m benchmarks.memory [--out FILE] [--parts PART ...] [--runs N] [--seconds S] [--kinds N]
+    python -m benchmarks.memory [--out FILE] [--parts PART ...] [--runs N] [--seconds S]
 
 Each part runs in a process of its own. Memory is that of the whole GPU, so nothing else may use it. On a host with two
-GPUs, run half of the parts on each: CUDA_VISIBLE_DEVICES names one. Without ``fit``, the memory that a process takes
+GPUs, run half of the parts on each: CUDA_VISIBLE_DEVICES names one. Except in ``fit``, the memory that a process takes
 before its first session of a part, CUDA's context and common kernels, is not counted.
 """
 
@@ -23,24 +23,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
-from benchmarks import zoo_models
+from benchmarks import shapes, zoo_models
 from benchmarks.parts import measure_parts
-from benchmarks.shapes import KINDS, timed
+from benchmarks.shapes import timed
 from ortgpu.running.made_inputs import make_inputs
 
 _MIB = 1 << 20
-_KINDS = ("speech", "pyramid", "unet")
 _TOLERANCE = 2e-2  # of the largest value: other convolution algorithms, and TF32
 _CUDA = [("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}), "CPUExecutionProvider"]
 
 Feed = dict[str, np.ndarray[Any, Any]]
+_SIZE = 256  # of an item of a sequence
+
+
+def _sequence() -> bytes:
+    """Four layers of a transformer over sequences of any length, without convolutions."""
+    net, x = shapes.Mixed(), "x"
+    for _ in range(4):
+        x = net.transformer(x, 0, _SIZE, 4)
+    return net.content(["batch", "steps", _SIZE], (x, TensorProto.FLOAT))
+
+
+MODELS: Mapping[str, Callable[[], Any]] = {
+    "pyramid": lambda: shapes.KINDS["pyramid"]()[0],
+    "unet": lambda: shapes.KINDS["unet"]()[0],
+    "sequence": _sequence,
+}
+_KINDS = tuple(MODELS)
 
 
 def random_feed(kind: str, random: np.random.Generator) -> Feed:
     """Return an input of a random shape."""
-    if kind == "speech":
-        shape = (int(random.integers(1, 17)), 80, 16 * int(random.integers(4, 120)))
+    shape: tuple[int, ...]
+    if kind == "sequence":
+        shape = (int(random.integers(1, 17)), 16 * int(random.integers(2, 60)), _SIZE)
     else:
         most = 25 if kind == "pyramid" else 17
         height, width = (32 * int(each) for each in random.integers(4, most, 2))
@@ -49,7 +67,7 @@ def random_feed(kind: str, random: np.random.Generator) -> Feed:
 
 
 def small_feed(kind: str) -> Feed:
-    return {"x": np.ones((1, 80, 64) if kind == "speech" else (1, 3, 128, 128), np.float32)}
+    return {"x": np.ones((1, 32, _SIZE) if kind == "sequence" else (1, 3, 128, 128), np.float32)}
 
 
 def sample(result: np.ndarray[Any, Any]) -> list[float]:
@@ -71,7 +89,7 @@ class Device:
         from ortgpu import GPUSession
 
         for kind in _KINDS:
-            with GPUSession(KINDS[kind]()[0]) as session:
+            with GPUSession(MODELS[kind]()) as session:
                 session.run(None, small_feed(kind))
             self.device = session.__dict__["device"]
         self.before = self.used()
@@ -98,7 +116,7 @@ def measure_budgets(kind: str, runs: int) -> dict[str, Any]:
     from ortgpu import GPUSession
 
     device = Device()
-    model = KINDS[kind]()[0]
+    model = MODELS[kind]()
     plain = plain_session(model)
     random = np.random.default_rng(1)
     expected, peak = [], 0
@@ -146,7 +164,7 @@ def measure_cost() -> dict[str, Any]:
 
     figures: dict[str, Any] = {}
     for kind in _KINDS:
-        model = KINDS[kind]()[0]
+        model = MODELS[kind]()
         feed = small_feed(kind)
         without, within = GPUSession(model), GPUSession(model, memory="8GiB")
         times: list[list[float]] = [[], []]
@@ -173,7 +191,7 @@ def measure_trim() -> dict[str, Any]:
     device, figures = Device(), dict[str, Any]()
     for kind in _KINDS:
         device.before = device.used()
-        session = GPUSession(KINDS[kind]()[0])
+        session = GPUSession(MODELS[kind]())
         session.run(None, small_feed(kind))
         first = device.taken()
         random = np.random.default_rng(2)
@@ -224,28 +242,23 @@ def use_model(path: str, batch: int) -> tuple[float, float]:
     return first / _MIB, (used_bytes(uuid) - before) / _MIB
 
 
-def measure_fit(kinds: Sequence[str]) -> dict[str, Any]:
+def measure_fit(kind: str) -> dict[str, Any]:
     """What ``ortgpu.fit`` says of a batch, with CUDA's context, beside NVML's figure of a process that runs it."""
     import ortgpu
 
-    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for kind in kinds:
-            path = str(zoo_models.made(kind, Path(folder)))
-            began = time.perf_counter()
-            found = ortgpu.fit(path, BATCHES)
-            seconds = time.perf_counter() - began
-            rows: dict[str, Any] = {}
-            for row in found.models[0].rows:
-                context = multiprocessing.get_context("spawn")
-                with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
-                    nvml = pool.submit(use_model, path, row.batch or 1).result()
-                told = [((size or 0) + (found.context or 0)) / _MIB for size in (row.peak, row.steady)]
-                within = [abs(a - b) <= max(32, 0.05 * b) for a, b in zip(told, nvml, strict=True)]
-                rows[str(row.batch)] = {"fit MiB": told, "NVML MiB": nvml, "within": within}
-            figures[kind] = {"seconds of fit": seconds, **rows}
-    cells = [ok for each in figures.values() for row in each.values() if isinstance(row, dict) for ok in row["within"]]
-    return {"within": f"{sum(cells)} of {len(cells)}", **figures}
+        path = str(zoo_models.made(kind, Path(folder)))
+        began = time.perf_counter()
+        found = ortgpu.fit(path, BATCHES)
+        figures: dict[str, Any] = {"seconds of fit": time.perf_counter() - began}
+        for row in found.models[0].rows:
+            context = multiprocessing.get_context("spawn")
+            with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
+                nvml = pool.submit(use_model, path, row.batch or 1).result()
+            told = [((size or 0) + (found.context or 0)) / _MIB for size in (row.peak, row.steady)]
+            within = [abs(a - b) <= max(32, 0.05 * b) for a, b in zip(told, nvml, strict=True)]
+            figures[str(row.batch)] = {"fit MiB": told, "NVML MiB": nvml, "within": within}
+    return figures
 
 
 def measure_models(seconds: float) -> dict[str, Any]:
@@ -258,7 +271,7 @@ def measure_models(seconds: float) -> dict[str, Any]:
         for number in range(12):
             kind = _KINDS[number % len(_KINDS)]
             path = Path(folder, f"{number}.onnx")
-            path.write_bytes(KINDS[kind]()[0])
+            path.write_bytes(MODELS[kind]())
             random = np.random.default_rng(number)
             own = [small_feed(kind), *(random_feed(kind, random) for _ in range(2))]
             before = device.used()
@@ -301,12 +314,13 @@ def measure_models(seconds: float) -> dict[str, Any]:
         model = models[paths[0]]
         model.run(None, feeds[0][0])
         with model.session() as session:
-            times: list[list[float]] = [[], []]
-            ways: tuple[Callable[..., Any], ...] = (session.run, model.run)
+            times: list[list[float]] = [[], [], []]
+            name, small = str(paths[0]), feeds[0][0]
+            ways: tuple[Callable[..., Any], ...] = (session.run, model.run, lambda *given: models[name].run(*given))
             for _ in range(500):
                 for each, run in enumerate(ways):
-                    times[each].append(timed(run, None, feeds[0][0]))
-        hit = statistics.median(times[1]) - statistics.median(times[0])
+                    times[each].append(timed(run, None, small))
+        without, *hits = map(statistics.median, times)
         models.close()
         return {
             "sum MiB": sum(sizes) / _MIB,
@@ -315,7 +329,7 @@ def measure_models(seconds: float) -> dict[str, Any]:
             "above MiB": (highest - budget) / _MIB,
             **counts,
             "opened": opened,
-            "hit costs us": hit * 1e3,
+            "hit costs us, and by its path": [1e3 * (hit - without) for hit in hits],
             "errors": sorted(set(errors))[:5],
             "left MiB": device.taken() / _MIB,
         }
@@ -323,7 +337,7 @@ def measure_models(seconds: float) -> dict[str, Any]:
 
 PARTS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     **{f"budget-{kind}": lambda options, kind=kind: measure_budgets(kind, options.runs) for kind in _KINDS},
-    "fit": lambda options: measure_fit(FIT_KINDS[: options.kinds]),
+    **{f"fit-{kind}": lambda options, kind=kind: measure_fit(kind) for kind in FIT_KINDS},
     "cost": lambda options: measure_cost(),
     "trim": lambda options: measure_trim(),
     "models": lambda options: measure_models(options.seconds),
@@ -336,13 +350,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=sorted(PARTS), default=list(PARTS), metavar="PART")
     parser.add_argument("--runs", type=int, default=300, help="runs of random shapes for each budget")
     parser.add_argument("--seconds", type=float, default=300.0, help="of many models in threads")
-    parser.add_argument("--kinds", type=int, default=len(FIT_KINDS), help="networks of the part fit")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child is not None:
         Path(options.child).write_text(json.dumps(PARTS[options.parts[0]](options)))
         return 0
-    more = ["--runs", str(options.runs), "--seconds", str(options.seconds), "--kinds", str(options.kinds)]
+    more = ["--runs", str(options.runs), "--seconds", str(options.seconds)]
     return measure_parts("benchmarks.memory", "--parts", options.parts, more, options.out)
 
 
