@@ -344,9 +344,7 @@ class CapturingSession:
         graph = self._bind(kinds, outputs, on_device)
         return graph, self._run_captured(graph, values, output_names)
 
-    def _bind(
-        self, kinds: tuple[Kind, ...], values: dict[str, NDArray[Any]], on_device: dict[str, Kind]
-    ) -> _Graph:
+    def _bind(self, kinds: tuple[Kind, ...], values: dict[str, NDArray[Any]], on_device: dict[str, Kind]) -> _Graph:
         inputs, written = buffers(Place(self._runtime, self._stream, self.memory), kinds, on_device)
         outputs = {name: written[name] if name in written else Constant(value) for name, value in values.items()}
         self._captures += 1  # numbers begin at 1: 0 is ONNX Runtime's default

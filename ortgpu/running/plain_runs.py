@@ -126,6 +126,13 @@ class PlainRunner:
         """Return True if ``run`` had better copy the arrays of ``feed`` itself, in several threads."""
         return False
 
+    def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return another method that runs the session, as one that waits and is noticed like :meth:`run`."""
+        return method
+
+    def note_end(self) -> None:
+        """Note the end of a run that did not go through :meth:`run` or :meth:`around`."""
+
     def check_binding(self) -> None:
         """Raise ProviderRequestError if the session cannot be used with an IOBinding."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import GPUError
@@ -31,6 +32,9 @@ class _InTurns(PlainRunner):
         results: Results = self.turns.run(super().run, session, output_names, feed, run_options)
         return results
 
+    def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(self.turns.run, super().around(method))
+
 
 class _Watched(PlainRunner):
     last_run: float  # the end of the last run, by time.monotonic()
@@ -38,14 +42,24 @@ class _Watched(PlainRunner):
     reminder: Reminder
 
     def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
+        results: Results = self._watch(super().run, session, output_names, feed, run_options)
+        return results
+
+    def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(self._watch, super().around(method))
+
+    def note_end(self) -> None:
+        self.last_run = time.monotonic()
+        if not self.reminder.is_at_work:
+            self.reminder.start()
+
+    def _watch(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         self.at_work.append(None)
         try:
-            return super().run(session, output_names, feed, run_options)
+            return method(*arguments, **named)
         finally:
-            self.last_run = time.monotonic()
             self.at_work.pop()
-            if not self.reminder.is_at_work:
-                self.reminder.start()
+            self.note_end()
 
     def close(self, error: GPUError) -> None:
         self.reminder.stop()
@@ -64,7 +78,7 @@ def trim_when_idle(session: RunningSession, runner: PlainRunner, seconds: float)
     """Have a session trim itself once it made no run for so many seconds. A thread waits for that meanwhile."""
     runner.__class__ = _combined(_Watched, type(runner))
     reminder = Reminder(session, functools.partial(_trim_idle, seconds), "ortgpu-trim")
-    vars(runner).update(reminder=reminder, at_work=[], last_run=time.monotonic())
+    vars(runner).update(reminder=reminder, at_work=[], last_run=time.monotonic(), binds_directly=False)
 
 
 def _trim_idle(seconds: float, session: RunningSession) -> float | None:

@@ -32,6 +32,7 @@ class _Called:
         session, callback, data, turns = _under_way[weakref.ref(self)][:4]
         if turns is not None:  # The callback may start a run, so the turn ends before it.
             turns.give()
+        session._gpu_runner.note_end()
         if text:
             failures.note_text(session, text)
         callback(results, data, text)

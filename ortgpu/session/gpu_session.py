@@ -561,13 +561,13 @@ class GPUSession(LastOfOurs):
                 self._sess.run_with_iobinding(iobinding._iobinding, run_options)
             else:
                 failures.move_binding(iobinding, self)
-                _take_turns(self, super().run_with_iobinding)(iobinding, run_options)
+                self._gpu_runner.around(super().run_with_iobinding)(iobinding, run_options)
             if began is not None:
                 runner.note_bound(self, iobinding, began)
             if streams is not None and not is_idle:
                 streams.order_results()
         except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
-            again = _take_turns(self, super().run_with_iobinding)
+            again = self._gpu_runner.around(super().run_with_iobinding)
             failures.call_again(self, error, lambda: _run_in_order(self, again, iobinding, run_options), is_bound=True)
             return
         if self._gpu_context is not context:  # A run beside this one may have left a wrong plan to it.
@@ -767,12 +767,6 @@ def _add_plans(
     return shaped
 
 
-def _take_turns(session: GPUSession, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method of InferenceSession as one that takes the session's turns, if its budget bounds the runs."""
-    turns = session._holdings.turns if session._holdings is not None else None
-    return method if turns is None else functools.partial(turns.run, method)
-
-
 def _run_in_order(session: GPUSession, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run after the work that the caller has queued on the GPU, and before later work."""
     wait_for_caller(session)
@@ -786,7 +780,7 @@ def _explaining(name: str) -> Callable[..., Any]:
 
     @functools.wraps(getattr(InferenceSession, name))
     def call(self: GPUSession, *args: Any, **kwargs: Any) -> Any:
-        method = _take_turns(self, getattr(super(GPUSession, self), name))
+        method = self._gpu_runner.around(getattr(super(GPUSession, self), name))
         try:
             return method(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
@@ -801,7 +795,7 @@ def _ordered(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(InferenceSession, name))
     def call(self: GPUSession, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(
-            _run_in_order, self, _take_turns(self, getattr(super(GPUSession, self), name)), *args, **kwargs
+            _run_in_order, self, self._gpu_runner.around(getattr(super(GPUSession, self), name)), *args, **kwargs
         )
         try:
             lifetime.refuse_after_reset(self, self._gpu_context)

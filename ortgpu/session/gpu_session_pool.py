@@ -20,7 +20,7 @@ from ..errors import GPUError, ProviderRequestError, manual
 from ..process.background import Task, may_wait
 from ..process.threads import FutureOutcome, Outcome
 from ..provider.devices import Device, DeviceRequest
-from ..provider.sizes import divided, parse_gpu_size, parse_size
+from ..provider.sizes import divided, memory_by_variable, parse_gpu_size, parse_size
 from .lazily import gpu_session_class
 from .pool.requests import Request
 from .pool.serving import CLOSING, LostDevice, Service
@@ -82,8 +82,8 @@ class GPUSessionPool:
         first_deadline: the same for the first run of a shape in a process, because that run makes plans; two minutes
             by default. The runs of :meth:`warm` count as first runs, without a deadline.
         options: other arguments of GPUSession, by name, for every session; not ``device`` or ``cuda_graph``. With
-            ``allow_cpu`` the sessions open on the CPU if no GPU can be used. ``memory`` is the most that the sessions
-            of one GPU take together.
+            ``allow_cpu`` the sessions open on the CPU if no GPU can be used. ``memory``, or ORTGPU_MEMORY, is the most
+            that the sessions of one GPU take together.
 
     Raises:
         GPUError: a session could not be opened. The others are closed.
@@ -156,8 +156,10 @@ class GPUSessionPool:
         feeds: Feeds
         arguments: Any = options  # The code below changes this dict, so its type is not the TypedDict.
         number = operator.index(sessions_per_device)
-        if options.get("memory") is not None:
-            arguments["memory"] = divided(parse_gpu_size("memory", options["memory"]), max(number, 1))
+        memory = options.get("memory")
+        size = memory_by_variable() if memory is None else parse_gpu_size("memory", memory)
+        if size is not None and (memory is not None or number > 1):  # Otherwise each session reads the variable.
+            arguments["memory"] = divided(size, max(number, 1))
         if isolate:
             # This import is late because it imports numpy, and a session diagnoses the absence of numpy.
             from .pool.host_feeds import ProcessFeeds

@@ -182,6 +182,10 @@ class GPUModels(Mapping[str, GPUModel]):
         """Return the model at a path. Its file is not looked at before its first use."""
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"a model is named by the path of its file, not by {path!r}")
+        # The keys are absolute paths, and making one takes ten times as long as this look-up.
+        model = self._models.get(path) if isinstance(path, str) else None
+        if model is not None:
+            return model
         name = os.path.abspath(os.fsdecode(path))
         model = self._models.get(name)
         return model if model is not None else self._models.setdefault(name, GPUModel(self, name))

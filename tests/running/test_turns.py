@@ -137,3 +137,43 @@ def test_an_idle_session_trims_itself_and_leaves_no_thread() -> None:
     assert after < 64 << 20
     assert closed == []
     assert wrong == ["ValueError", "ValueError", "TypeError", "TypeError"]
+
+
+@pytest.mark.parametrize("way", ["run_with_iobinding", "run_on_device", "run_with_ort_values", "map", "run_async"])
+def test_an_idle_session_trims_itself_however_it_ran(way: str) -> None:
+    grown, trimmed = child(
+        """
+        import onnxruntime
+        from ortgpu.running import arena
+        session = GPUSession(model('two (float[n, m] x) => (float[n, m] z) { y = Neg(x) z = Abs(y) }'), trim_idle=0.05)
+        big = np.ones((64, 1 << 18), np.float32)
+        def bound():
+            binding = session.io_binding()
+            binding.bind_cpu_input("x", big)
+            binding.bind_output("z")
+            session.run_with_iobinding(binding)
+        def later():
+            done = threading.Event()
+            session.run_async(["z"], {"x": big}, lambda *_: done.set(), None)
+            done.wait(30)
+        ways = {
+            "run_with_iobinding": bound,
+            "run_on_device": lambda: session.run_on_device(None, {"x": big}),
+            "run_with_ort_values": lambda: session.run_with_ort_values(
+                None, {"x": onnxruntime.OrtValue.ortvalue_from_numpy(big)}),
+            "map": lambda: list(session.map([{"x": big}])),
+            "run_async": later,
+        }
+        grown = []
+        shrink, until = arena.shrink, time.monotonic() + 30
+        arena.shrink = lambda session: (grown.append(session.memory.arena), shrink(session))
+        session.run(None, {"x": big[:1, :1]})  # The arena keeps its first region.
+        ways[sys.argv[1]]()
+        while (max(grown, default=0) < 64 << 20 or session.memory.arena > 64 << 20) and time.monotonic() < until:
+            time.sleep(0.01)
+        report([max(grown, default=0), session.memory.arena])
+        """,
+        way,
+    )
+    assert grown > 64 << 20
+    assert trimmed < 64 << 20

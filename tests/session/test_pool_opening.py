@@ -315,10 +315,14 @@ def test_a_pool_divides_the_memory_of_a_gpu_among_its_sessions() -> None:
             with GPUSessionPool(RELU, memory=memory, **options) as pool:
                 return value_of(pool.run(None, feed(3)))
         values = [opened(memory) for memory in ("1GiB", 0.5, None)]
+        os.environ["ORTGPU_MEMORY"] = "4GiB"
+        values.append(opened(None))
         try:
             opened(0)
         except ValueError as error:
             report("json", [seen, values, str(error).partition(" ")[0]])
         """
     )
-    assert found["json"] == [[1 << 29] * 2 + [0.25] * 2 + [None] * 2, [3.0] * 3, "memory"]
+    assert found["json"] == [
+        [1 << 29] * 2 + [0.25] * 2 + [None] * 2 + [2 << 30] * 2, [3.0] * 4, "memory"
+    ]  # fmt: skip
