@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -40,6 +41,7 @@ class Reminder:
         with this_thread.holds, self._lock:
             if self._thread is None:
                 self._thread = thread = Thread(self._work, self._name)
+                _started.add(self)
                 try:
                     thread.start()
                 except RuntimeError:  # A limit of the container or the user: "can't start new thread".
@@ -69,3 +71,13 @@ class Reminder:
             with this_thread.holds, self._lock:
                 self._thread = None
                 return
+
+
+_started: weakref.WeakSet[Reminder] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Wait for the checks at work. If a thread is in ONNX Runtime when the interpreter ends, the process aborts."""
+    for reminder in list(_started):
+        reminder.stop()

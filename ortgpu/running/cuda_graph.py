@@ -273,10 +273,10 @@ class CapturingSession:
     def _run_faster(self, graph: _Graph, values: list[Any], output_names: list[str], feed: Any) -> list[Any]:
         """Replay the graph, or run without it if that is faster. The first runs time both, alternately."""
         if not graph.trials:
-            if graph.fastest[True] <= graph.fastest[False] and self._may_replay(graph):
+            if graph.fastest[True] <= graph.fastest[False] and (self._room is None or self._may_replay(graph)):
                 return self._run_captured(graph, values, output_names)
             return self._run_without(output_names, feed)
-        if not self._may_replay(graph):
+        if self._room is not None and not self._may_replay(graph):
             return self._run_without(output_names, feed)
         is_replay = graph.trials // 2 % 2 == 0  # In pairs, as a caller may ask for other outputs every second time.
         started = time.perf_counter()
@@ -292,7 +292,7 @@ class CapturingSession:
 
     def _may_replay(self, graph: _Graph) -> bool:
         """Return True if this thread has captured a graph, or may do so."""
-        return self._room is None or threading.get_ident() in graph.captured_by or self._has_room()
+        return threading.get_ident() in graph.captured_by or self._has_room()
 
     def _run_without(self, output_names: Any, feed: Any, run_options: Any = None) -> list[Any]:
         # ONNX Runtime may allocate memory here. That must not spoil a capture of another session.

@@ -100,6 +100,25 @@ def test_a_reminder_has_a_thread_only_while_there_is_something_to_wait_for() -> 
     assert not [each.name for each in threading.enumerate() if each.name == "ortgpu-test"]
 
 
+def test_the_end_of_the_interpreter_waits_for_a_check_at_work() -> None:
+    """Otherwise ONNX Runtime's thread was ended amid a call, and the process aborted."""
+    ended = child(
+        """
+        from ortgpu.process.reminders import Reminder
+        begun = threading.Event()
+        def check(_):
+            begun.set()
+            time.sleep(0.5)
+            report("the check has ended")
+        owner = threading.Event()
+        reminder = Reminder(owner, check, "ortgpu-test")
+        reminder.start()
+        begun.wait(30)
+        """
+    )
+    assert ended == "the check has ended"
+
+
 def test_an_idle_session_trims_itself_and_leaves_no_thread() -> None:
     trimmed, left, result, after, closed, wrong = child(
         """

@@ -285,6 +285,28 @@ report(found)
 )
 
 
+CAPTURED = (
+    SETUP
+    + """
+session = GPUSession(model, memory="400MiB", cuda_graph=True, pinned_memory_limit=0)
+inner, found = session._sess, []
+for size in (1, 70, 1):  # Three arrays of 70 MiB are more than three quarters of 250 MiB.
+    found.append(outcome(lambda: session.run(None, of(size))[0].shape).get("text", "") or "returned")
+    found.append([session._sess is inner, session._holdings.room, session._sess.captures])
+report(found)
+"""
+)
+
+
+def test_a_run_that_needs_the_part_of_the_graphs_gets_it(module_lab: Lab, provider_library: str) -> None:
+    if reason := older_than(TELLS):
+        pytest.skip(reason)
+    found = module_lab.machine_that_places(provider_library).run(CAPTURED).ok().json
+    assert found == [
+        "returned", [True, 62 * MIB + MIB // 2, 1], "returned", [False, 0, 0], "returned", [False, 0, 0],
+    ]  # fmt: skip
+
+
 def test_plans_are_given_back_for_good_when_a_run_needs_their_part(module_lab: Lab, provider_library: str) -> None:
     if reason := older_than(TELLS):
         pytest.skip(reason)
