@@ -214,6 +214,12 @@ class CapturingSession:
         self._executor.close()
         self._let_go()
 
+    def let_go(self) -> None:
+        """Wait for the running run of another thread, and drop the C++ session."""
+        if not self._is_at_work:
+            with this_thread.holds, self._lock:
+                self._let_go()
+
     def _let_go(self) -> None:
         """Drop the C++ session in the relaxed capture mode.
 
@@ -451,6 +457,9 @@ class CapturedRunner(PlainRunner):
 
     def check_binding(self) -> None:
         raise _unsupported("io_binding")
+
+    def let_go(self) -> None:
+        self.graphs.let_go()
 
     def close(self, error: GPUError) -> None:
         self.graphs.close(error)

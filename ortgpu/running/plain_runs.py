@@ -136,6 +136,9 @@ class PlainRunner:
     def check_binding(self) -> None:
         """Raise ProviderRequestError if the session cannot be used with an IOBinding."""
 
+    def let_go(self) -> None:
+        """Drop references to the C++ session, because it is about to be opened again."""
+
     def close(self, error: GPUError) -> None:
         """Free the memory that no array uses. Later runs may raise ``error``."""
 

@@ -22,6 +22,7 @@ from .request import FACTS, SessionRequest, Verified
 
 if TYPE_CHECKING:
     from ..running.memory import Holdings
+    from ..running.plain_runs import PlainRunner
 
 _RECEIVERS = ("multiprocessing", "multiprocess")  # The second pickles by dill.
 _PICKLERS = ("pickle", "dill", "cloudpickle")
@@ -35,6 +36,7 @@ class Reopened(Protocol):
     _own_names: frozenset[str]
     _gpu_context: lifetime.ContextCheck | None
     _holdings: Holdings | None
+    _gpu_runner: PlainRunner
     _model_stamp: tuple[int, ...] | None
     _sess: Any
 
@@ -195,6 +197,7 @@ def reopen(session: Reopened) -> None:
         with turns.all() if turns is not None else contextlib.nullcontext():
             names = [name for name in lifetime.HELD_BY_ONNXRUNTIME if name in vars(session)]
             vars(session).update({name: _Awaited(session, name) for name in names})
+            session._gpu_runner.let_go()
             if holdings is not None:
                 holdings.give_back()
             _at_work.append(session)
