@@ -182,12 +182,20 @@ def refuse_if_closed(session: Opened) -> None:
 OUTDATED = ContextCheck(lambda: 1, ctypes.c_ulonglong(), 0)
 
 
-def refuse_if_unusable(session: Opened) -> None:
-    """Raise the error of a session that is closed or lost the GPU. Open the C++ session again if it is outdated."""
+def refuse_if_gone(session: Opened) -> None:
+    """Raise the error of a session that is closed or lost the GPU."""
     refuse_if_closed(session)
     gone = context_is_gone(session, "this process has another CUDA context now than when the session was opened")
     if gone is not None:
         raise fresh_copy(gone)  # Raising ``gone`` would make a reference cycle with this frame.
+
+
+def refuse_if_unusable(session: Opened) -> None:
+    """Raise the error of a session that is closed or lost the GPU. Open the C++ session again if it is outdated.
+
+    That waits for the session's runs, so a run must not call this function. It may call :func:`refuse_if_gone`.
+    """
+    refuse_if_gone(session)
     if vars(session).get("_gpu_context") is OUTDATED:
         reopen: Callable[[], None] = session._gpu_reopen  # type: ignore[attr-defined]  # only a GPUSession is outdated
         reopen()

@@ -77,8 +77,10 @@ class Turns:
 
         A signal handler or finalizer amid another run does not wait: its thread may have the turn that it would get.
         """
-        if not may_wait():
-            return call(*arguments, **named)
+        return self.run_in_turn(call, *arguments, **named) if may_wait() else call(*arguments, **named)
+
+    def run_in_turn(self, call: Any, *arguments: Any, **named: Any) -> Any:
+        """Make a call as :meth:`run` does, and wait in any case. This thread must have no turn."""
         # An interrupt before `try` would lose a turn. The step of this loop is in C, and signals are seen after calls.
         for turn in iter(self._turns.get, None):
             try:
@@ -217,9 +219,16 @@ def measure(session: PinningSession) -> SessionMemory:
 
 
 def give_back(session: PinningSession) -> None:
-    """Give back the GPU memory that no run of a session uses: plans, then graphs, then the arena's free regions."""
-    holdings_of(session).give_back()
-    arena.shrink(session)
+    """Give back the GPU memory that no run of a session uses: plans, then graphs, then the arena's free regions.
+
+    Shrinking the arena is a run, too: beside another one it would take a stream with handles.
+    """
+    holdings = holdings_of(session)
+    holdings.give_back()
+    if holdings.turns is not None:
+        holdings.turns.run(arena.shrink, session)
+    else:
+        arena.shrink(session)
 
 
 def trim(session: PinningSession) -> None:

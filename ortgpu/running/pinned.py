@@ -334,7 +334,7 @@ def memory_of(session: PinningSession) -> PinnedMemory:
     Raises:
         ExecutionError: the session is closed, or lost the GPU.
     """
-    lifetime.refuse_if_unusable(session)
+    lifetime.refuse_if_gone(session)
     with this_thread.holds, _creating:
         if session._pinned is None:
             device = lifetime.device_of(session)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import GPUError
 from ..model.tensor_types import DTYPES
 from ..process.background import fork_safe_lock, is_of_a_handler, this_thread
-from ..provider.lifetime import device_of, refuse_if_unusable
+from ..provider.lifetime import device_of, refuse_if_gone
 from ..provider.requests import CPU, CUDA
 from .cudart import runtime_of
 from .onnxruntimes import InferenceSession, onnxruntimes_run
@@ -104,7 +104,7 @@ class StagedRunner(PlainRunner):
             ExecutionError: the session lost its context, and with it the pinned memory.
             Exception: raised by a signal handler meanwhile.
         """
-        refuse_if_unusable(session)
+        refuse_if_gone(session)
         try:
             runs = self._runs or self._make_runs(session)
             return runs.run(session, output_names, feed) if runs is not None else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import GPUError
 from ..process.reminders import Reminder
-from .memory import Turns, trim
+from .memory import Turns, holdings_of, trim
 from .plain_runs import PlainRunner
 
 if TYPE_CHECKING:
@@ -89,8 +89,12 @@ def _trim_idle(seconds: float, session: RunningSession) -> float | None:
     remaining = seconds if runner.at_work else runner.last_run + seconds - time.monotonic()
     if remaining > 0:
         return remaining
+    holdings = holdings_of(session)
     try:
-        trim(session)
+        if holdings.turns is not None:  # The reminder's lock keeps no run waiting.
+            holdings.turns.run_in_turn(trim, session)
+        else:
+            trim(session)
     except Exception as error:  # noqa: BLE001 - it was closed or lost the GPU; its next use says so
         logger.debug("an idle session was not trimmed: %s", str(error))
     return seconds if time.monotonic() - runner.last_run < seconds else None

@@ -30,7 +30,7 @@ from ..errors import (
     ProviderFailureError,
     manual,
 )
-from ..process.background import this_thread
+from ..process.background import may_wait, this_thread
 from ..process.late import late
 from ..provider import lifetime
 from ..provider.interfaces import Opened
@@ -112,29 +112,57 @@ def call_again(session: Any, error: Exception, call: Callable[[], Any], *, is_bo
     Raises:
         Exception: the error to raise for ``error``, or for the error of the second call.
     """
-    refusal = explained_run(session, error)
+    refusal, answer = explained_run(session, error), None
     try:
         budget = session._holdings.budget if session._holdings is not None else None
         if budget is None or not isinstance(refusal, GPUOutOfMemoryError):
             raise refusal
-        if session._holdings.room:  # Plans for further shapes go first, and do not come back.
+        if session._holdings.room:  # Plans and graphs go first, and do not come back.
             session._request = replace(session._request, shares_budget=False)
             _outdate(session)
         if not is_bound or session._gpu_context is not lifetime.OUTDATED:
-            # Only one call repeats at a time, so that no other call takes the memory that was given back.
-            with this_thread.holds, session._holdings.retrying:
-                try:
-                    lifetime.refuse_if_unusable(session)  # It opens an outdated session again.
-                    give_back(session)
-                    return call()
-                except Exception as second:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
-                    refusal = explained_run(session, second)
-                give_back(session)
+            answer = _repeat(session, call)
+            if not isinstance(answer, Exception):
+                return answer[0]
+            refusal = answer
         if not isinstance(refusal, GPUOutOfMemoryError):
             raise refusal
         raise exceeded(refusal, session, budget) from refusal.__cause__
     finally:
-        del refusal, error  # The error and this frame, in its traceback, must not refer to each other.
+        del refusal, answer, error  # The error and this frame, in its traceback, must not refer to each other.
+
+
+def _repeat(session: Any, call: Callable[[], Any]) -> list[Any] | Exception:
+    """Give memory back and make a call in a turn of its own. Return a list with its result, or the error to raise.
+
+    Only one call repeats at a time, so that no other call takes the memory that was given back.
+    """
+    waits = may_wait()
+    with this_thread.holds, session._holdings.retrying:
+        while True:
+            try:
+                lifetime.refuse_if_unusable(session)  # It opens an outdated session again.
+            except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
+                return explained_run(session, error)
+            context, turns = session._gpu_context, session._holdings.turns
+            again = functools.partial(_call_in_room, session, call)
+            answer = turns.run_in_turn(again) if waits and turns is not None else again()
+            if isinstance(answer[0], Exception):
+                return answer.pop()  # type: ignore[no-any-return]  # an exception, as this line has seen
+            if session._gpu_context is context:
+                return answer
+            # A run beside this one was out of memory too, and may have left a wrong plan to it.
+
+
+def _call_in_room(session: Any, call: Callable[[], Any]) -> list[Any]:
+    """Give memory back, make a call and return its result, or the error after memory was given back again."""
+    give_back(session)
+    try:
+        return [call()]
+    except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
+        answer = [explained_run(session, error)]
+    give_back(session)
+    return answer
 
 
 def _found(session: Opened, text: str, exception: str | None) -> GPUError | None:

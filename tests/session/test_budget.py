@@ -285,6 +285,38 @@ report(found)
 )
 
 
+IN_TURNS = (
+    SETUP
+    + """
+from ortgpu.running.pinned import memory_of
+from ortgpu.session import failures
+words = "while running Relu node. bfc_arena.cc Available memory of 60518144 is smaller than requested bytes of 67108864"
+session = GPUSession(model, memory="230MiB")
+turns, steps = session._holdings.turns, []
+turns.take()  # as another run does
+again = threading.Thread(
+    target=lambda: failures.call_again(session, RuntimeError(words), lambda: steps.append("repeated")))
+again.start()
+again.join(0.5)
+steps.append("the other run ends")
+turns.give()
+again.join(60)
+failures._outdate(session)
+inner = session._sess
+memory = turns.run(lambda: memory_of(session))  # as a run does that copies in threads
+report([steps, session._sess is inner, memory is session._pinned])
+"""
+)
+
+
+def test_a_repeated_run_has_a_turn_and_no_run_opens_the_session_again(module_lab: Lab, provider_library: str) -> None:
+    """Beside another run it would take a stream with handles, and opening again waits for the turns of all runs."""
+    if reason := older_than(TELLS):
+        pytest.skip(reason)
+    found = module_lab.machine_that_places(provider_library).run(IN_TURNS).ok().json
+    assert found == [["the other run ends", "repeated"], True, True]
+
+
 CAPTURED = (
     SETUP
     + """

@@ -766,6 +766,17 @@ def test_a_feed_larger_than_most_leaves_no_memory_behind() -> None:
     assert max(found["kept"]) <= 1 << 20
 
 
+def test_the_request_after_a_large_one_that_failed_succeeds() -> None:
+    """The worker frees memory of more than 256 MiB. The parent took it for usable after an error."""
+    found = child("""
+        with isolated_pool(1, model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")) as made:
+            wrong = np.zeros(shared_memory.KEPT // 8 + (1 << 22))
+            report("json", [outcome(lambda: made.run(None, {"x": wrong}))["type"],
+                            [float(made.run(None, {"x": np.full(9, n, np.float32)})[0][-1]) for n in range(4)]])
+    """)
+    assert found["json"] == ["InvalidArgument", [0, 1, 2, 3]]
+
+
 def test_large_arrays_travel_in_huge_pages_where_the_system_has_some() -> None:
     found = child("""
         import ctypes, mmap
