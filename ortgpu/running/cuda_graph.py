@@ -62,9 +62,10 @@ MAX_CAPTURES = 64
 # KB in and out took 1.1 times as long as a plain run: the graph saves nothing, and its buffers are further copies.
 TRIALS = 8
 
-# Bytes of a graph that is captured in a budget, until one was measured: cuBLAS gives each a workspace of 32 MiB on an
-# H100 or H200.
-_GRAPH_BYTES = 40 << 20
+# The most bytes of a captured graph, and of the first one of a further thread, whose handles and workspaces come with
+# it. Five networks took 0 to 8 MiB for a graph on an H200, and 64 to 78 MiB more for the second thread.
+_GRAPH_BYTES = 8 << 20
+_THREAD_BYTES = 80 << 20
 
 _ID = "gpu_graph_id"
 _NO_WAIT = "disable_synchronize_execution_providers"
@@ -129,7 +130,8 @@ class CapturingSession:
     ) -> None:
         self._inner = inner
         self._device_of_arena, self._limit, self._room = device, limit, room
-        self._captured_bytes, self._largest = 0, _GRAPH_BYTES
+        self._captured_bytes = 0
+        self._threads: set[int] = set()  # that have captured
         self._runtime = runtime
         self._relaxed = Relaxed(runtime)
         self.memory = memory
@@ -190,7 +192,9 @@ class CapturingSession:
 
     def _has_room(self, size: int = 0) -> bool:
         """Return True if a further graph with buffers of so many bytes may be captured."""
-        return self._room is None or self.bytes_held() + size + self._largest <= self._room
+        is_first = bool(self._threads) and threading.get_ident() not in self._threads
+        further = _GRAPH_BYTES + (_THREAD_BYTES if is_first else 0)
+        return self._room is None or self.bytes_held() + size + further <= self._room
 
     def give_back(self) -> None:
         """Free the buffers of all shapes but the one that ran last. The next run of another shape captures it again."""
@@ -415,12 +419,11 @@ class CapturingSession:
             finally:
                 self._runtime.exchange_capture_mode(relaxed)
             graph.captured_by.add(thread)
+            self._threads.add(thread)
             after = self._taken_outside()
             if before is not None and after is not None:
                 # Other processes may have taken or freed memory meanwhile.
-                size = min(max(after - before, 0), 4 * _GRAPH_BYTES)
-                self._captured_bytes += size
-                self._largest = max(self._largest, size)
+                self._captured_bytes += min(max(after - before, 0), 2 * _THREAD_BYTES)
 
     def _taken_outside(self) -> int | None:
         """Return the bytes of the device that were taken outside of the arena, up to a constant. None: unknown."""

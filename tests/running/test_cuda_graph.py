@@ -225,8 +225,8 @@ def test_graphs_are_measured_and_stay_in_the_room_of_a_budget(with_stub: Any) ->
     """Shapes that have no room run without a graph, and do so in each thread."""
     found = with_stub("""
         MIB = 1 << 20
-        cuda_graph._GRAPH_BYTES = 6 * MIB
-        session = capturing(NEG, room=34 * MIB)
+        cuda_graph._GRAPH_BYTES, cuda_graph._THREAD_BYTES = 6 * MIB, 8 * MIB
+        session = capturing(NEG, room=38 * MIB)
         class Taking(Recorded):
             # A capture takes memory that the session keeps
             def run_with_iobinding(self, binding, options):
@@ -239,15 +239,16 @@ def test_graphs_are_measured_and_stay_in_the_room_of_a_budget(with_stub: Any) ->
         session._sess._inner = Taking(inner.inner, inner.stream)
         def run(size):
             return (session.run(None, {"x": np.full(size, 3, np.float32)})[0] == -3).all()
-        right = [bool(run(size)) for size in (4, MIB, 8 * MIB, 5, 6, 4, MIB, 8 * MIB)]
+        right = [bool(run(size)) for size in (4, MIB, 8 * MIB, 5, 2 * MIB, 4, MIB, 8 * MIB)]
         graphs = session._sess
-        held = [graphs.bytes_held() - stub.stub_device_bytes(), len(taken), max(bound), graphs.bytes_held() <= 34 * MIB]
+        held = [graphs.bytes_held() - stub.stub_device_bytes(), len(taken), max(bound), graphs.bytes_held() <= 38 * MIB]
         other = threading.Thread(target=lambda: right.append(bool(run(4))))
         other.start()
         other.join()
         report([right, held, len(taken)])
     """)
-    # The graph of 4 floats has 8 MiB, that of a mebifloat 16 with its buffers, that of 5 floats 8. None else has room.
+    # The graph of 4 floats has 8 MiB, that of a mebifloat 16 with its buffers, that of 5 floats 8. Of the 6 MiB that are
+    # left a graph of few floats could have its share, but not in a further thread.
     assert found == [[True] * 9, [0, 3, 3, True], 3]
 
 
