@@ -1,6 +1,6 @@
 """Measure the promises about GPU memory: budgets, what they cost, trimming, many models, and what ``fit`` says.
 
-    python -m benchmarks.memory [--out FILE] [--parts PART ...] [--runs N] [--seconds S]
+    python -m benchmarks.memory [--out FILE] [--parts PART ...] [--runs N] [--limit S] [--seconds S]
 
 Each part runs in a process of its own. Memory is that of the whole GPU, so nothing else may use it. On a host with two
 GPUs, run half of the parts on each: CUDA_VISIBLE_DEVICES names one. Except in ``fit``, the memory that a process takes
@@ -111,7 +111,7 @@ def plain_session(model: bytes) -> Any:
     return onnxruntime.InferenceSession(model, providers=_CUDA)
 
 
-def measure_budgets(kind: str, runs: int) -> dict[str, Any]:
+def measure_budgets(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     """Runs of random shapes, unlimited and with budgets of parts of the unlimited peak."""
     from ortgpu import GPUSession
 
@@ -119,8 +119,8 @@ def measure_budgets(kind: str, runs: int) -> dict[str, Any]:
     model = MODELS[kind]()
     plain = plain_session(model)
     random = np.random.default_rng(1)
-    expected, peak = [], 0
-    for _ in range(runs):
+    expected, peak, until = list[list[float]](), 0, time.monotonic() + options.limit
+    while len(expected) < options.runs and time.monotonic() < until:
         expected.append(sample(plain.run(None, random_feed(kind, random))[0]))
         peak = max(peak, device.taken())
     (small,) = plain.run(None, small_feed(kind))
@@ -136,8 +136,10 @@ def measure_budgets(kind: str, runs: int) -> dict[str, Any]:
             continue
         random = np.random.default_rng(1)
         outcomes = {"right": 0, "wrong": 0, "out of memory": 0}
-        highest = device.taken()
+        highest, until = device.taken(), time.monotonic() + options.limit
         for want in expected:
+            if time.monotonic() > until:
+                break
             try:
                 found = sample(session.run(None, random_feed(kind, random))[0])
                 outcomes["right" if is_close(found, want) else "wrong"] += 1
@@ -336,7 +338,7 @@ def measure_models(seconds: float) -> dict[str, Any]:
 
 
 PARTS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    **{f"budget-{kind}": lambda options, kind=kind: measure_budgets(kind, options.runs) for kind in _KINDS},
+    **{f"budget-{kind}": lambda options, kind=kind: measure_budgets(kind, options) for kind in _KINDS},
     **{f"fit-{kind}": lambda options, kind=kind: measure_fit(kind) for kind in FIT_KINDS},
     "cost": lambda options: measure_cost(),
     "trim": lambda options: measure_trim(),
@@ -349,13 +351,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--parts", nargs="+", choices=sorted(PARTS), default=list(PARTS), metavar="PART")
     parser.add_argument("--runs", type=int, default=300, help="runs of random shapes for each budget")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for the runs of each budget")
     parser.add_argument("--seconds", type=float, default=300.0, help="of many models in threads")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child is not None:
         Path(options.child).write_text(json.dumps(PARTS[options.parts[0]](options)))
         return 0
-    more = ["--runs", str(options.runs), "--seconds", str(options.seconds)]
+    more = ["--runs", str(options.runs), "--limit", str(options.limit), "--seconds", str(options.seconds)]
     return measure_parts("benchmarks.memory", "--parts", options.parts, more, options.out)
 
 

@@ -247,8 +247,8 @@ def test_graphs_are_measured_and_stay_in_the_room_of_a_budget(with_stub: Any) ->
         other.join()
         report([right, held, len(taken)])
     """)
-    # The graph of 4 floats has 8 MiB, that of a mebifloat 16 with its buffers, that of 5 floats 8. Of the 6 MiB that are
-    # left a graph of few floats could have its share, but not in a further thread.
+    # The graph of 4 floats has 8 MiB, that of a mebifloat 16 with its buffers, that of 5 floats 8. In the 6 MiB left, a
+    # graph of few floats would have room, but not in a further thread.
     assert found == [[True] * 9, [0, 3, 3, True], 3]
 
 
