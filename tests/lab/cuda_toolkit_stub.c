@@ -68,6 +68,8 @@ int cudaEventCreate(void **event) { return make(event); }
 int cudaEventCreateWithFlags(void **event) { return make(event); }
 int cublasCreate_v2(void **handle) { return make(handle); }
 int cublasLtCreate(void **handle) { return make(handle); }
+int cudaStreamEndCapture(void *stream, void **graph) { return (void)stream, make(graph); }
+int cudaGraphInstantiate(void **executable) { return make(executable); }
 int cudaStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0; }
 
 /* As the real one, it is of no use in a process that was forked from one that had used it, 3, and after a sticky error,
