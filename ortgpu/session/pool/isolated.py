@@ -128,7 +128,7 @@ class WorkerProcess:
 
 
 class ProcessWorker(Worker):
-    """A worker process, and the thread that replaces it when it dies."""
+    """A worker process, and the thread that starts it, and replaces it when it dies. It joins its service at once."""
 
     is_replaceable = True
 
@@ -142,7 +142,7 @@ class ProcessWorker(Worker):
     ) -> None:
         super().__init__(place, launch.channels)
         self.number = len(service.workers)
-        self.opened: Outcome[Opened] = Outcome()  # the session of the first process
+        self.opened: Outcome[Opened] = Outcome()  # the session of the first process, or its error
         self._device: Device | None = None
         self._devices, self._place, self._options = devices, 0 if devices else place, options
         self._launch = launch
@@ -151,6 +151,8 @@ class ProcessWorker(Worker):
         self._ending = Notice()
         self._is_ending = False
         self._keeper = Thread(self._keep, f"ortgpu-keep-{self.number}")
+        service.add(self)
+        self._keeper.start()
 
     @property
     def process(self) -> WorkerProcess | None:
@@ -182,10 +184,6 @@ class ProcessWorker(Worker):
         current = self._current
         child = current.child.process if current is not None else None
         return child.pid if child is not None and child.returncode is None else None
-
-    def begin(self) -> None:
-        """Start the first process. :attr:`opened` gets its session or its error."""
-        self._keeper.start()
 
     def run(self, output_names: Any, feed: Any) -> list[NDArray[Any]]:
         return self._ask(output_names, feed, {_shapes_of(feed)}, self._launch.deadlines)
@@ -358,19 +356,12 @@ def open_processes(
     usual, first = deadline
     deadlines = (usual, first or max(usual, _FIRST_RUN)) if usual is not None else (None, None)
     launch = Launch(model, session_class, -(-_THREADS_PER_DEVICE // sessions_per_device), deadlines, feeds)
-
-    def add(place: int, devices: list[DeviceRequest] | None) -> ProcessWorker:
-        worker = ProcessWorker(service, place, launch, devices, options)
-        service.add(worker)
-        worker.begin()
-        return worker
-
-    workers = [add(0, requested)]
+    workers = [ProcessWorker(service, 0, launch, requested, options)]
     opened = workers[0].opened.result()
     if opened.device.is_gpu:
         options = options_of_others(options)
     places = [place for _ in range(sessions_per_device) for place in range(len(opened.chosen))]
-    workers += [add(place, [opened.chosen[place]]) for place in places[1:]]
+    workers += [ProcessWorker(service, place, launch, [opened.chosen[place]], options) for place in places[1:]]
     wait_for_all(worker.opened.result for worker in workers)
     for worker in workers:
         for warning in worker.opened.result().warnings:
