@@ -289,7 +289,9 @@ def observed_by(result: ProbeResult) -> Observed:
 _FIXES_FOR_UNKNOWN_CAUSE = (
     manual("run `ortgpu doctor`: it opens the driver, the provider and a small session in a process of its own"),
     manual("if a session opens there, restart this process and open its first GPUSession before CUDA is used"),
-    manual("else please report it to the maintainers of ortgpu, with the output of `ortgpu doctor --json --redact`"),
+    manual(
+        "otherwise please report it to the maintainers of ortgpu, with the output of `ortgpu doctor --json --redact`"
+    ),
 )
 
 

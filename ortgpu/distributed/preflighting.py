@@ -146,7 +146,7 @@ class Participant:
             return self._run()
         except wire.GarbledError as error:  # The sender knows the key and is no rank.
             raise RendezvousError(
-                "what arrived by rank 0 is not what the ranks of a preflight say",
+                "rank 0 received messages that no rank of a preflight sends",
                 evidence=[str(error)],
                 fixes=[manual(f"keep strangers out: give all ranks one secret, {SECRET}")],
                 phase=self._step,
@@ -454,7 +454,8 @@ class Participant:
                 *map(manual, self._meeting.ways),
                 manual("look at the output of rank 0: it ended, it was not started, or it did something else"),
                 manual(
-                    "if it runs on another host: check that its name leads to it here, and that no firewall is between"
+                    "if it runs on another host: check that its name resolves to it here, and that no firewall is in "
+                    "between"
                 ),
             ],
             ranks=(0,),

@@ -32,7 +32,7 @@ BETWEEN_HOSTS = manual(
 _INVALID_USAGE, _REMOTE_ERROR = 5, 6  # ncclResult_t
 NCCL_BETWEEN_HOSTS = manual(
     "if NCCL chose a network interface that other hosts do not reach, name the right one: NCCL_SOCKET_IFNAME. "
-    "its choice is in what NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p has it write"
+    "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p has it write its choice"
 )
 
 

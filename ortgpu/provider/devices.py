@@ -157,9 +157,9 @@ def _unlisted(requested: DeviceRequest) -> CudaDevice:
     ordinal = 0 if requested == "auto" else ordinal_of(requested)
     if ordinal is None:
         raise DeviceNotFoundError(
-            f"which GPU is {requested!r} is not known",
+            f"it is unknown which GPU is {requested!r}",
             evidence=["the NVIDIA driver initialised (cuInit returned 0) and did not list its devices"],
-            fixes=[manual('name the GPU by its ordinal, as in device=0 or device="cuda:1"')],
+            fixes=[manual('name the GPU by its index, as in device=0 or device="cuda:1"')],
             requested=requested,
         )
     return CudaDevice(ordinal, None, None, None, None, None)
@@ -202,7 +202,7 @@ def _not_understood(requested: DeviceRequest) -> DeviceNotFoundError:
         f"device {requested!r} names no GPU",
         evidence=[f"a device is {_FORMS}"],
         fixes=[
-            manual("a session that is meant for the CPU is an onnxruntime.InferenceSession")
+            manual("for the CPU, open an onnxruntime.InferenceSession")
             if is_cpu(requested)
             else manual("name the GPU in one of these forms, or leave device out for the first one")
         ],

@@ -250,7 +250,7 @@ def context_is_gone(session: Opened, evidence: str) -> GPUError | None:
 def context_destroyed(evidence: list[str]) -> ProviderFailureError:
     """Return the error for a session that lost its memory on the GPU, while the GPU and the process are well."""
     return ProviderFailureError(
-        "something in this process reset the GPU, and what this session had there is gone",
+        "something in this process reset the GPU, and this session's data there is lost",
         evidence=evidence,
         fixes=[
             manual("open the session again"),

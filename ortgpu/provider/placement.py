@@ -309,13 +309,13 @@ def refusal(placement: Placement) -> PlacementError | None:
     """Return the error for ``cpu_nodes="forbid"``, or None if every compute node is known to be on the GPU."""
     if not placement.known:
         return not_recorded(
-            'cpu_nodes="forbid" cannot be kept: ONNX Runtime did not record where nodes are placed',
+            'cpu_nodes="forbid" cannot be verified: ONNX Runtime did not record where nodes are placed',
             manual('or accept that: cpu_nodes="allow"'),
         )
     nodes = placement.cpu_compute_nodes
     if not nodes and not placement.is_whole:
         return PlacementError(
-            'cpu_nodes="forbid" cannot be kept: ONNX Runtime did not record where all nodes are placed',
+            'cpu_nodes="forbid" cannot be verified: ONNX Runtime did not record where all nodes are placed',
             evidence=["before 1.27 it records no node on 16-bit floats that has no kernel; it computes on the CPU"],
             fixes=[manual("use ONNX Runtime 1.27 or newer"), manual('or accept that: cpu_nodes="allow"')],
         )

@@ -143,7 +143,7 @@ def claim(rank: Rank, uuid: str) -> None:
                 fcntl.lockf(claim_key[1], fcntl.LOCK_UN, 1, claim_key[2])
     except OSError as error:
         raise RankDeviceError(
-            "it cannot be made sure that every rank has a GPU of its own",
+            "ortgpu cannot verify that every rank has a GPU of its own",
             evidence=[str(error)],
             fixes=[FOLDER_NEEDED],
             ranks=(rank.rank,),

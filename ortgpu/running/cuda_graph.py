@@ -476,11 +476,13 @@ def _run_options(number: str) -> Any:
 
 def _failed(cause: BaseException) -> ProviderRequestError:
     return ProviderRequestError(
-        "a run of this model could not be captured as a CUDA graph, and this session is of no further use",
+        "a run of this model could not be captured as a CUDA graph, and this session cannot be used any more",
         evidence=[
             messages.telling_line(str(cause)),
-            "either an operator waits for the GPU while it runs, as those do whose output shapes depend on data",
-            "or another thread of this process used CUDA at that moment, for memory or to wait, which spoils a capture",
+            "either an operator waits for the GPU while it runs, as operators with output shapes that depend on data "
+            "do",
+            "or another thread of this process used CUDA at that moment, to get memory or to wait, which breaks a "
+            "capture",
         ],
         fixes=[LEAVE_OUT, manual("or make the first run of each shape while nothing else uses the GPU")],
         requested="cuda_graph",

@@ -396,7 +396,7 @@ class ShapedRunner(PlainRunner):
         results = run(session, self._first, feed)
         if not has_no_room:
             self._give_up(why)
-        logger.warning("a session goes on without plans for its shapes: %s", self.why_none)
+        logger.warning("a session continues without plans for its shapes: %s", self.why_none)
         return results
 
     def _verified(self, session: RunningSession, feed: Any, run: Run, results: Any) -> Any:

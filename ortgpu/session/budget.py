@@ -112,7 +112,7 @@ def not_limited(reason: str) -> ProviderRequestError:
     return ProviderRequestError(
         "memory= cannot limit this session",
         evidence=[reason],
-        fixes=[manual("leave memory= and ORTGPU_MEMORY out, or leave that out")],
+        fixes=[manual("leave out memory= and ORTGPU_MEMORY, or what contradicts them")],
         requested="memory",
     )
 
@@ -135,7 +135,7 @@ def too_small(error: InsufficientDeviceMemoryError, budget: int) -> Insufficient
     """Return the error of a model that does not open within a budget."""
     return InsufficientDeviceMemoryError(
         f"this model does not open within memory={budget} ({_mebibytes(budget)})",
-        evidence=[*error.evidence, f"{bytes_outside(budget) // _MIB} MiB of it are for what lies outside of the arena"],
+        evidence=[*error.evidence, f"{bytes_outside(budget) // _MIB} MiB of it are for memory outside of the arena"],
         fixes=[_RAISE, manual("`ortgpu check MODEL --fit` tells how much a model needs")],
         requested=error.requested,
         free=error.free,

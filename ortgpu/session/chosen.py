@@ -138,9 +138,9 @@ def operators_of_small(outline: GraphOutline) -> set[bytes] | None:
 def missing_handle_error(error: LibraryNotFoundError) -> ProviderOptionError:
     """Return the error of a session that needed a cuDNN handle after all. Then WITHOUT_CUDNN is wrong."""
     return ProviderOptionError(
-        "the model reached an operator that needs cuDNN, and this session was opened without a handle of it",
+        "the model reached an operator that needs cuDNN, but this session was opened without a handle of cuDNN",
         evidence=[f"chosen for speed: {HANDLES}=0", *error.evidence],
-        fixes=[manual(f'open it with one: GPUSession(model, providers=[("{CUDA}", {{"{HANDLES}": "1"}})])')],
+        fixes=[manual(f'open it with a handle: GPUSession(model, providers=[("{CUDA}", {{"{HANDLES}": "1"}})])')],
         provider=CUDA,
         option=HANDLES,
         value="0",

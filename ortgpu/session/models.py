@@ -357,7 +357,7 @@ class GPUModels(Mapping[str, GPUModel]):
         model._last_error = None
         model._opened += 1
         if not session.device.is_gpu and budget is not None:
-            logger.warning("%s is on the CPU, where the budget of GPU memory counts nothing", model.path)
+            logger.warning("%s is on the CPU, and the budget of GPU memory does not count it", model.path)
             share = 0
         elif self._arguments.get("device") == "auto":  # A budget belongs to one GPU.
             self._arguments["device"] = session.device.ordinal
@@ -397,7 +397,7 @@ class GPUModels(Mapping[str, GPUModel]):
             if is_vain or time.monotonic() > until:
                 whose = "this thread uses" if is_vain else f"for {_LONGEST_WAIT:.0f} seconds other threads used"
                 raise GPUOutOfMemoryError(
-                    f"{share // _MIB} MiB of the budget are needed, and models in use have the rest",
+                    f"{share // _MIB} MiB of the budget are needed, but models in use hold the rest",
                     evidence=[f"{whose} {model.path}" for model in self._models.values() if model._calls],
                     fixes=[manual("use one model at a time in a thread"), manual("or raise budget=")],
                 )

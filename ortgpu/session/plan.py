@@ -285,7 +285,7 @@ def _enable_capture(request: SessionRequest) -> ProviderList:
     if STREAM in options:
         raise ProviderRequestError(
             f"cuda_graph=True and the provider option {STREAM} contradict each other",
-            evidence=["with cuda_graph a session has a stream of its own, in which run also copies"],
+            evidence=["with cuda_graph a session uses a stream of its own for runs and copies"],
             fixes=[manual(f"leave {STREAM} out")],
             requested=requested.names,
         )

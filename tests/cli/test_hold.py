@@ -166,7 +166,7 @@ def test_a_conflict_has_to_be_mended_first(environment: Path) -> None:
     assert done.stdout.startswith("ConflictingPackagesError: ")
     assert done.stdout.splitlines()[-1] == "not held: repair the packages first"
     assert names(site) == before
-    (fix,) = [line for line in done.stdout.splitlines() if "uninstall" in line]
+    (fix,) = [line for line in done.stdout.splitlines() if "pip uninstall" in line]
     assert fix.endswith(f" -m ortgpu hold --python '{environment / 'bin' / 'python'}'")
 
 

@@ -143,7 +143,7 @@ def test_a_gpu_is_not_full_as_long_as_it_has_memory(text: str) -> None:
     found = explain_opening(INITIALISING + PREFIX + text, HEALTHY)
     assert isinstance(found, ProviderFailureError)
     assert "though the GPU has free memory" in found.summary
-    assert "of another CUDA" in found.fixes[0]
+    assert "fit ONNX Runtime's CUDA" in found.fixes[0]
     full = nvml(gpus=(replace(H200, memory_free=300 << 20),))
     assert isinstance(explain_opening(INITIALISING + PREFIX + text, full(HEALTHY)), InsufficientDeviceMemoryError)
     unknown = nvml(gpus=())

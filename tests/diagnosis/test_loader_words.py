@@ -105,7 +105,7 @@ def test_what_may_not_be_mapped_may_be_read(words: str) -> None:
     ("folder", "fix", "needs"),
     [
         ("/opt/older", "export LD_LIBRARY_PATH=/b", None),
-        ("/opt/unknown", "update the package that brings /opt/unknown/libstdc++.so.6, or let", None),
+        ("/opt/unknown", "update the package that brings /opt/unknown/libstdc++.so.6, or load", None),
         ("/usr/lib/x86_64-linux-gnu", "use a newer operating system", "host"),
     ],
 )

@@ -221,11 +221,11 @@ def unplugged(network: Network) -> None:
 @pytest.mark.parametrize(
     ("fault", "fact", "fix"),
     [
-        (leads_back, "on node2, node1 is 127.0.1.1", "its name leads to it here"),
-        (not_known, "name resolution: node1:23456", "its name leads to it here"),
-        (firewall_without_a_word, "timed out: node1:23456", "no firewall is between"),
-        (firewall_that_refuses, "Permission denied: node1:23456", "no firewall is between"),
-        (unplugged, "on node2, node1 is 10.77.0.1", "no firewall is between"),
+        (leads_back, "on node2, node1 is 127.0.1.1", "its name resolves to it here"),
+        (not_known, "name resolution: node1:23456", "its name resolves to it here"),
+        (firewall_without_a_word, "timed out: node1:23456", "no firewall is in between"),
+        (firewall_that_refuses, "Permission denied: node1:23456", "no firewall is in between"),
+        (unplugged, "on node2, node1 is 10.77.0.1", "no firewall is in between"),
     ],
 )
 def test_rank_0_is_not_found(

@@ -106,7 +106,7 @@ def test_somebody_else_is_there_in_the_place_of_rank_0(said: str) -> None:
             server.stdout.close()
     assert all(map(str.isprintable, caught.value.evidence)), caught.value.evidence
     if said in ("garbage", "number"):
-        assert caught.value.summary == "what arrived by rank 0 is not what the ranks of a preflight say"
+        assert caught.value.summary == "rank 0 received messages that no rank of a preflight sends"
     else:
         assert caught.value.summary == "rank 0 was not at the rendezvous in time"
         assert any("does not answer as rank 0 does" in fact for fact in caught.value.evidence), caught.value

@@ -260,4 +260,4 @@ def test_nowhere_to_write(start: Starter) -> None:
         "try: claim(Rank(0, 4, 0, 4, 'environment'), 'GPU-1')\n"
         "except RankDeviceError as error: hold(error.summary)"
     )
-    assert start.says(code) == "it cannot be made sure that every rank has a GPU of its own"
+    assert start.says(code) == "ortgpu cannot verify that every rank has a GPU of its own"

@@ -164,7 +164,7 @@ class Kept(logging.Handler):
 logging.getLogger("ortgpu").addHandler(Kept())
 with GPUModels(budget="1MiB") as models:
     results = [float(models[name].run(None, x)[0][0]) for name in names]
-    report([results, states(models), sum("counts nothing" in each for each in said)])
+    report([results, states(models), sum("does not count it" in each for each in said)])
 """
     )
     assert found == [[1.0, 2.0, 3.0, 4.0], ["open"] * 4, 4]
@@ -317,4 +317,4 @@ def test_eight_threads_stay_within_the_budget(used: Any) -> None:
 
 
 def test_a_thread_does_not_wait_for_itself(used: Any) -> None:
-    assert used["nested"].endswith("MiB of the budget are needed, and models in use have the rest")
+    assert used["nested"].endswith("MiB of the budget are needed, but models in use hold the rest")

@@ -709,7 +709,7 @@ def test_without_room_a_request_fails_and_the_pool_goes_on() -> None:
     """)
     for name in ("feed", "result"):
         assert found[name]["type"] == "ExecutionError", found
-        assert "there is no room for the arrays of this request" in found[name]["text"]
+        assert "has no space for the arrays of this request" in found[name]["text"]
         assert "File too large" in found[name]["text"]
     assert found["next"] == 2
     assert found["small"] == [8]

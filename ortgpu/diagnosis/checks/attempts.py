@@ -91,14 +91,16 @@ _FROM_OUTSIDE = {
     ),
     "SIGSYS": (
         "a sandbox (seccomp), for a system call that it forbids",
-        manual("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),
+        manual(
+            "let the sandbox allow CUDA's system calls (docker run --security-opt seccomp=unconfined)", needs="host"
+        ),
     ),
     **dict.fromkeys(
         ("SIGILL", "exception 0xC000001D"),  # Windows has the exception.
         (
             "the processor, which has no such instruction",
             manual(
-                "use a newer processor, or let the virtual machine have the instructions of its host (QEMU: -cpu host)",
+                "use a newer processor, or pass the host's processor through to the virtual machine (QEMU: -cpu host)",
                 needs="hardware",
             ),
         ),

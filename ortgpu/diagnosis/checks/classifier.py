@@ -280,10 +280,10 @@ def _lacks_pinned_memory(failed: Failed) -> ProviderFailureError | None:
     if PINNED.search(failed.text) is None:
         return None
     return ProviderFailureError(
-        "CUDA gets no page-locked memory of the host, through which arrays are copied to the GPU and back",
+        "CUDA gets no page-locked host memory, which copies to and from the GPU need",
         evidence=failed.evidence,
         fixes=[
-            manual("free memory of the host, or give its container or job more; in WSL, see memory= in .wslconfig"),
+            manual("free host memory, or give this container or job more; in WSL, see memory= in .wslconfig"),
             manual("or use a smaller batch"),
         ],
         library="CUDA",
@@ -313,7 +313,7 @@ def _explain_library(failed: Failed, match: Match) -> GPUError:
             failed.gpu,
             f"{status.library} has no code for {failed.gpu or 'this GPU'} in what this model asks: {status.status}",
             failed.evidence,
-            [manual("use another GPU, this model in another data type, or a release of that library for it")],
+            [manual("use another GPU, another data type for this model, or a release of that library for this GPU")],
         )
     when = "failed" if failed.facts is None else "failed while the session was being opened"
     summary = f"{status.library} {when}: {status.status}"
@@ -335,8 +335,8 @@ def _not_created(status: LibraryStatus, failed: Failed) -> ProviderFailureError:
         fixes=[
             # The library is for another CUDA (issue 26322, pykeio/ort issue 467), or the driver changed (issue 15718).
             manual(
-                "look with `ortgpu doctor` whether this library is of another CUDA than ONNX Runtime or the driver is "
-                "too old; else whether this process reaches its limit of open files, or is capturing a CUDA graph"
+                "check with `ortgpu doctor` whether this library and the driver fit ONNX Runtime's CUDA; if they do, "
+                "check whether this process reaches its limit of open files, or captures a CUDA graph"
             )
         ],
         library=status.library,
@@ -380,7 +380,7 @@ def _not_opened(library: str, name: str, failed: Failed) -> LibraryNotFoundError
     return LibraryNotFoundError(
         f"the model reached an operator that needs {library}, which is not available to this session",
         evidence=failed.evidence,
-        fixes=[manual("do what `ortgpu doctor` says of it, and restart this process")],
+        fixes=[manual("follow the fix that `ortgpu doctor` prints, and restart this process")],
         missing=(name,),
     )
 
@@ -419,7 +419,7 @@ def _explain_generation(failed: Failed, _: Match) -> UnsupportedDeviceError:
         failed.evidence,
         [
             manual("use another GPU, or this model in another data type or quantization"),
-            manual("or export it without that operator, which may be one that an optimizer made of several"),
+            manual("or export it without that operator; an optimizer may have fused it from several"),
         ],
     )
 

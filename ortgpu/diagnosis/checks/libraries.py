@@ -52,7 +52,7 @@ def _add_missing_driver(facts: Facts, error: GPUError | None) -> GPUError | None
     absent = "no nvcuda.dll, no NVML" if environment.host.is_windows else "no libcuda, no NVML, no device files"
     return LibraryNotFoundError(
         f"{error.summary}, and neither is an NVIDIA driver",
-        evidence=[f"{absent}: no GPU is to be seen, with or without them", *error.evidence],
+        evidence=[f"{absent}: no GPU is visible, with or without these libraries", *error.evidence],
         fixes=[way or remedies.update_driver(environment), *error.fixes],
         severity=error.severity,
         missing=error.missing,
@@ -220,7 +220,7 @@ def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]
     fixes = [remedies.drop_from_variable(facts.environment, "LD_PRELOAD", path) for path in loaded]
     return [fix for fix in fixes if fix is not None] or [
         manual(
-            f"let one place serve the whole process: make the first GPUSession before what loads {_enumerate(loaded)}, "
+            f"use libraries of one place: open the first GPUSession before what loads {_enumerate(loaded)}, "
             "or keep it from being loaded"
         )
     ]
@@ -356,7 +356,7 @@ def _ways_to_one_cudnn(folders: list[str], facts: Facts) -> list[Fix]:
     if len(folders) > 1:
         others = [remedies.drop_from_variable(facts.environment, "LD_LIBRARY_PATH", folder) for folder in folders]
         return [fix for fix in others if fix is not None] or [
-            manual(f"let one of these folders serve the whole process: {_enumerate(folders)}")
+            manual(f"load cuDNN from one of these folders only: {_enumerate(folders)}")
         ]
     wheels = [
         wheel
@@ -438,7 +438,7 @@ def newer_c_library(environment: Environment, path: str | None) -> Fix:
     if path is None:
         return manual("use a newer operating system or container image", needs="host")
     off = remedies.drop_from_variable(environment, "LD_LIBRARY_PATH", os.path.dirname(path))
-    return off or manual(f"update the package that brings {path}, or let the system's libstdc++.so.6 be loaded")
+    return off or manual(f"update the package that brings {path}, or load the system's libstdc++.so.6 instead")
 
 
 def _that_would_be_loaded(facts: Facts) -> tuple[LoadedLibrary, ...]:

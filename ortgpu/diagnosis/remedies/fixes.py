@@ -270,7 +270,7 @@ def another_cudnn(environment: Environment, path: str, capability: tuple[int, in
     wheel = wheel_of(f"{catalogue.CUDNN_CODE[0]}.so", major)
     homes = [package.location for package in environment.packages.nvidia if package.name.startswith("nvidia-cudnn-cu")]
     if wheel is None or not any(_is_below(path, os.path.join(home, "nvidia")) for home in homes):
-        return manual(f"let {path} be of cuDNN {which}", needs="host")
+        return manual(f"make {path} a file of cuDNN {which}", needs="host")
     return install(environment, fitting(environment, [wheel], capability), upgrade=not older)
 
 
@@ -531,7 +531,9 @@ def fix_load_refusal(environment: Environment, words: str, path: str) -> Fix | N
     if loader_words.is_blocked(words):
         return unblock(environment, path)
     if loader_words.has_long_path(words):
-        return manual("move Python and its packages to a folder with a shorter path: Windows loads none of 260 letters")
+        return manual(
+            "move Python and its packages to a folder with a shorter path: Windows loads no path of 260 characters"
+        )
     if (late := loader_words.lacks_thread_storage(words)) is not None:
         already = environment.variables.now.get("LD_PRELOAD", "")
         return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [late, already])))}")
@@ -563,7 +565,7 @@ def system_package(sonames: Iterable[str]) -> Fix:
     if all(map(_OF_VISUAL_C.match, libraries)):
         return UPDATE_VISUAL_C
     if all(map(is_dll, libraries)):
-        return manual(f"install what brings {' and '.join(libraries)}", needs="root")
+        return manual(f"install the package that contains {' and '.join(libraries)}", needs="root")
     packages = [_SYSTEM_PACKAGES[soname] for soname in libraries if soname in _SYSTEM_PACKAGES]
     hint = f" (Debian and Ubuntu: {' '.join(packages)})" if packages else ""
     return manual(f"install the system package that has {' and '.join(libraries)}{hint}", needs="root")
@@ -604,7 +606,7 @@ def unblock(environment: Environment, path: str) -> Fix:
     if environment.host.is_windows:
         guards, how = "Smart App Control, AppLocker or a virus scanner", ""
     return manual(
-        f"let what guards this system allow it, such as {guards}: installing it again changes nothing{how}",
+        f"allow it in this system's protection, such as {guards}: installing it again changes nothing{how}",
         needs="root",
     )
 

@@ -88,7 +88,7 @@ def broken(_: TrainingPackages, facts: Facts) -> GPUError | None:
     if len(installed.owners) != 1 or (installed.importable and not damage):
         return None
     return BrokenPackageError(
-        f"files of {training.name} are missing, as removing another package that shared its folder leaves it",
+        f"files of {training.name} are missing: another package that shared its folder was removed",
         evidence=[f"missing or altered: {name}" for name in damage[:8]] or [f"no __init__.py in {installed.folder}"],
         fixes=[remedies.reinstall_onnxruntime(environment, leftover=installed.folder, requirement=_pinned(training))],
         package=training.name,

@@ -170,12 +170,12 @@ def _nccl_copies(training: TrainingFacts, _: Facts) -> GPUError | None:
     if len(copies) < 2:
         return None
     return LibraryConflictError(
-        f"there are {len(copies)} copies of NCCL, and which one a program gets depends on how it looks",
+        f"there are {len(copies)} copies of NCCL, and programs load different ones",
         evidence=[f"{'first: ' if number == 0 else ''}{item}" for number, item in enumerate(copies)],
         fixes=[
             manual(
-                "keep one: torch and nccl4py take that of NVIDIA's wheel, programs that are linked against NCCL the "
-                "loader's; a job needs the same one on every rank"
+                "keep one: torch and nccl4py load the one of NVIDIA's wheel, programs that link NCCL the loader's; a "
+                "job needs the same one on every rank"
             )
         ],
         severity="warning",

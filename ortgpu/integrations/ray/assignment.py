@@ -46,7 +46,7 @@ def refusal(
     shown = {name.strip() for name in (visible_devices or "").split(",")}
     if shown != set(assigned):
         return RankDeviceError(
-            f"Ray assigned GPU {', '.join(sorted(assigned))} to this worker, and CUDA shows it others",
+            f"Ray assigned GPU {', '.join(sorted(assigned))} to this worker, but CUDA shows it others",
             evidence=[visibility(visible_devices), *([] if kept_by_ray else [f"{NOSET} is set"])],
             fixes=[
                 manual("leave CUDA_VISIBLE_DEVICES to Ray: do not set it in the worker")

@@ -69,18 +69,18 @@ def _parse_one(name: object) -> str:
         raise TypeError(f"except_ must have names of modules and paths of models, not {name!r}")
     text = os.fsdecode(name)
     if _SEPARATOR in text:  # The variable could not pass this name to child processes.
-        raise ValueError(f"an exception to the guard has no comma: write {text.replace(_SEPARATOR, '?')!r}")
+        raise ValueError(f"an exemption has no comma: write {text.replace(_SEPARATOR, '?')!r}")
     has_folder = os.sep in text or "/" in text
     if not isinstance(name, str) or has_folder or text.lower().endswith(_MODEL_SUFFIXES):
         pattern = PurePath(text).as_posix()
         return pattern if "/" in pattern else f"./{pattern}"
     if not _MODULE.fullmatch(text):
         raise ValueError(
-            f"{text!r} is no exception to the guard: an exception is the name of a module, as 'nudenet', or the path "
+            f"{text!r} is no exemption: an exemption is the name of a module, as 'nudenet', or the path "
             "of a model, as 'vad.onnx', 'models/*.onnx' or './weights.bin'"
         )
     if text.partition(".")[0] in _MAKERS_OF_ALL:
-        raise ValueError(f"{text!r} is no exception to the guard: name the module that calls it")
+        raise ValueError(f"{text!r} is no exemption: name the module that calls it")
     return text
 
 

@@ -208,7 +208,7 @@ class Batched:
 
     def _full(self) -> GPUError:
         return QueueFullError(
-            f"{self._max_queue} requests wait already, as many as max_queue allows",
+            f"{self._max_queue} requests wait already: the limit of max_queue",
             fixes=[
                 manual("send fewer requests at a time, or answer with 503 and Retry-After"),
                 manual('raise max_queue=, or pass when_full="wait"'),

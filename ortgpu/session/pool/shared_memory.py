@@ -197,7 +197,7 @@ def _map_file(descriptor: int, size: int) -> NDArray[np.uint8]:
 
 def _no_room(size: int, error: OSError) -> ExecutionError:
     return ExecutionError(
-        "there is no room for the arrays of this request in memory that two processes share",
+        "the memory that two processes share has no space for the arrays of this request",
         evidence=[f"{size} bytes: {error}"],
         fixes=[manual("send smaller batches, or give the process and its container more memory")],
     )
