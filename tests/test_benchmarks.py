@@ -100,21 +100,7 @@ def test_thresholds_of_staging_are_looked_for(tmp_path: Path) -> None:
 
 
 def test_thresholds_are_where_all_larger_sizes_gain() -> None:
-    code = """
-        import itertools
-        from benchmarks.thresholds import CASES, PIECES, THREADS, Sweep
-        from tests.support.children import report
-
-        sweep = Sweep(quick=True, device="cpu", no_gpu=None)
-        for mib, both in ((2, 0.5), (4, 1.2), (8, 0.9), (64, 0.6)):
-            for way, gained in ((way, way == (8, 8)) for way in itertools.product(THREADS, PIECES)):
-                of_size = sweep.ratios.setdefault(mib, {case: {} for case in CASES})
-                of_size["both"][way] = both if gained else both + 0.3
-                of_size["in"][way] = of_size["kept"][way] = 0.96 if mib == 64 else 0.98
-        report("all gain", sweep.conclusion())
-        sweep.ratios[64]["kept"][8, 8] = 1.0
-        report("one does not", sweep.conclusion())
-    """
+    code = "benchmarks.thresholds_are_where_all_larger_sizes_gain"
     found = run_python(code).ok().reports
     constants = "COPY_THREADS = 8, PIECE = 8 << 20, STAGED_FROM = 64 << 20"
     assert found["all gain"] == f"{constants} (both from 8 MiB, in from 64 MiB, kept from 64 MiB)"
@@ -205,26 +191,7 @@ def test_soak_compares_every_result_and_watches_memory(tmp_path: Path) -> None:
 
 
 def test_soak_notices_what_is_wrong_and_what_grows() -> None:
-    code = """
-        import time
-        import numpy as np
-        import ortgpu.environment.gpu.driver  # or soak() spends its time on this import
-        from benchmarks.soak import soak
-        from tests.support.children import report
-
-        feeds = [{"x": np.full(3, value, np.float32)} for value in (1, 2)]
-        expected = [[feed["x"]] for feed in feeds]
-        held = bytearray()
-        started = time.monotonic()
-
-        def leaking(feeds):
-            for number, feed in enumerate(feeds):
-                due = int((time.monotonic() - started) * (128 << 20))  # bytes by now: whatever the machine's speed
-                held.extend(b"x" * (due - len(held)))
-                yield [feed["x"] if number != 5 else feed["x"] + np.nan]
-
-        report("outcome", soak(leaking, feeds, expected, 0.3, ()))
-    """
+    code = "benchmarks.soak_notices_what_is_wrong_and_what_grows"
     outcome = run_python(code).ok().reports["outcome"]
     assert outcome["wrong"] == 1
     assert outcome["growth"]["host"] > 1 << 20
@@ -382,13 +349,7 @@ def test_the_zoo_goes_on_after_a_part_that_fails_and_names_the_worst_kind_first(
 
 
 def test_the_worst_of_the_zoo_is_named_first() -> None:
-    code = """
-        from benchmarks.zoo import summary
-        from tests.support.children import report
-        ratios = {"one": 0.5, "two": 2.0, "three": 1.0}
-        parts = {kind: {"figures": {"map b1": {"ratio": ratio}}} for kind, ratio in ratios.items()}
-        report("found", summary(parts)["map b1"])
-    """
+    code = "benchmarks.the_worst_of_the_zoo_is_named_first"
     found = run_python(code).ok().reports["found"]
     assert found["worst"] == ["two", 2.0]
     assert found["best"] == ["one", 0.5]
@@ -419,18 +380,7 @@ def test_a_kind_of_the_zoo_is_tuned_and_the_rest_named_when_the_time_is_up(tmp_p
 
 
 def test_the_zoo_names_who_misses_a_bar_and_the_mean_without_the_odd_one() -> None:
-    code = """
-        from benchmarks.zoo import summary
-        from tests.support.children import report
-        kinds = {"recurrent": 0.1, "dense": 0.9, "unet": 1.4}
-        seconds = {"recurrent": 0.01, "dense": 0.01, "unet": 0.002}  # of plain: 1.4 of 2 ms are 0.8 ms more
-        parts = {}
-        for kind, ratio in kinds.items():
-            ours, plain = [ratio * seconds[kind]], [seconds[kind]]
-            figures = {"constructor": {"ratio": ratio, "ours": ours, "plain": plain}, "map b1, tuned": {"ratio": ratio}}
-            parts[f"{kind}, tuned"] = {"figures": figures}
-        report("found", summary(parts))
-    """
+    code = "benchmarks.the_zoo_names_who_misses_a_bar_and_the_mean_without_the_odd_one"
     found = run_python(code).ok().reports["found"]
     assert found["constructor"]["missed by"] == []
     assert found["map b1, tuned"]["missed by"] == ["unet"]
@@ -439,22 +389,7 @@ def test_the_zoo_names_who_misses_a_bar_and_the_mean_without_the_odd_one() -> No
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed here")
 def test_networks_of_pytorch_compute_what_those_of_the_zoo_do(tmp_path: Path) -> None:
-    code = """
-        import sys
-        from pathlib import Path
-        import numpy as np
-        import onnxruntime
-        from benchmarks import zoo_models, zoo_torch
-        from tests.support.children import report
-        for kind in ("squeeze-excite", "vision-transformer", "windowed-transformer", "shuffle", "unet", "enlarging"):
-            path = zoo_models.made(kind, Path(sys.argv[1]))
-            session = onnxruntime.InferenceSession(str(path))
-            shape = [each if isinstance(each, int) else 2 for each in session.get_inputs()[0].shape]
-            feed = {"x": np.random.default_rng(0).standard_normal(shape, np.float32)}
-            (right,) = session.run(None, feed)
-            (found,) = zoo_torch.Pipeline(path, "cpu", compiled=False).map([feed])
-            report(kind, float(abs(found - right).max() / abs(right).max()))
-    """
+    code = "benchmarks.networks_of_pytorch_compute_what_those_of_the_zoo_do"
     reports = run_python(code, str(tmp_path), deadline=110).ok().reports
     assert len(reports) == 6
     assert max(reports.values()) < 1e-5, reports
@@ -462,22 +397,7 @@ def test_networks_of_pytorch_compute_what_those_of_the_zoo_do(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_every_kind_of_the_zoo_runs_with_any_batch(tmp_path: Path) -> None:
-    code = """
-        import sys
-        from pathlib import Path
-        import numpy as np
-        import onnxruntime
-        from benchmarks import zoo_models
-        from tests.support.children import report
-        for kind in zoo_models.KINDS:
-            session = onnxruntime.InferenceSession(str(zoo_models.made(kind, Path(sys.argv[1]))))
-            (taken,), (given,) = session.get_inputs(), session.get_outputs()
-            for batch in (1, 2):
-                shape = [each if isinstance(each, int) else batch for each in taken.shape]
-                (y,) = session.run(None, {"x": np.random.default_rng(0).standard_normal(shape, np.float32)})
-                right = list(y.shape) == [batch, *given.shape[1:]] and np.isfinite(y).all() and y.std() > 1e-4
-                report(f"{kind} {batch}", bool(right))
-    """
+    code = "benchmarks.every_kind_of_the_zoo_runs_with_any_batch"
     reports = run_python(code, str(tmp_path), deadline=110).ok().reports
     assert len(reports) == 26
     assert all(reports.values()), reports
@@ -511,14 +431,7 @@ def test_planted_faults_are_rejected_in_random_networks(tmp_path: Path) -> None:
 
 
 def test_a_planted_fault_that_was_accepted_or_not_tried_is_named() -> None:
-    code = """
-        from benchmarks.tuning import faults
-        from ortgpu.session.tuning.children import Trial
-        from tests.support.children import report
-        settings = {"search": "heuristic", "layout": "channels-last"}
-        wrong = Trial({"workspace": "small"}, None, (), 1.0, "rejected: output 'y' is wrong")
-        report("faults", faults([Trial(settings, 0.5, (1.0,), 0.0, "not the fastest"), wrong]))
-    """
+    code = "benchmarks.a_planted_fault_that_was_accepted_or_not_tried_is_named"
     assert run_python(code).ok().reports["faults"] == {
         "one wrong channel": "accepted",
         "fuse_conv_bias without prefer_nhwc": "not tried",
@@ -526,16 +439,7 @@ def test_a_planted_fault_that_was_accepted_or_not_tried_is_named() -> None:
     }
 
 
-BATCHED_KINDS = """
-import sys
-from pathlib import Path
-from benchmarks.zoo_models import KINDS, made
-from ortgpu import GPUSession
-for kind in KINDS:
-    with GPUSession(made(kind, Path(sys.argv[1])), allow_cpu=True) as session, session.batched(4):
-        print(kind)
-print("all", len(KINDS))
-"""
+BATCHED_KINDS = "benchmarks.batched_kinds"
 
 
 @pytest.mark.slow

@@ -13,34 +13,29 @@ from tests.support.graph_sessions import with_graphs
 
 pytestmark = pytest.mark.lab
 
-# What the thread reports is the last thing that is printed.
-AFTER = """
-def after_the_main_thread(function):
-    def work():
-        threading.main_thread().join()
-        report(outcome(function))
-    threading.Thread(target=work).start()
-"""
-
 
 @pytest.mark.parametrize("opened", ["", "list(session.map(feeds(3)))"])
 def test_a_map(opened: str) -> None:
-    found = child(f"""
-        {AFTER.replace(chr(10), chr(10) + " " * 8)}
+    found = child(
+        f"""
         session = GPUSession(NEG)
         {opened}
         after_the_main_thread(lambda: [[int(result[0][0]) for result in session.map(feeds(20))], threads()])
-    """)
+    """,
+        behind="behaviour.after_the_main_thread",
+    )
     assert found == {"returned": [[-n for n in range(20)], []]}
 
 
 def test_a_map_that_is_under_way() -> None:
-    found = child(f"""
-        {AFTER.replace(chr(10), chr(10) + " " * 8)}
+    found = child(
+        """
         results = GPUSession(NEG).map(feeds(20))
         next(results)
         after_the_main_thread(lambda: [int(result[0][0]) for result in results])
-    """)
+    """,
+        behind="behaviour.after_the_main_thread",
+    )
     assert found == {"returned": [-n for n in range(1, 20)]}
 
 
@@ -48,23 +43,25 @@ def test_a_map_that_is_under_way() -> None:
     (3, 12) <= sys.version_info < (3, 12, 3), reason="this Python starts no threads then (CPython pull request 117029)"
 )
 def test_a_pool() -> None:
-    found = child(f"""
-        {AFTER.replace(chr(10), chr(10) + " " * 8)}
+    found = child(
+        """
         def use():
             with ortgpu.GPUSessionPool(NEG) as pool:
                 return [int(result[0][0]) for result in pool.map(feeds(20))]
         after_the_main_thread(lambda: [use(), threads()])
-    """)
+    """,
+        behind="behaviour.after_the_main_thread",
+    )
     assert found == {"returned": [[-n for n in range(20)], []]}
 
 
 def test_a_run_that_is_staged(staged_child: Any) -> None:
     found = staged_child(
-        AFTER
-        + """
+        """
 session = staged(NEG)
 after_the_main_thread(lambda: [session.run(None, big(3))[0][[0, -1]].tolist(), ran])
-"""
+""",
+        behind="behaviour.after_the_main_thread",
     )
     assert found == {"returned": [[-3, -3], [True]]}
 
@@ -72,40 +69,20 @@ after_the_main_thread(lambda: [session.run(None, big(3))[0][[0, -1]].tolist(), r
 def test_a_graph(stubs: Stubs) -> None:
     found = with_graphs(
         stubs,
-        AFTER
-        + """
+        """
 session = capturing(NEG)
 after_the_main_thread(lambda: [int(session.run(None, feeds(n + 1)[n])[0][0]) for n in range(3)])
 """,
+        behind="behaviour.after_the_main_thread",
     )
     assert found == {"returned": [0, -1, -2]}
 
 
 def test_the_end_of_the_program_waits_for_what_is_computed() -> None:
-    found = child("""
-        from ortgpu.process.threads import Executor, Outcome
-        done, begun = [], threading.Event()
-        def work():
-            begun.set()
-            threading.Event().wait(0.2)
-            done.append(1)
-            report(done)
-        executor = Executor(1, "ortgpu-test")
-        for _ in range(3): executor.submit(Outcome(), work)
-        begun.wait()
-    """)
+    found = child("behaviour.threads_at_the_end.the_end_of_the_program_waits_for_what_is_computed")
     assert found == [1, 1, 1]
 
 
 def test_a_map_where_the_system_gives_no_thread() -> None:
-    found = child("""
-        def refuse(*_, **__):
-            raise RuntimeError("can't create new thread at interpreter shutdown")
-        session = GPUSession(NEG)
-        for name in ("_start_new_thread", "_start_joinable_thread"):
-            if hasattr(threading, name):
-                setattr(threading, name, refuse)
-        results = session.map([*feeds(3), {"wrong": 1}])
-        report([[int(next(results)[0][0]) for _ in range(3)], outcome(lambda: next(results))["type"], threads()])
-    """)
+    found = child("behaviour.threads_at_the_end.a_map_where_the_system_gives_no_thread")
     assert found == [[0, -1, -2], "ValueError", []]

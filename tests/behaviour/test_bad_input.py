@@ -1,7 +1,7 @@
 """What a disk, a driver or an environment holds and nobody meant: a finding or "unknown", never a traceback of ours.
 
 Each environment is diagnosed and a session is asked for, in a child of its own. ELF files that are cut or altered
-anywhere, and broken metadata as such, are read by the million in test_elf.py and test_environment_any_folder.py.
+anywhere, and broken metadata as such, are read by the million in test_library_file.py and test_any_folder.py.
 """
 
 from __future__ import annotations

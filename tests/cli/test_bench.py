@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ortgpu.cli.figures.measuring import WAYS, Figure, Spread, percentiles, reco
 from ortgpu.environment.packages.installer import install_extra
 from ortgpu.errors import catalogue
 from ortgpu.running import made_inputs
-from tests.support.children import child_environment, run_child, run_python
+from tests.support.children import child_environment, run_python
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.support.this_machine import GPUs
 
@@ -197,46 +196,9 @@ def test_what_a_change_of_shape_costs_is_shown(model: Path) -> None:
     assert [line.split()[0] for line in table.splitlines()[1:] if line.strip()[:1] in ("1", "2")] == ["1", "2"]
 
 
-PARTLY_FAILING = """
-import contextlib, sys, warnings
-from tests.support.children import report
-from onnxruntime.capi import onnxruntime_pybind11_state as native
-from tests.support.children import child_environment, run_child
-from tests.support.this_machine import GPUs
-from ortgpu.cli.figures import measuring
-from ortgpu.running.made_inputs import make_inputs
-from ortgpu.provider.devices import Device
-from ortgpu.errors import DeviceBusyError
-
-warnings.simplefilter("ignore")
-
-def busy(*_, **__):
-    raise DeviceBusyError("cuda:1 is busy")
-
-class Full:
-    def is_webgpu_graph_capture_enabled(self):
-        return False
-    def run(self, *_):
-        raise native.Fail("BFCArena: Failed to allocate memory for requested buffer of size 9")
-
-measuring.GPUSessionPool = busy
-with contextlib.ExitStack() as stack:
-    bench = measuring.Bench(sys.argv[1], stack, allow_cpu=True)
-    declared = bench.session.get_inputs()
-    inner, bench.session._sess = bench.session._sess, Full()
-    cpu, bench.session.device = bench.session.device, Device("cuda", 0, *[None] * 5)  # whose memory is full
-    figures = bench.measure(64, make_inputs(declared, 64), 3)
-    bench.session._sess, bench.session.device = inner, cpu
-    later = bench.measure(1, make_inputs(declared), 3)
-report("left out", [(each.way, each.batch, each.why.partition(":")[0]) for each in bench.left_out])
-report("ways", [[each.way for each in some] for some in (figures, later)])
-"""
-
-
 @pytest.mark.lab
 def test_what_cannot_be_opened_or_run_is_left_out(model: Path) -> None:
-    command = [sys.executable, "-c", PARTLY_FAILING, str(model)]
-    child = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60).ok()
+    child = run_python("cli.bench.partly_failing", str(model), env=child_environment({"CUDA_VISIBLE_DEVICES": ""})).ok()
     assert child.reports["left out"] == [
         ["pool", None, "DeviceBusyError"],
         ["run", 64, "GPUOutOfMemoryError"],
@@ -245,47 +207,9 @@ def test_what_cannot_be_opened_or_run_is_left_out(model: Path) -> None:
     assert child.reports["ways"] == [["plain"], ["plain", "run", "map"]]
 
 
-OUT_OF_MEMORY = """
-import sys
-from onnxruntime.capi import onnxruntime_pybind11_state as native
-from ortgpu.cli import bench
-from ortgpu.cli.figures import measuring
-from ortgpu.__main__ import main
-from ortgpu.provider.devices import Device
-
-model, largest, calls, calls_of_plain = sys.argv[1], *map(int, sys.argv[2:5])
-
-class Memory:
-    # Of a GPU: batches beyond the largest fit for some calls, until there is too little in one piece
-    def __init__(self, inner, left):
-        self.inner, self.left = inner, left
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-    def run(self, names, feed, options):
-        if max(map(len, feed.values())) > largest:
-            self.left -= 1
-            if self.left < 0:
-                raise native.Fail("BFCArena: Failed to allocate memory for requested buffer of size 9")
-        return self.inner.run(names, feed, options)
-
-class OnSmallGPU(measuring.Bench):
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self._ways = [way for way in self._ways if way.name != "pool"]
-        [plain] = [way.run.__self__ for way in self._ways if way.name == "plain"]
-        for session, left in ((self.session, calls), (plain, calls_of_plain)):
-            session._sess = Memory(session._sess, left)
-        self.session.device = Device("cuda", 0, *[None] * 5)
-        del self.session._gpu_runner
-
-bench.Bench = OnSmallGPU
-sys.exit(main(["bench", model, "--allow-cpu", "--rounds", "5", "--batch", "1,8", *sys.argv[5:]]))
-"""
-
-
 def with_memory_for(model: Path, *arguments: str) -> tuple[int | None, str]:
-    command = [sys.executable, "-c", OUT_OF_MEMORY, str(model), *arguments]
-    child = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60)
+    env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
+    child = run_python("cli.bench.out_of_memory", str(model), *arguments, env=env)
     assert not child.stderr, child.output
     return child.returncode, child.stdout
 

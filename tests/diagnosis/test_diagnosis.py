@@ -15,34 +15,27 @@ import pytest
 from ortgpu import diagnose
 from ortgpu.diagnosis.checks.surroundings import visible_gpus
 from ortgpu.diagnosis.diagnosing import CHECKS, Diagnosis, find_problems
-from ortgpu.diagnosis.probe.result import ProbeStep
 from ortgpu.environment.gpu.cuda import CudaState
 from ortgpu.environment.gpu.driver import GPU, RefusedNode
-from ortgpu.environment.libraries.search import Candidate, Resolution
 from ortgpu.environment.libraries.wheel import Architecture
-from ortgpu.environment.packages.installed import Distribution, RefusedPath
-from ortgpu.errors import GPUError, LibraryNotFoundError
+from ortgpu.environment.packages.installed import Distribution
+from ortgpu.errors import GPUError
 from ortgpu.model.contents import ModelFacts
 from tests import faults
 from tests.support.diagnosis_cases import CASES, OLD_DRIVER, OLD_GPU, PLUGIN, WITHOUT_LIBRARY, Case
 from tests.support.made_facts import (
-    AVAILABLE,
     CPU_ENGINE,
     CPU_ENGINE_THERE,
     CUDA_H200,
     CUDNN_13,
     ENGINE,
-    EXTENSION,
-    FOLDER,
     H200,
     HEALTHY,
     NO_DRIVER,
     NO_ENGINE,
     NO_LIBRARIES,
-    PROVIDER,
     SEEN_HEALTHY,
     SITE,
-    SYMBOL,
     UUID,
     Change,
     all_of,
@@ -55,7 +48,6 @@ from tests.support.made_facts import (
     observed,
     owned,
     part,
-    preloaded,
     probed,
     processes,
     refused,
@@ -243,67 +235,6 @@ def test_visible_devices_are_read_as_cuda_reads_them(value: str, seen: list[str]
 
 # Files that are not those of the package, and what was tried with them
 
-EXTENSION_FILE, PROVIDER_FILE = (f"onnxruntime/capi/{path.rpartition('/')[2]}" for path in (EXTENSION, PROVIDER))
-TAKEN_BY_THE_IMPORT = ("onnxruntime/capi/_pybind_state.py", EXTENSION_FILE)
-ALL_FILES = (*TAKEN_BY_THE_IMPORT, PROVIDER_FILE)
-IMPORTED = observed(available_providers=AVAILABLE)
-
-
-def tried(name: str, ok: bool, detail: str = "") -> Change:
-    return all_of(probed(ProbeStep(name, ok, detail)), IMPORTED)
-
-
-@pytest.mark.parametrize(
-    ("seen", "harmless"),
-    [
-        (observed(), ()),
-        (IMPORTED, TAKEN_BY_THE_IMPORT),
-        (all_of(IMPORTED, observed(has_session=False)), ()),
-        (all_of(IMPORTED, observed(import_error="ImportError: no such thing")), ()),
-        (observed(available_providers=("CPUExecutionProvider",)), ()),
-        (all_of(IMPORTED, preloaded()), ALL_FILES),
-        (all_of(IMPORTED, preloaded(driver_missing=True)), TAKEN_BY_THE_IMPORT),
-        (all_of(IMPORTED, preloaded(), observed(provider_error=SYMBOL)), TAKEN_BY_THE_IMPORT),
-        (tried("provider", False, SYMBOL), TAKEN_BY_THE_IMPORT),
-        (tried("provider", True), ALL_FILES),
-        (tried("session", True), ALL_FILES),
-        (tried("session", False, "TypeError: 'NoneType' object is not callable"), ()),
-        (tried("session", False, "CUDA failure 46: all CUDA-capable devices are busy"), ALL_FILES),
-    ],
-)
-@pytest.mark.parametrize("missing", [False, True])
-@pytest.mark.parametrize("file", ALL_FILES)
-def test_a_changed_file_that_does_its_work_is_a_warning(
-    file: str, missing: bool, seen: Change, harmless: tuple[str, ...]
-) -> None:
-    """Our own advice of patchelf makes such a file, and so does an editor."""
-    owner = replace(ENGINE, missing_files=(file,)) if missing else replace(ENGINE, altered_files=(file,))
-    severity = "warning" if file in harmless else "fatal"
-    broken = next(one for one in find_problems(seen(engine(owners=(owner,))(HEALTHY))) if one.code == "broken-package")
-    assert broken.severity == severity
-    assert file in str(broken)
-    assert ("works, though" in broken.summary) == (severity == "warning")
-    twins = {problem.code: problem for problem in find_problems(seen(engine(owners=(CPU_ENGINE, owner))(HEALTHY)))}
-    assert twins["conflicting-packages"].severity == severity
-
-
-def test_a_file_that_the_import_does_without_may_be_unreadable() -> None:
-    refused = RefusedPath(f"{FOLDER}/capi/convert_npz_to_onnx_adapter.py", "-rw-------", False)
-    facts = part("packages", refused=(refused,))(HEALTHY)
-    (problem,) = find_problems(facts)
-    assert refused.path in str(problem)
-    assert find_problems(IMPORTED(facts)) == ()
-
-
-@pytest.mark.parametrize("name", ["ortgpu_enforce.pth", "_ortgpu_waiting.py", "_ortgpu_hook.py"])
-def test_a_guard_that_this_user_may_not_read_is_told(name: str) -> None:
-    """Python passes over such a .pth file without a word."""
-    facts = part("packages", refused=(RefusedPath(f"{SITE}/{name}", "-rw-------", False),))(HEALTHY)
-    assert find_problems(facts) == (), "nobody asked for the guard"
-    (problem,) = find_problems(variables(ORTGPU_ENFORCE="1")(facts))
-    assert (problem.severity, problem.details()["files"]) == ("warning", (f"{SITE}/{name}",))
-    assert str(problem.fixes[0]) == f"sudo chmod -R a+rX {SITE}/{name}"
-
 
 # Several changes
 
@@ -377,33 +308,6 @@ def test_two_changes_are_no_surprise(first: int) -> None:
         assert_in_order(problems)
 
 
-def unmappable(soname: str) -> Resolution:
-    path = f"{SITE}/nvidia/cu13/lib/{soname}"
-    problem = f"{path}: failed to map segment from shared object"
-    file = Candidate(soname, path, "nvidia wheels", f"{SITE}/nvidia", problem)
-    return resolution(soname, found=False, rejected=(file,))
-
-
-def test_a_file_that_may_not_be_mapped_is_not_installed_again() -> None:
-    """A file system without execution, for which the loader has the same words as for want of memory."""
-    kept = [found for found in HEALTHY.environment.libraries if found.soname != "libcublasLt.so.13"]
-    environment = replace(HEALTHY.environment, libraries=(*kept, unmappable("libcublasLt.so.13")))
-    problem = find_problems(replace(HEALTHY, environment=environment))[0]
-    assert type(problem).__name__ == "LibraryNotFoundError"
-    assert [fix.needs for fix in problem.fixes] == ["host"]
-    assert f"{SITE}/nvidia/cu13/lib" in problem.fixes[0]
-    assert "noexec" in problem.fixes[0]
-
-
-def test_beside_it_what_is_absent_is_installed() -> None:
-    kept = [f for f in HEALTHY.environment.libraries if not f.soname.startswith(("libcublasLt.", "libcurand."))]
-    libraries = (*kept, unmappable("libcublasLt.so.13"), resolution("libcurand.so.10", found=False))
-    problem = find_problems(replace(HEALTHY, environment=replace(HEALTHY.environment, libraries=libraries)))[0]
-    assert [fix.kind for fix in problem.fixes] == ["manual", "shell"]
-    assert "nvidia-curand" in problem.fixes[1]
-    assert "nvidia-cublas" not in problem.fixes[1]
-
-
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf")])
 def test_a_timeout_that_is_no_time_to_wait(timeout: float) -> None:
     with pytest.raises(ValueError, match="timeout must be a positive number of seconds"):
@@ -419,17 +323,6 @@ def test_what_a_notebook_or_print_shows_is_what_is_wrong() -> None:
     assert repr(found) == f"Diagnosis(problems={problems!r})"
     assert str(Diagnosis((*problems, *problems), machine.environment)) == f"{problems[0]}\n\n{problems[0]}"
     assert str(Diagnosis((), HEALTHY.environment)) == "no problem was found"
-
-
-def test_where_libraries_and_the_driver_are_absent_the_first_lines_say_both() -> None:
-    """Gigabytes of wheels help nobody who has no GPU."""
-    absent = find_problems(all_of(NO_LIBRARIES, NO_DRIVER)(HEALTHY))[0]
-    first, second, *_ = str(absent).splitlines()
-    assert type(absent) is LibraryNotFoundError
-    assert "libcublas.so.13" in first
-    assert first.endswith("and neither is an NVIDIA driver")
-    assert "no libcuda, no NVML, no device files" in second
-    assert "driver" in str(absent.fixes[0])
 
 
 @pytest.mark.parametrize(

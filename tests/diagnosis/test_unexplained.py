@@ -19,7 +19,7 @@ sys.addaudithook(lambda event, _: started.append(event) if event == "subprocess.
 
 def run(lab: Lab, code: str) -> Any:
     machine = lab.machine(cuda=Cuda(devices=(GPU(),)))
-    return machine.run(f"import sys\nMODEL = {str(lab.models.relu)!r}\n{WATCHED}\n{STARTED}\n{code}").ok().json
+    return machine.run_program(f"{STARTED}\n{code}", str(lab.models.relu), behind=WATCHED).ok().json
 
 
 def test_what_no_check_explains_is_for_doctor(lab: Lab) -> None:
@@ -43,8 +43,8 @@ def test_what_is_wrong_with_a_library_explains_that_it_fails(lab: Lab) -> None:
     case = next(each for each in CASES if each.name == "cudnn-for-cuda-12-and-a-convolution")
     words = "CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0 ; line=182 ; expr=cudnnCreate(&cudnn_handle_);"
     machine = dataclasses.replace(case, cuda=Cuda(devices=(GPU(),)), nvml=NVML()).machine(lab)
-    code = f"MODEL = {str(lab.models.conv)!r}\n{WATCHED}\nrefusals.extend([{words!r}] * 2)\nreport(ask())"
-    _, error = machine.run(code).ok().json
+    code = f"refusals.extend([{words!r}] * 2)\nreport(ask())"
+    _, error = machine.run_program(code, str(lab.models.conv), behind=WATCHED).ok().json
     assert error["type"] == "LibraryConflictError"
     assert "built for CUDA 12" in error["summary"]
     assert "ProviderFailureError" in [other["type"] for other in error["others"]]

@@ -21,7 +21,7 @@ import pytest
 import ortgpu
 from ortgpu.distributed import Rank, checkpoint
 from ortgpu.errors import DistributedError, TrainingUnavailableError
-from tests.support.children import run_python
+from tests.support.children import python_arguments, run_python
 
 DEADLINE = 60.0
 TWO = Rank(0, 2, 0, 2)
@@ -292,18 +292,6 @@ def test_nothing_to_load(tmp_path: Path, job: Path) -> None:
 
 
 # As a user who may read what others let him read, which root always may
-ANOTHER_USER = """
-import os, sys
-from ortgpu.distributed import checkpoint
-from ortgpu.errors import DistributedError
-if os.geteuid() == 0:
-    os.seteuid(65534)
-for action in (checkpoint.steps, checkpoint.load):
-    try:
-        print("found", getattr(action(sys.argv[1]), "step", "steps"))
-    except DistributedError as error:
-        print(error.summary, *error.evidence, *error.fixes, sep="|")
-"""
 
 
 @pytest.mark.skipif(not hasattr(os, "seteuid"), reason="this system has other permissions")
@@ -315,7 +303,7 @@ def test_what_this_user_may_not_read_is_neither_absent_nor_damaged(closed: str, 
     """Else a program trains anew where it has a checkpoint, or somebody deletes one that is whole."""
 
     def seen() -> list[str]:
-        done = run_python(ANOTHER_USER, str(job), deadline=DEADLINE).ok()
+        done = run_python("distributed.checkpoint.as_another_user", str(job), deadline=DEADLINE).ok()
         return done.stdout.splitlines()
 
     with tempfile.TemporaryDirectory() as name:  # tmp_path lies in a folder that only its owner may enter
@@ -370,32 +358,13 @@ def test_checkpoint_without_a_state(tmp_path: Path) -> None:
 
 # A writer that is killed
 
-KILLED = """
-import os, signal, sys
-from ortgpu.distributed import Rank, checkpoint
-from tests.distributed.test_checkpoint import Recorded
-
-remaining = int(sys.argv[2])
-def watch(event, arguments):
-    global remaining
-    if event in ("open", "os.mkdir", "os.rename", "os.rmdir", "os.remove") and sys.argv[1] in str(arguments[0]):
-        remaining -= 1
-        if remaining < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(watch)
-from tests.distributed import test_checkpoint
-checkpoint.save(sys.argv[1], 3, Recorded(b"new"), files=[test_checkpoint.__file__],
-                rank=Rank(0, 2, 0, 2))
-"""
-
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes are killed in another way on Windows")
 def test_a_writer_killed_at_any_moment_leaves_whole_checkpoints(job: Path) -> None:
     """Before each thing that it does to the file system in turn, until one is left to finish."""
     root = Path(__file__).resolve().parents[2]
     for moment in range(40):
-        command = [sys.executable, "-c", KILLED, str(job), str(moment)]
+        command = [sys.executable, *python_arguments("distributed.checkpoint.killed"), str(job), str(moment)]
         done = subprocess.run(command, cwd=root, capture_output=True, timeout=DEADLINE, check=False)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
         known = checkpoint.steps(job)

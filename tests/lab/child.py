@@ -12,7 +12,14 @@ from typing import Any
 
 from tests.lab.overlay import Overlay
 from tests.lab.stubs import NVML, Cuda, Stubs
-from tests.support.children import REPORT_VARIABLE, Child, run_child
+from tests.support.children import (
+    DEADLINE_VARIABLE,
+    REPORT_VARIABLE,
+    ROOT,
+    Child,
+    python_arguments,
+    run_child,
+)
 
 PROBE = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
 
@@ -141,6 +148,20 @@ class Machine:
                 cwd.mkdir()
             known = {name: value for name, value in variables.items() if value is not None}
             return run_child(command, env=known, deadline=timeout, cwd=cwd)
+
+    def run_program(
+        self,
+        program: str,
+        *arguments: str,
+        behind: str = "machines",
+        env: Mapping[str, str | None] | None = None,
+        timeout: float = DEADLINE,
+        first: str | None = None,
+    ) -> Child:
+        """Run a program of tests/programs, or code behind them: it sees these tests beside the machine."""
+        command = [*python_arguments(program, behind), *arguments]
+        variables = {DEADLINE_VARIABLE: str(timeout), **(env or {})}
+        return self.run(argv=command, env=variables, cwd=ROOT, timeout=timeout + 5, first=first)
 
     def open_session(self, model: Path, **arguments: Any) -> Outcome:
         """What ``GPUSession(model, **arguments)`` does here. Arguments must have a ``repr`` that is their source."""

@@ -11,28 +11,6 @@ H200 = GPU(uuid="GPU-11111111-2222-3333-4444-555555555555", name="NVIDIA H200", 
 PASCAL = GPU(uuid="GPU-aaaaaaaa-2222-3333-4444-555555555555", name="Tesla P4", capability=(6, 1), total=8 << 30)
 
 
-CU = """
-import ctypes
-from ctypes import byref, c_int, c_size_t
-cu = ctypes.CDLL("libcuda.so.1")
-def devices():
-    count = c_int()
-    state = cu.cuInit(0) or cu.cuDeviceGetCount(byref(count))
-    if state:
-        return state
-    found = []
-    for ordinal in range(count.value):
-        name, uuid = ctypes.create_string_buffer(96), (ctypes.c_ubyte * 16)()
-        major, minor, size = c_int(), c_int(), c_size_t()
-        assert not cu.cuDeviceGetName(name, 96, ordinal)
-        assert not cu.cuDeviceGetUuid_v2(uuid, ordinal)
-        assert not cu.cuDeviceComputeCapability(byref(major), byref(minor), ordinal)
-        assert not cu.cuDeviceTotalMem_v2(byref(size), ordinal)
-        found.append([name.value.decode(), bytes(uuid).hex(), major.value, minor.value, size.value])
-    return found
-"""
-
-
 @pytest.mark.parametrize(
     ("visible", "order", "names"),
     [
@@ -52,7 +30,7 @@ def test_the_stub_driver_shows_its_devices(
     machine = lab.machine(
         cuda=Cuda(devices=(PASCAL, H200)), env={"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
     )
-    seen = machine.run(f"{CU}report(devices())").ok().json
+    seen = machine.run_program("report(devices())", behind="machines lab.driver").ok().json
     assert (seen if isinstance(seen, int) else [device[0] for device in seen]) == names
     if visible == "GPU-aaaa":
         assert seen == [["Tesla P4", PASCAL.uuid[4:].replace("-", ""), 6, 1, 8 << 30]]
@@ -60,36 +38,8 @@ def test_the_stub_driver_shows_its_devices(
 
 def test_the_stub_driver_fails_as_it_is_told(lab: Lab) -> None:
     machine = lab.machine(cuda=Cuda(init=803, version=12080))
-    code = f"{CU}version = c_int(); cu.cuDriverGetVersion(byref(version)); report([devices(), version.value])"
-    assert machine.run(code).ok().json == [803, 12080]
-
-
-NVML_LOOK = """
-import pynvml
-def look():
-    pynvml.nvmlInit()
-    found = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        try:
-            mig = pynvml.nvmlDeviceGetMigMode(handle)[0]
-        except pynvml.NVMLError_NotSupported:
-            mig = None
-        found.append({
-            "uuid": pynvml.nvmlDeviceGetUUID(handle), "name": pynvml.nvmlDeviceGetName(handle),
-            "capability": pynvml.nvmlDeviceGetCudaComputeCapability(handle),
-            "memory": [memory.total, memory.free, memory.used],
-            "mode": pynvml.nvmlDeviceGetComputeMode(handle), "mig": mig,
-            "bus": pynvml.nvmlDeviceGetPciInfo(handle).busId,
-            "processes": [[p.pid, p.usedGpuMemory] for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)],
-            "migs": [
-                pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))
-                for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) if i < 2 and mig
-            ],
-        })
-    return found
-"""
+    code = "version = c_int(); cu.cuDriverGetVersion(byref(version)); report([devices(), version.value])"
+    assert machine.run_program(code, behind="machines lab.driver").ok().json == [803, 12080]
 
 
 def test_the_real_nvml_binding_reads_the_stub(lab: Lab) -> None:
@@ -105,9 +55,10 @@ def test_the_real_nvml_binding_reads_the_stub(lab: Lab) -> None:
         processes=((7, 20), (8, 30)),
     )
     machine = lab.machine(nvml=NVML(gpus=(H200, busy), driver="575.1", cuda=12090))
-    seen = machine.run(
-        f"{NVML_LOOK}report([look(), pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2(),"
-        f"pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID({busy.uuid!r}))])"
+    seen = machine.run_program(
+        "report([look(), pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2(),"
+        f"pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID({busy.uuid!r}))])",
+        behind="machines lab.nvml",
     ).ok()
     gpus, driver, cuda, name = seen.json
     assert (driver, cuda, name) == ("575.1", 12090, "NVIDIA A100")
@@ -132,7 +83,7 @@ def test_the_real_nvml_binding_reads_the_stub(lab: Lab) -> None:
     ids=["driver-not-loaded", "version-mismatch", "unknown", "absent"],
 )
 def test_the_stub_nvml_fails_as_it_is_told(lab: Lab, nvml: NVML | None, code: int) -> None:
-    seen = lab.machine(nvml=nvml).run(
-        f"{NVML_LOOK}\ntry:\n    look()\nexcept pynvml.NVMLError as error:\n    report(error.value)"
+    seen = lab.machine(nvml=nvml).run_program(
+        "try:\n    look()\nexcept pynvml.NVMLError as error:\n    report(error.value)", behind="machines lab.nvml"
     )
     assert seen.ok().json == code

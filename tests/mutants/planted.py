@@ -675,7 +675,7 @@ MUTANTS = (
         ),
     ),
     *_planted(
-        "provider/test_requests.py provider/test_provider_options.py",
+        "provider/test_requests.py provider/test_options.py",
         (
             "the cpu comes first",
             "provider/requests.py",

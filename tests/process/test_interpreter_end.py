@@ -6,17 +6,13 @@ function of the program in a module of Python's own, such as a filter of records
 
 from __future__ import annotations
 
-import os
 import textwrap
 
 import pytest
 
 from tests.lab.installed import older_than
 from tests.lab.stubs import Stubs
-from tests.support.children import run_python
-from tests.support.cpu_session import PRELUDE
-from tests.support.graph_sessions import SETUP as WITH_GRAPHS
-from tests.support.staged_sessions import SETUP as STAGED
+from tests.support.children import DEADLINE_VARIABLE, child_environment, run_python
 from tests.support.staged_sessions import STAGES
 
 pytestmark = pytest.mark.lab
@@ -28,12 +24,13 @@ logging.lastResort.addFilter(eval("lambda record: 'is running on the CPU, as all
 """
 
 
-def at_the_end(code: str, stubs: Stubs) -> tuple[str, str]:
+def at_the_end(code: str, stubs: Stubs, behind: str = "") -> tuple[str, str]:
     """What a program wrote to stdout, and to stderr beside the CPU that is used instead."""
     done = run_python(
-        PRELUDE + QUIET + textwrap.dedent(code),
+        QUIET + textwrap.dedent(code),
         str(stubs.cudart),
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"},
+        behind=f"on_cpu {behind}",
+        env=child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1", DEADLINE_VARIABLE: "60"}),
     ).ok()
     return done.stdout, done.stderr
 
@@ -74,12 +71,12 @@ def test_what_another_module_holds(code: str, stubs: Stubs) -> None:
 @pytest.mark.skipif(older_than(STAGES) is not None, reason=str(older_than(STAGES)))
 def test_a_session_that_stages(stubs: Stubs) -> None:
     code = "np.kept = staged(NEG)\nnp.kept.run(None, big(1.0))\nassert ran == [True]"
-    assert at_the_end(STAGED + code, stubs) == ("", "")
+    assert at_the_end(code, stubs, "staged") == ("", "")
 
 
 def test_a_session_that_replays_graphs(stubs: Stubs) -> None:
     code = "np.kept = capturing(NEG)\nnp.kept.run(None, feeds(1)[0])\nassert bound"
-    assert at_the_end(WITH_GRAPHS + code, stubs) == ("", "")
+    assert at_the_end(code, stubs, "with_graphs") == ("", "")
 
 
 def test_a_session_that_a_destructor_opens(stubs: Stubs) -> None:

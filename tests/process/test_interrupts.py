@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from tests.lab.fixtures import Lab
-from tests.support.cpu_session import PRELUDE, WATCHED, child
-from tests.support.interrupt_fuzz import PROGRAM
+from tests.support.cpu_session import child
 from tests.support.pool_child import child as pool_child
 
 pytestmark = pytest.mark.lab
 
 MANY, SOME = 10_000, 200
 DEADLINE = 7200  # seconds, of many
+PROGRAM = "process.interrupt_fuzz.run"
 
 
 def check(found: dict[str, Any], count: int) -> None:
@@ -32,8 +32,7 @@ def check(found: dict[str, Any], count: int) -> None:
 
 def on_the_stub_machine(lab: Lab, provider_library: str, count: int) -> dict[str, Any]:
     machine = lab.machine_that_places(provider_library)
-    program = PRELUDE.partition("from tests.support")[0] + WATCHED.format(60) + PROGRAM
-    found: dict[str, Any] = machine.run(program, argv=[str(count), "1"], timeout=DEADLINE).ok().json
+    found: dict[str, Any] = machine.run_program(PROGRAM, str(count), "1", timeout=DEADLINE).ok().json
     return found
 
 
@@ -59,79 +58,17 @@ def test_many_interrupts_of_sessions_on_a_gpu_that_computes_nothing(lab: Lab, pr
 
 def test_a_future_whose_lock_an_interrupt_left_held_stops_nobody_else() -> None:
     """``Future.result`` enters its lock in Python. Taken and not given back is what such an interrupt leaves."""
-    found = pool_child("""
-        made = open_pool(1)
-        gate = Gate()
-        Watched(made.sessions[0], gate)
-        held = [made.submit(None, feed(n)) for n in range(5)]  # the last two wait when they are lost
-        gate.wait_for(3)
-        for future in held:
-            future._condition.acquire()
-        gate.opened.set()
-        elsewhere = []
-        def others():
-            elsewhere.append(value_of(made.run(None, feed(7))))
-            elsewhere.extend(value_of(each) for each in made.map([feed(n) for n in range(10)]))
-            elsewhere.append(value_of(made.submit(None, feed(8)).result()))
-        thread = threading.Thread(target=others)
-        thread.start()
-        thread.join(30)
-        report("others", elsewhere)
-        report("again", [value_of(future.result(30)) for future in held])
-        made.close()
-        report("left", pool_threads())
-    """)
+    found = pool_child("process.futures_after_interrupts.a_future_whose_lock_an_interrupt_left_held_stops_nobody_else")
     assert found["others"] == [7, *range(10), 8]
     assert found["again"] == [0, 1, 2, 3, 4]  # the thread that holds it may ask again
     assert found["left"] == []
 
 
 def test_a_lock_is_free_in_a_forked_child_whoever_held_it() -> None:
-    found = child("""
-        from ortgpu.process.background import fork_safe_lock
-        lock, taken, over = fork_safe_lock(), threading.Event(), threading.Event()
-        def hold():
-            with lock:
-                taken.set()
-                over.wait(30)
-        thread = threading.Thread(target=hold)
-        thread.start()
-        taken.wait(30)
-        if not (pid := os.fork()):
-            with lock, lock:
-                os._exit(7)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        over.set()
-        thread.join()
-        report([status, type(lock).__module__])
-    """)
+    found = child("process.locks_after_interrupts.a_lock_is_free_in_a_forked_child_whoever_held_it")
     assert found == [7, "_thread"]
 
 
 def test_a_forked_child_computes_what_a_thread_of_its_parent_was_computing() -> None:
-    found = child("""
-        from ortgpu.process.background import cached_property
-        class Answers:
-            def __init__(self, wait):
-                self._wait = wait
-            @cached_property
-            def answer(self):
-                self._wait()
-                return 42
-        computing, over = threading.Event(), threading.Event()
-        def wait():
-            computing.set()
-            over.wait(30)
-        slow = Answers(wait)
-        thread = threading.Thread(target=lambda: slow.answer)
-        thread.start()
-        computing.wait(30)
-        if not (pid := os.fork()):
-            signal.alarm(20)
-            os._exit(Answers(lambda: None).answer)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        over.set()
-        thread.join()
-        report([status, slow.answer])
-    """)
+    found = child("process.locks_after_interrupts.a_forked_child_computes_what_a_thread_of_its_parent_was_computing")
     assert found == [42, 42]

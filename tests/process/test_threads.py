@@ -83,28 +83,7 @@ def test_a_notice_stays_until_it_is_taken_once() -> None:
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="the system sends no signals to a thread")
 def test_signals_do_not_keep_a_thread_waiting_for_a_notice() -> None:
     """Before Python 3.13, SimpleQueue waits for ever if one comes when its time is over."""
-    found = run_python(
-        """
-        import signal, sys, threading, time
-        from ortgpu.process.threads import Notice
-        from tests.support.children import report
-        notice, rounds = Notice(), 0
-        def wait():
-            global rounds
-            while True:
-                notice.take(0.0005)
-                rounds += 1
-        thread = threading.Thread(target=wait, daemon=True)
-        thread.start()
-        signal.signal(signal.SIGALRM, lambda *_: None)
-        for _ in range(2000):
-            signal.pthread_kill(thread.ident, signal.SIGALRM)
-            time.sleep(0.0004)
-        before = rounds
-        time.sleep(1)
-        report("goes on", rounds > before)
-        """
-    )
+    found = run_python("process.threads.signals_do_not_keep_a_thread_waiting_for_a_notice")
     assert found.ok().reports["goes on"]
 
 

@@ -16,7 +16,7 @@ from tests.support.children import report
 def outcome(action: Callable[[], Any]) -> str:
     try:
         return str(action())
-    except Exception as error:  # noqa: BLE001 - the name of the error is the fact
+    except Exception as error:
         return type(error).__name__
 
 

@@ -74,7 +74,7 @@ def outcome(action: Callable[[], object]) -> str:
         return f"returned {action()}"
     except errors.GPUError:
         return "GPUError"
-    except Exception as error:  # noqa: BLE001 - the name of the error is the fact
+    except Exception as error:
         return type(error).__name__
 
 

@@ -60,7 +60,7 @@ def first(outputs: Any) -> float:
 def name_of(action: Callable[[], object]) -> str:
     try:
         return str(action())
-    except BaseException as error:  # noqa: BLE001 - its name is the result
+    except BaseException as error:
         return type(error).__name__
 
 
@@ -189,7 +189,7 @@ def replaced_file() -> None:
                 deaths = len(told) + 1
                 for worker in pool.health():
                     os.kill(worker.pid or 0, signal.SIGKILL)
-                until(lambda: all(each.state == "ready" and each.restarts == deaths for each in pool.health()))  # noqa: B023
+                until(lambda: all(each.state == "ready" and each.restarts == deaths for each in pool.health()))
                 told.append(sorted({first(pool.run(None, rows())) for _ in range(20)}))
             report(kind, told)
 
@@ -465,7 +465,7 @@ def limits() -> None:
     report("descriptors", [under(resource.RLIMIT_NOFILE, here + more, opened) for more in (0, 1, 4, 9)])
     report("file size", under(resource.RLIMIT_FSIZE, 10, opened))
     report("empty model", name_of(lambda: opened(b"")))
-    report("deadline", [name_of(lambda: opened(deadline=each)) for each in ("1", True, None)])  # noqa: B023
+    report("deadline", [name_of(lambda: opened(deadline=each)) for each in ("1", True, None)])
     report("first deadline", name_of(lambda: opened(deadline=5, first_deadline=9.5)))
     report("iterator", name_of(lambda: opened(devices=iter([0]))))
     report("left", [len(os.listdir("/proc/self/fd")) - here, len(ortgpu.sessions())])

@@ -379,7 +379,7 @@ def failures() -> None:
     for wrong in ({"x": np.zeros((1, 2, 8, 6), np.float32)}, {"x": np.zeros((1, 1), np.float32)}, {"z": SIZES[0]["x"]}):
         try:
             session.run(None, wrong)
-        except Exception as error:  # noqa: BLE001 - ONNX Runtime's own, of several classes
+        except Exception as error:
             errors.append(type(error).__name__)
     children.report("wrong feeds", [errors, set(runner.kept()) == set(before), *state(runner)])
 
@@ -498,7 +498,7 @@ def busy() -> None:
     children.report("preferred", len(preferred))
     try:
         session.run(None, {"x": large[0]["x"].astype(np.int64)})
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime's own
+    except Exception as error:
         children.report("wrong feed", [type(error).__name__, len(runner.kept())])
     others = [feed(1, 1, 30 + size, 20) for size in range(6)]
     same = all(equal(session.run(None, each), plain.run(None, each)) for each in others * 2)
@@ -570,7 +570,7 @@ def lanes_without_room() -> None:
     errors = []
     try:
         session.run(None, {"x": np.zeros((1, 2, 8, 6), np.float32)})
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime's own
+    except Exception as error:
         errors.append(type(error).__name__)
     children.report("wrong feed", [errors, len(plans.lanes), state(runner)])
 
@@ -687,7 +687,7 @@ def warming() -> None:
     for each in wrong:
         try:
             session.warm(each)
-        except Exception as error:  # noqa: BLE001 - of several classes
+        except Exception as error:
             errors.append(type(error).__name__)
     children.report("errors", errors)
     session.trim()
@@ -713,7 +713,7 @@ def pools() -> None:
                 for each in wrong:
                     try:
                         pool.warm(each)
-                    except Exception as error:  # noqa: BLE001 - of several classes
+                    except Exception as error:
                         errors.append(type(error).__name__)
                 same = all(equal(pool.run(None, each), plain.run(None, each)) for each in SIZES)
             children.report(name, [steps, errors, same])

@@ -10,34 +10,16 @@ import pytest
 from tests.lab.fixtures import Lab
 from tests.lab.models import Models
 from tests.lab.stubs import GPU, Cuda, Stubs
-from tests.support.children import run_python
-from tests.support.cpu_session import PRELUDE
+from tests.support.children import DEADLINE_VARIABLE, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
-START = """
-from ortgpu.provider import lifetime
-from ortgpu.provider.devices import Device
-from ortgpu.environment.gpu.cuda import context_id, initialise
-from ortgpu.running.pinned import PinnedMemory
-
-assert initialise().code == 0
-runtime, stub = stub_runtime(sys.argv[1])
-
-def reset(context):
-    os.environ["STUB_CUDA_CONTEXT"] = str(context)
-
-class Session:
-    def __init__(self):
-        self.device, self._sess = Device("cuda", 0, None, None, None, None, None), object()
-
-session, other = Session(), Session()
-"""
 
 
 def run(stubs: Stubs, code: str) -> str:
     env = {**os.environ, **Cuda(devices=(GPU(),)).variables(), "STUB_CUDA_CONTEXT": "1", "PYTHONPATH": str(ROOT)}
     env["LD_LIBRARY_PATH"] = str(stubs.cuda.parent)
-    return run_python(PRELUDE + START + code, str(stubs.cudart), env=env).ok().stdout.strip()
+    env[DEADLINE_VARIABLE] = "60"
+    return run_python(code, str(stubs.cudart), behind="on_cpu provider.contexts", env=env).ok().stdout.strip()
 
 
 @pytest.mark.parametrize(("now", "gone"), [(1, False), (2, True), (0, True)])
@@ -70,6 +52,7 @@ print(stub.stub_pinned_bytes(), memory.try_empty((4,), np.dtype("f4")))
 
 def test_a_session_that_lost_its_context_lets_go_of_nothing(stubs: Stubs) -> None:
     code = """
+session = Session()  # which nothing else holds
 native = session._sess
 session._pinned, session._gpu_runner = PinnedMemory(runtime, 1 << 30), object()
 session._pinned.empty(1 << 18)

@@ -15,35 +15,14 @@ from ortgpu.provider import placement
 from tests.lab.fixtures import Lab
 from tests.support.shape_operators import NOT_TRIED, misjudged, models, models_beside_shapes
 
-PLACE = """
-import sys
-from pathlib import Path
-import onnxruntime
-from ortgpu import preload
-from ortgpu.provider.placement import read_placement
-from ortgpu.provider.options import recording_options
-preload()
-onnxruntime.set_default_logger_severity(4)
-on_gpu = []
-for path in Path(sys.argv[1]).iterdir():
-    try:
-        providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-        session = onnxruntime.InferenceSession(path, recording_options(), providers=providers)
-    except Exception:
-        continue  # a type that the operator does not take, or that no provider has a kernel for
-    assert session.get_providers() == providers
-    nodes = read_placement(session).nodes
-    if all(node.provider == providers[0] for node in nodes):
-        on_gpu.append(path.stem)
-report(on_gpu)
-"""
+PLACE = "provider.kernels.place"
 
 
 def test_all_operators_of_shapes_have_kernels(lab: Lab, provider_library: str, tmp_path: Path) -> None:
     for name, content in models():
         (tmp_path / f"{name}.onnx").write_bytes(content)
     machine = lab.machine_that_places(provider_library)
-    on_gpu = machine.run(PLACE, argv=[str(tmp_path)], timeout=100).ok().json
+    on_gpu = machine.run_program(PLACE, str(tmp_path), timeout=100).ok().json
     assert {name.partition(" ")[0] for name in on_gpu} == placement._SHAPE_OPERATORS - NOT_TRIED
 
 

@@ -11,6 +11,7 @@ from ortgpu import testing
 from ortgpu.errors import DriverUnusableError, GPUError, manual
 from ortgpu.provider.devices import Device
 from ortgpu.testing import FoundGPUs
+from tests.support.children import program_text
 
 GiB = 2**30
 PLUGIN = "ortgpu.pytest_plugin"
@@ -19,19 +20,7 @@ NO_GPU = DriverUnusableError(
     "cuInit returned 999", evidence=["NVML sees 1 GPU"], fixes=[manual("reboot", needs="reboot")], cuda_code=999
 )
 
-ONE_OF_EACH = """
-    import pytest
-
-    def test_plain():
-        pass
-
-    @pytest.mark.ortgpu
-    def test_marked():
-        pass
-
-    def test_fixture(gpu_device):
-        pass
-"""
+ONE_OF_EACH = program_text("pytest_plugin.one_of_each")
 
 
 def gpu(ordinal: int, **changes: Any) -> Device:

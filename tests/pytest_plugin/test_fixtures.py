@@ -8,25 +8,14 @@ from ortgpu.errors import ExecutionError
 from ortgpu.provider.devices import CPU
 from ortgpu.testing import gpu_sessions
 from tests.pytest_plugin.inner import Faked, GiB, Run, Session, gpu
+from tests.support.children import program_text
 
 pytest_plugins = "pytester"
 
 
 def test_a_fixture_marks_its_test(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     faked.has(gpu(0))
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.fixture
-        def model(gpu_session): return "model"
-
-        def test_device(gpu_device): pass
-        def test_session(gpu_session): pass
-        def test_through_another(model): pass
-        def test_plain(): pass
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.a_fixture_marks_its_test"))
     run("-m", "ortgpu").assert_outcomes(passed=3, deselected=1)
     run("-m", "not ortgpu").assert_outcomes(passed=1, deselected=3)
 
@@ -35,33 +24,13 @@ def test_a_fixture_that_is_asked_for_late(pytester: pytest.Pytester, run: Run, f
     pytester.makepyfile("def test_it(request): request.getfixturevalue('gpu_session')")
     run("--ortgpu=auto").assert_outcomes(skipped=1)
     run("--ortgpu=require").assert_outcomes(failed=1)
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.xfail(reason="a test that fails")
-        def test_it(request): request.getfixturevalue("gpu_device")
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.a_fixture_that_is_asked_for_late"))
     run("--ortgpu=require").assert_outcomes(failed=1)
 
 
 def test_a_marked_test_is_skipped_before_its_fixtures(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     """A fixture for many tests opens a GPUSession itself, which would raise where there is no GPU."""
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.fixture(scope="session", autouse=True)
-        def of_the_run(): raise RuntimeError
-
-        @pytest.fixture(scope="module")
-        def of_the_module(): raise RuntimeError
-
-        @pytest.mark.ortgpu
-        def test_it(of_the_module): pass
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.a_marked_test_is_skipped_before_its_fixtures"))
     run().assert_outcomes(skipped=1)
     faked.has(gpu(0))
     run().assert_outcomes(errors=1)
@@ -69,18 +38,7 @@ def test_a_marked_test_is_skipped_before_its_fixtures(pytester: pytest.Pytester,
 
 def test_facts_of_the_device(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     faked.has(gpu(0, total_memory=80 * GiB), gpu(1))
-    pytester.makepyfile(
-        """
-        import pytest
-        from ortgpu import Device
-
-        @pytest.mark.ortgpu(count=2)
-        def test_it(gpu_device, gpu_devices):
-            assert isinstance(gpu_device, Device) and gpu_device is gpu_devices[0]
-            assert (gpu_device.ordinal, gpu_device.uuid, gpu_device.total_memory) == (0, "GPU-0", 80 * 2**30)
-            assert gpu_devices[1].uuid == "GPU-1"
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.facts_of_the_device"))
     run().assert_outcomes(passed=1)
 
 
@@ -88,21 +46,7 @@ def test_sessions_are_opened_on_the_gpu_and_closed(
     pytester: pytest.Pytester, run: Run, faked: Faked, sessions: list[str]
 ) -> None:
     faked.has(gpu(0, compute_capability=(7, 5)), gpu(1))
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.ortgpu(compute_capability=(8, 0))
-        def test_it(gpu_session):
-            first = gpu_session("first", cpu_nodes="allow")
-            assert first.options == {"cpu_nodes": "allow", "device": 1}
-            gpu_session("second", device="cuda:0")
-            gpu_session("third", None, ["CUDAExecutionProvider"], [{"device_id": 0}])
-            gpu_session("fourth", providers=[("CUDAExecutionProvider", {"device_id": "0"})])
-            gpu_session("fifth", providers=["CUDAExecutionProvider"])
-            raise RuntimeError("closed all the same")
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.sessions_are_opened_on_the_gpu_and_closed"))
     run().assert_outcomes(failed=1)
     names = ["first", "second", "third", "fourth", "fifth"]
     devices = [1, "cuda:0", None, None, 1]

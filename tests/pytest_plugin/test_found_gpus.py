@@ -13,6 +13,7 @@ from ortgpu.errors import GPUError
 from tests.lab import GPU, NVML, Cuda, Machine
 from tests.lab.fixtures import Lab
 from tests.pytest_plugin.inner import ONE_OF_EACH, PLUGIN, GiB
+from tests.support.children import program_text
 
 # Machines of the lab
 
@@ -27,32 +28,10 @@ def run_on(machine: Machine, folder: Path, tests: str, *arguments: str, conftest
     return {**result.json, "output": result.output}
 
 
-CONFTEST = """
-    import json, os, sys
-
-    outcomes, reasons = {}, {}
-
-    def pytest_runtest_logreport(report):
-        if report.when == "call" or not report.passed:
-            name = report.nodeid.partition("::")[2]
-            outcomes[name] = report.outcome
-            reasons[name] = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-
-    def pytest_sessionfinish():
-        maps = open("/proc/self/maps").read()
-        loaded = [name for name in ("libcuda.so", "libnvidia-ml.so", "libonnxruntime", "libcudart.so") if name in maps]
-        seen = {"outcomes": outcomes, "reasons": reasons, "loaded": loaded, "nvml": "pynvml" in sys.modules}
-        with open(os.environ["CHILD_REPORT"], "w") as file:
-            json.dump(["json", seen], file)
-"""
+CONFTEST = program_text("pytest_plugin.found_gpus_conftest")
 
 # The stub driver opens no session: what is tested here comes after that.
-SESSIONS_OPEN = """
-    from ortgpu import testing
-
-    really = testing.find_gpus
-    testing.find_gpus = lambda: testing.FoundGPUs(really().gpus, None)
-"""
+SESSIONS_OPEN = program_text("pytest_plugin.sessions_open")
 
 SMALL = GPU("GPU-00000000-0000-0000-0000-0000000000aa", "NVIDIA T4", (7, 5), 16 * GiB, 15 * GiB)
 LARGE = GPU("GPU-00000000-0000-0000-0000-0000000000bb", "NVIDIA H200", (9, 0), 141 * GiB, 140 * GiB)
@@ -90,32 +69,7 @@ def test_several_gpus(lab: Lab, tmp_path: Path) -> None:
     machine = lab.machine(
         cuda=Cuda(devices=gpus), nvml=NVML(gpus), env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONHASHSEED": "0"}
     )
-    tests = """
-        import pytest
-
-        def names(gpus): return [(gpu.ordinal, gpu.uuid[-2:]) for gpu in gpus]
-
-        @pytest.mark.ortgpu(count=3)
-        def test_all(gpu_devices): assert names(gpu_devices) == [(0, "aa"), (1, "bb"), (2, "cc")]
-
-        @pytest.mark.ortgpu(compute_capability=(8, 0))
-        def test_new(gpu_devices): assert names(gpu_devices) == [(1, "bb")]
-
-        @pytest.mark.ortgpu(memory="16GiB")
-        def test_large(gpu_device):
-            assert (gpu_device.name, gpu_device.total_memory, gpu_device.compute_capability) == (
-                "NVIDIA H200", 141 * 2**30, (9, 0)
-            )
-
-        @pytest.mark.ortgpu(memory="14GiB", count=2)
-        def test_two(gpu_devices): assert names(gpu_devices) == [(0, "aa"), (1, "bb")]
-
-        @pytest.mark.ortgpu(memory="3GiB", count=2, compute_capability=(8, 0))
-        def test_none(): pass
-
-        @pytest.mark.ortgpu(count=4)
-        def test_four(): pass
-        """
+    tests = program_text("pytest_plugin.several_gpus")
     seen = run_on(machine, tmp_path, tests, conftest=SESSIONS_OPEN)
     passed = dict.fromkeys(["test_all", "test_new", "test_large", "test_two"], "passed")
     assert seen["outcomes"] == {**passed, "test_none": "skipped", "test_four": "skipped"}, seen["reasons"]
@@ -127,43 +81,14 @@ def test_several_gpus(lab: Lab, tmp_path: Path) -> None:
     assert "ortgpu: cuda:0 (NVIDIA T4, GPU-00000000-0000-0000-0000-0000000000aa), cuda:1 " in seen["output"]
 
     visible = machine.but(env={"CUDA_VISIBLE_DEVICES": LARGE.uuid})
-    tests = """
-        import pytest
-
-        @pytest.mark.ortgpu(memory="16GiB")
-        def test_one(gpu_devices): assert [(gpu.ordinal, gpu.uuid[-2:]) for gpu in gpu_devices] == [(0, "bb")]
-
-        @pytest.mark.ortgpu(count=2)
-        def test_two(): pass
-        """
+    tests = program_text("pytest_plugin.several_gpus_2")
     seen = run_on(visible, tmp_path, tests, conftest=SESSIONS_OPEN)
     assert seen["outcomes"] == {"test_one": "passed", "test_two": "skipped"}, seen["reasons"]
 
 
 def test_the_leak_check_asks_nvml(lab: Lab, tmp_path: Path) -> None:
     machine = lab.machine(cuda=Cuda(devices=(LARGE,)), nvml=NVML((LARGE,)))
-    tests = """
-        import os
-        import pytest
-        from ortgpu import testing
-
-        testing._warm_up = lambda gpu: None
-        testing._SETTLING = 0.2
-
-        def set_use(own, free):
-            entry = "uuid=GPU-00000000-0000-0000-0000-0000000000bb|total=1000000000000|free=" + str(free)
-            processes = f"|processes=1:5000000000,{os.getpid()}:{own}" if own else "|processes=1:5000000000"
-            os.environ["STUB_NVML_GPUS"] = entry + processes
-
-        @pytest.fixture(params=[True, False], ids=["shown", "not shown"])
-        def shown(request):
-            set_use(500_000_000 if request.param else None, 900_000_000_000)
-            return request.param
-
-        def test_leak(shown, gpu_leak_check): set_use(shown and 600_000_000, 899_900_000_000)
-        def test_growth(shown, gpu_leak_check): set_use(shown and 550_000_000, 899_950_000_000)
-        def test_others(shown, gpu_leak_check): set_use(shown and 500_000_000, 800_000_000_000)
-        """
+    tests = program_text("pytest_plugin.the_leak_check_asks_nvml")
     seen = run_on(machine, tmp_path, tests, conftest=SESSIONS_OPEN)
     assert seen["outcomes"] == {
         "test_leak[shown]": "failed",

@@ -10,7 +10,7 @@ import pytest
 from ortgpu import testing
 from ortgpu.testing import UnmeasurableMemoryError, gpu_leak_check
 from tests.pytest_plugin.inner import Faked, GiB, Memory, Run, Session, gpu
-from tests.support.children import run_python
+from tests.support.children import program_text, run_python
 
 pytest_plugins = "pytester"
 
@@ -72,24 +72,7 @@ def test_what_was_raised_inside_is_not_replaced(memory: Memory) -> None:
 
 def test_what_warms_up_a_gpu() -> None:
     """The models are right, and the second time nothing is done. On the CPU, which takes the place of the GPU."""
-    code = """
-        import contextlib, onnxruntime
-        from ortgpu import testing
-        from ortgpu.provider.devices import Device
-
-        models = []
-
-        @contextlib.contextmanager
-        def on_the_cpu(device):
-            cpu = ["CPUExecutionProvider"]
-            yield lambda model: models.append(model) or onnxruntime.InferenceSession(model, providers=cpu)
-
-        testing.gpu_sessions = on_the_cpu
-        gpus = [Device("cuda", ordinal, None, None, None, None, None) for ordinal in (0, 0, 1)]
-        for gpu in gpus:
-            testing._warm_up(gpu)
-        assert len(models) == 4, models
-        """
+    code = "pytest_plugin_children.warming.what_warms_up_a_gpu"
     run_python(dedent(code)).ok()
 
 
@@ -111,20 +94,7 @@ def held(monkeypatch: pytest.MonkeyPatch, memory: Memory, sessions: list[str]) -
     monkeypatch.setattr(testing, "hold", memory.take, raising=False)
 
 
-LEAKS = """
-    import gc
-    import pytest
-    from ortgpu.testing import hold
-
-    class Held:
-        def __init__(self): hold(2**30); self.itself = self
-        def __del__(self): hold(-2**30)
-
-    @pytest.fixture
-    def value(gpu_device): return Held()
-
-    kept = []
-"""
+LEAKS = program_text("pytest_plugin.leak_check_leaks")
 
 
 @pytest.mark.usefixtures("held")

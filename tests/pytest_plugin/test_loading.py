@@ -9,6 +9,7 @@ import pytest
 
 import ortgpu
 from tests.pytest_plugin.inner import ONE_OF_EACH, PLUGIN, Faked, Run
+from tests.support.children import program_text
 
 pytest_plugins = "pytester"
 
@@ -21,16 +22,7 @@ def is_installed() -> bool:
 
 @pytest.mark.parametrize("named", [True, False], ids=["-p", "entry point"])
 def test_start_up_imports_nothing_heavy(pytester: pytest.Pytester, named: bool) -> None:
-    pytester.makeconftest(
-        """
-        import sys
-
-        def pytest_sessionfinish(session):
-            heavy = {"onnxruntime", "numpy", "onnx", "pynvml", "rich", "click", "torch"} & set(sys.modules)
-            ours = sorted(name for name in sys.modules if name.startswith("ortgpu"))
-            print(f"heavy: {sorted(heavy)}, ours: {ours}")
-        """
-    )
+    pytester.makeconftest(program_text("pytest_plugin.start_up_imports_nothing_heavy_conftest"))
     pytester.makepyfile("def test_plain(): pass")
     arguments = ["-p", PLUGIN] if named else []
     if not named and not is_installed():

@@ -7,6 +7,7 @@ import pytest
 from ortgpu.errors import GPUError
 from ortgpu.testing import GPURequirement, UnmetRequirementError, choose_gpus
 from tests.pytest_plugin.inner import NO_GPU, Faked, GiB, Run, gpu
+from tests.support.children import program_text
 
 pytest_plugins = "pytester"
 
@@ -48,15 +49,7 @@ def test_a_wrong_marker_is_an_error_of_its_test(
 
 
 def test_a_wrong_marker_above_a_right_one(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
-    pytester.makepyfile(
-        """
-        import pytest
-        pytestmark = pytest.mark.ortgpu(cuont=2)
-
-        @pytest.mark.ortgpu(count=1)
-        def test_it(): pass
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.a_wrong_marker_above_a_right_one"))
     result = run()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["@pytest.mark.ortgpu: cuont is not known: *"])
@@ -65,22 +58,7 @@ def test_a_wrong_marker_above_a_right_one(pytester: pytest.Pytester, run: Run, f
 def test_the_closest_word_counts(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     faked.has(gpu(0), gpu(1), gpu(2))
     faked.memory = {f"GPU-{number}": (number * GiB, 8 * GiB) for number in range(3)}
-    pytester.makepyfile(
-        """
-        import pytest
-        pytestmark = pytest.mark.ortgpu(count=3, compute_capability=(8, 0))
-
-        @pytest.mark.ortgpu(memory="1GiB")
-        class TestClass:
-            def test_of_the_module(self, gpu_devices): assert 0, "three GPUs, and two have the memory"
-
-            @pytest.mark.ortgpu(count=2)
-            def test_of_the_function(self, gpu_devices): assert [gpu.ordinal for gpu in gpu_devices] == [1, 2]
-
-        @pytest.mark.ortgpu
-        def test_bare(gpu_devices): assert len(gpu_devices) == 3
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.the_closest_word_counts"))
     run().assert_outcomes(passed=2, skipped=1)
 
 
@@ -91,36 +69,11 @@ def test_a_skip_names_the_line_of_its_test(
 ) -> None:
     """As pytest does for a skipif: the summary has no names, and a line of the plugin would tell nobody anything."""
     faked.has(*([] if problem else [gpu(0)]), problem=problem)
-    path = pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.ortgpu(count=2)
-        def test_two(): pass
-
-        @pytest.mark.parametrize("number", [3, 4])
-        @pytest.mark.ortgpu(count=2)
-        def test_numbers(number): pass
-
-        @pytest.mark.ortgpu(count=2)
-        class TestClass:
-            def test_of_a_class(self): pass
-
-        @pytest.fixture
-        def devices(gpu_devices): return gpu_devices
-
-        @pytest.mark.ortgpu(count=2)
-        def test_through_a_fixture(devices): pass
-
-        @pytest.mark.xfail
-        @pytest.mark.ortgpu(count=2)
-        def test_that_may_fail(): pass
-        """
-    )
+    path = pytester.makepyfile(program_text("pytest_plugin.a_skip_names_the_line_of_its_test"))
     why = "needs a GPU, *" if mode == "skip" else "no GPU can be used: *" if problem else "needs 2 GPUs; found *"
     result = run(f"--ortgpu={mode}")
     result.assert_outcomes(skipped=6)
-    places = {3: 1, 6: 2, 12: 1, 17: 1, 20: 1}
+    places = {4: 1, 9: 2, 17: 1, 26: 1, 31: 1}
     result.stdout.fnmatch_lines(
         [f"SKIPPED [[]{number}[]] {path.name}:{line}: {why}" for line, number in places.items()], consecutive=True
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.pytest_plugin.inner import ONE_OF_EACH, Faked, Run, Session, gpu
+from tests.support.children import program_text
 
 pytest_plugins = "pytester"
 
@@ -36,17 +37,7 @@ def test_require_fails_with_the_diagnosis(pytester: pytest.Pytester, run: Run, f
 
 def test_require_fails_where_gpus_do_not_do(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     faked.has(gpu(0))
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.ortgpu(count=2)
-        def test_two(): pass
-
-        @pytest.mark.ortgpu
-        def test_one(): pass
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.require_fails_where_gpus_do_not_do"))
     result = run("--ortgpu=require")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["needs 2 GPUs; found cuda:0 (NVIDIA H200, GPU-0)", "A GPU is required: *"])
@@ -54,37 +45,14 @@ def test_require_fails_where_gpus_do_not_do(pytester: pytest.Pytester, run: Run,
 
 
 def test_require_lets_no_xfail_hide_it(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.ortgpu
-        @pytest.mark.xfail(reason="a test that fails")
-        def test_it(): assert 0
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.require_lets_no_xfail_hide_it"))
     run("--ortgpu=require").assert_outcomes(errors=1)
     run("--ortgpu=auto").assert_outcomes(skipped=1)
     faked.has(gpu(0))
     run("--ortgpu=require").assert_outcomes(xfailed=1)
 
 
-ALLOWING = """
-    import pytest
-
-    pytestmark = pytest.mark.ortgpu(count=2, memory="8GiB", allow_cpu=True)
-
-    def test_devices(gpu_devices):
-        assert [str(each) for each in gpu_devices] == ["cpu", "cpu"]
-
-    def test_session(gpu_session, gpu_leak_check):
-        assert gpu_session("model").options == {"allow_cpu": True}
-        assert gpu_session("model", allow_cpu=None).options == {"allow_cpu": None}
-
-    @pytest.mark.ortgpu(allow_cpu=False)
-    def test_on_a_gpu(gpu_device):
-        assert gpu_device.is_gpu
-"""
+ALLOWING = program_text("pytest_plugin.allowing")
 
 
 def test_a_marker_lets_a_test_run_on_the_cpu_where_the_variable_allows_it(
@@ -119,18 +87,7 @@ def test_with_a_gpu_no_test_runs_on_the_cpu(
 ) -> None:
     monkeypatch.setenv("ORTGPU_ALLOW_CPU", "1")
     faked.has(gpu(0))
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.ortgpu(allow_cpu=True)
-        def test_one(gpu_device):
-            assert gpu_device.is_gpu
-
-        @pytest.mark.ortgpu(count=2, allow_cpu=True)
-        def test_two(): pass
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.with_a_gpu_no_test_runs_on_the_cpu"))
     for mode in ("auto", "cpu"):
         run(f"--ortgpu={mode}").assert_outcomes(passed=1, skipped=1)
 
@@ -160,15 +117,7 @@ def test_a_marker_that_a_conftest_adds_counts(pytester: pytest.Pytester, run: Ru
 
 
 def test_a_test_that_is_skipped_anyway_needs_no_gpu(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.ortgpu
-        @pytest.mark.skip(reason="not today")
-        def test_it(): pass
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.a_test_that_is_skipped_anyway_needs_no_gpu"))
     run("--ortgpu=require", "-q").assert_outcomes(skipped=1)
     assert faked.looks == 0
 

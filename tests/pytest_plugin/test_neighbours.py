@@ -15,7 +15,7 @@ from ortgpu.provider.devices import Device
 from ortgpu.testing import GPURequirement, UnmetRequirementError
 from tests.lab.environments import install
 from tests.pytest_plugin.inner import ONE_OF_EACH, PLUGIN, Faked, GiB, Run, gpu
-from tests.support.children import run_child
+from tests.support.children import program_text, run_child
 
 pytest_plugins = "pytester"
 
@@ -24,47 +24,15 @@ TIMES = re.compile(r"T[\d:.]+|\d+\.\d+s|time=\S+|==+")
 MARKED = "import pytest\n@pytest.mark.ortgpu\ndef test_it(): pass"
 
 
-TRIES_TWICE = """
-import pytest
-from _pytest.runner import runtestprotocol
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item, nextitem):
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    if not runtestprotocol(item, nextitem=nextitem, log=False)[0].failed:
-        assert item.name == "test_plain"
-    item._initrequest()
-    runtestprotocol(item, nextitem=nextitem)
-    return True
-"""
+TRIES_TWICE = program_text("pytest_plugin.tries_twice")
 
 # A project's own
 
 
 def test_fixtures_of_the_project_need_no_gpu(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     """Only their names are ours."""
-    pytester.makeconftest(
-        """
-        import pytest
-
-        @pytest.fixture
-        def gpu_device(): return "theirs"
-
-        @pytest.fixture
-        def gpu_session(gpu_device): return gpu_device
-        """
-    )
-    pytester.makepyfile(
-        """
-        import pytest
-
-        def test_theirs(gpu_device): assert gpu_device == "theirs"
-        def test_theirs_through_another(gpu_session): assert gpu_session == "theirs"
-
-        @pytest.mark.parametrize("gpu_devices", ["theirs"])
-        def test_a_parameter(gpu_devices): assert gpu_devices == "theirs"
-        """
-    )
+    pytester.makeconftest(program_text("pytest_plugin.fixtures_of_the_project_need_no_gpu_conftest"))
+    pytester.makepyfile(program_text("pytest_plugin.fixtures_of_the_project_need_no_gpu"))
     run("--ortgpu=require").assert_outcomes(passed=3)
     run("-m", "ortgpu").assert_outcomes(deselected=3)
     assert faked.looks == 0
@@ -99,33 +67,7 @@ def test_gpu_belongs_to_the_project(pytester: pytest.Pytester, run_child: Run, o
         run_child("-m", "gpu").assert_outcomes(passed=3, deselected=1)
 
 
-STRANGER = """
-    import pytest
-
-    pytestmark = pytest.mark.filterwarnings("default")
-
-    @pytest.fixture(scope="module")
-    def device(): yield "theirs"
-
-    @pytest.fixture
-    def gpu_device(): return "theirs"
-
-    def test_passes(device): pass
-    def test_fails(device): assert device == "ours"
-    def test_errs(missing): pass
-    def test_with_a_fixture_of_that_name(gpu_device): assert gpu_device == "theirs"
-    def test_skips(): pytest.skip("not here")
-    @pytest.mark.skipif(True, reason="not today")
-    def test_is_skipped(): pass
-    @pytest.mark.xfail
-    def test_may_fail(): assert 0
-    @pytest.mark.gpu("a100")
-    @pytest.mark.parametrize("number", [1, 2])
-    def test_gpu(number): print("it ran")
-
-    class TestUnit(__import__("unittest").TestCase):
-        def test_it(self): self.skipTest("not there")
-"""
+STRANGER = program_text("pytest_plugin.stranger")
 
 
 @pytest.mark.parametrize(
@@ -145,14 +87,7 @@ def test_a_project_that_does_not_use_it_sees_no_difference(
         pytest.importorskip("xdist")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini("[pytest]\nmarkers = gpu(kind): a rack of ours")
-    pytester.makeconftest(
-        """
-        import sys
-
-        def pytest_unconfigure():
-            print("imported:", *sorted(name for name in sys.modules if name.startswith("ortgpu.")))
-        """
-    )
+    pytester.makeconftest(program_text("pytest_plugin.a_project_that_does_not_use_it_sees_no_difference_conftest"))
     pytester.makepyfile(test_stranger=STRANGER)
     junit = pytester.path / "junit.xml"
 
@@ -171,17 +106,7 @@ def test_none_asks_for_nothing(pytester: pytest.Pytester, run: Run, faked: Faked
     """It is what `pytest --markers` shows as the default, and takes back what a class or a module asks for."""
     assert GPURequirement.parse(memory=None, compute_capability=None) == GPURequirement()
     faked.has(gpu(0, uuid=None, total_memory=4 * GiB))
-    pytester.makepyfile(
-        """
-        import pytest
-        pytestmark = pytest.mark.ortgpu(memory="8GiB")
-
-        def test_of_the_module(): pass
-
-        @pytest.mark.ortgpu(memory=None)
-        def test_of_the_function(): pass
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.none_asks_for_nothing"))
     run().assert_outcomes(passed=1, skipped=1)
 
 
@@ -198,19 +123,7 @@ def test_lists_need_no_look(pytester: pytest.Pytester, run: Run, faked: Faked, l
 def test_no_timeout_counts_the_look(pytester: pytest.Pytester, run_child: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a session takes a second, and a minute where a driver hangs: the test has not begun."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    pytester.makeconftest(
-        """
-        import signal
-        from ortgpu import testing
-        from ortgpu.errors import NoDeviceError
-
-        def find_gpus():
-            timer = signal.getitimer(signal.ITIMER_REAL)[0]
-            return testing.FoundGPUs((), NoDeviceError("a test is timed" if timer else "no test is timed"))
-
-        testing.find_gpus = find_gpus
-        """
-    )
+    pytester.makeconftest(program_text("pytest_plugin.no_timeout_counts_the_look_conftest"))
     pytester.makepyfile(MARKED)
     result = run_child("-q", "-p", "pytest_timeout", "--timeout=60")
     result.assert_outcomes(skipped=1)
@@ -253,14 +166,7 @@ def test_the_try_that_is_shown_says_how_to_mend_it(pytester: pytest.Pytester, ru
 def test_the_oldest_pytest(pytester: pytest.Pytester) -> None:
     """Where ortgpu is installed, the plugin is loaded by every run: it must not end those of an older pytest."""
     site = install("pytest-7.0", ["pytest==7.0.1", "pluggy==1.0.0"])
-    pytester.makeconftest(
-        """
-        from ortgpu import testing
-        from ortgpu.errors import NoDeviceError
-
-        testing.find_gpus = lambda: testing.FoundGPUs((), NoDeviceError("CUDA shows no GPU"))
-        """
-    )
+    pytester.makeconftest(program_text("pytest_plugin.the_oldest_pytest_conftest"))
     pytester.makepyfile(ONE_OF_EACH)
     root = Path(__file__).resolve().parents[2]
     environment = {

@@ -7,6 +7,7 @@ from textwrap import dedent
 import pytest
 
 from tests.pytest_plugin.inner import Run
+from tests.support.children import program_text
 
 pytestmark = pytest.mark.lab
 
@@ -26,19 +27,7 @@ def spread(pytester: pytest.Pytester, gpus: int) -> None:
         testing.find_gpus = lambda: testing.FoundGPUs(gpus, None)
         """
     )
-    pytester.makepyfile(
-        """
-        import os, pathlib, pytest, time
-
-        @pytest.mark.parametrize("number", range(8))
-        def test_it(number, gpu_device):
-            worker = os.environ["PYTEST_XDIST_WORKER"]
-            pathlib.Path(f"{worker}-{gpu_device.ordinal}").touch()
-            time.sleep(0.1)
-
-        def test_plain(): pass
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.spread"))
 
 
 @pytest.mark.parametrize(
@@ -119,14 +108,7 @@ def test_workers_that_share_no_folder_look_each(pytester: pytest.Pytester, run_c
 
 def test_workers_refuse_wrong_markers(pytester: pytest.Pytester, run_child: Run) -> None:
     pytest.importorskip("xdist")
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.ortgpu(cuont=2)
-        def test_it(): print("a test ran")
-        """
-    )
+    pytester.makepyfile(program_text("pytest_plugin.workers_refuse_wrong_markers"))
     result = run_child("-n", "2", "-s")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["@pytest.mark.ortgpu: cuont is not known: *"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import textwrap
 from typing import Any
 
 import pytest
@@ -12,176 +11,60 @@ from tests.lab.installed import older_than
 from tests.lab.stubs import Stubs
 from tests.support.cpu_session import child
 
-ARRAYS = """
-class Foreign:
-    # An array of a library that ONNX Runtime does not know
-    def __init__(self, array, device=(1, 0)):
-        self.array, self.device, self.asked = array, device, []
-    def __dlpack_device__(self):
-        return self.device
-    def __dlpack__(self, **arguments):
-        self.asked.append(arguments)
-        return self.array.__dlpack__()
-"""
 
-
-ON_A_GPU = """
-import ctypes, dataclasses
-from ortgpu.running import cudart, device_arrays, streams
-runtime, stub = stub_runtime(sys.argv[1])
-cudart.context_is_active = lambda ordinal: True
-session = GPUSession(NEG)
-session.device = dataclasses.replace(session.device, kind="cuda", ordinal=0)
-streams.runtime_of = lambda device: runtime
-array = Foreign(np.ones(4, np.float32), (2, 0))
-"""
-
-
-def with_arrays(code: str, *arguments: str) -> Any:
-    return child(ARRAYS + textwrap.dedent(code), *arguments)
+def with_arrays(program: str, *arguments: str, behind: str = "") -> Any:
+    return child(program, *arguments, behind=f"running.device_arrays {behind}")
 
 
 def test_run_and_map_take_them_beside_numpy_arrays() -> None:
-    found = with_arrays("""
-        add = GPUSession(model("add (float[n] x, float[n] w) => (float[n] y) { y = Add(x, w) }"))
-        one, two = np.arange(4, dtype=np.float32), np.full(4, 10, np.float32)
-        array = Foreign(one)
-        report([add.run(None, {"x": array, "w": two})[0].tolist(), array.asked,
-                [result[0].tolist() for result in add.map([{"x": two, "w": Foreign(one * n)} for n in range(3)])]])
-    """)
+    found = with_arrays("running.device_arrays.run_and_map_take_them_beside_numpy_arrays")
     assert found == [[10, 11, 12, 13], [{}], [[10, 10, 10, 10], [10, 11, 12, 13], [10, 12, 14, 16]]]
 
 
 def test_no_element_of_such_an_array_is_looked_at() -> None:
     """ONNX Runtime reads whatever it does not know element by element: a quarter of a second for 1 MiB on the GPU."""
-    found = with_arrays("""
-        class Counted(Foreign):
-            touched = 0
-            def __len__(self):
-                Counted.touched += 1
-                return len(self.array)
-            def __getitem__(self, key):
-                Counted.touched += 1
-                return self.array[key]
-            def __array__(self, *_, **__):
-                Counted.touched += 1
-                return self.array
-        session = GPUSession(NEG)
-        report([session.run(None, {"x": Counted(np.ones(4, np.float32))})[0].tolist(), Counted.touched])
-    """)
+    found = with_arrays("running.device_arrays.no_element_of_such_an_array_is_looked_at")
     assert found == [[-1] * 4, 0]
 
 
 def test_a_run_of_a_derived_class_is_called_once() -> None:
-    found = with_arrays("""
-        class Counting(GPUSession):
-            runs = 0
-            def run(self, feed):
-                self.runs += 1
-                return super().run(None, feed)
-        session = Counting(NEG)
-        report([session.run({"x": Foreign(np.ones(2, np.float32))})[0].tolist(), session.runs])
-    """)
+    found = with_arrays("running.device_arrays.a_run_of_a_derived_class_is_called_once")
     assert found == [[-1, -1], 1]
 
 
 def test_map_converts_them_in_the_thread_that_iterates() -> None:
     """A library may know by thread which stream it works in."""
-    found = with_arrays("""
-        seen = set()
-        class Noting(Foreign):
-            def __dlpack__(self, **arguments):
-                seen.add(threading.current_thread())
-                return super().__dlpack__(**arguments)
-        session = GPUSession(NEG)
-        elsewhere = Foreign(np.zeros(4, np.float32), (2, 1))
-        given = [{"x": Noting(np.full(4, n, np.float32))} for n in range(20)] + [{"x": elsewhere}, {"x": elsewhere}]
-        results, handed_out = session.map(given), []
-        failed = outcome(lambda: [handed_out.append(int(result[0][0])) for result in results])
-        report([handed_out == [-n for n in range(20)], seen == {threading.current_thread()}, failed["type"]])
-    """)
+    found = with_arrays("running.device_arrays.map_converts_them_in_the_thread_that_iterates")
     assert found == [True, True, "ProviderRequestError"]
 
 
 def test_nothing_is_copied_on_the_way_in() -> None:
-    found = with_arrays("""
-        from ortgpu.running.device_arrays import wrap_arrays
-        session = GPUSession(NEG)
-        array = np.zeros(4, dtype=np.float32)
-        value = wrap_arrays(session, {"x": Foreign(array)})["x"]
-        same = value.data_ptr() == array.ctypes.data
-        array[:] = 5
-        report([same, session.run(None, {"x": value})[0].tolist(), wrap_arrays(session, {"x": array})])
-    """)
+    found = with_arrays("running.device_arrays.nothing_is_copied_on_the_way_in")
     assert found == [True, [-5] * 4, None]
 
 
 def test_pinned_memory_and_booleans_of_another_library() -> None:
     """DLPack has a device type for pinned memory and, since 0.8, a type for booleans; ONNX Runtime has neither."""
-    found = with_arrays("""
-        session = GPUSession(model("t (bool[n] x) => (bool[n] y) { y = Not(x) }"))
-        array = np.array([True, False])
-        report([session.run(None, {"x": Foreign(array, (kind, 0))})[0].tolist() for kind in (1, 3)])
-    """)
+    found = with_arrays("running.device_arrays.pinned_memory_and_booleans_of_another_library")
     assert found == [[False, True]] * 2
 
 
 def test_an_array_that_begins_later_in_its_memory() -> None:
     """DLPack's byte_offset, which libraries use whose memory cannot be pointed into. ONNX Runtime does not look at it,
     and read what lies before."""
-    found = with_arrays("""
-        import ctypes
-        from ortgpu.running.device_arrays import _tensor_in, wrap_arrays
-        class Later(Foreign):
-            def __dlpack__(self, **arguments):
-                capsule = super().__dlpack__(**arguments)
-                tensor = _tensor_in(capsule)
-                self.tensor, self.original = tensor, bytes(tensor)
-                tensor.shape[0], tensor.byte_offset = 2, 8
-                self.handed_out = bytes(tensor)
-                return capsule
-        session = GPUSession(NEG)
-        array = Later(np.arange(4, dtype=np.float32))
-        read = session.run(None, {"x": array})[0].tolist()
-        value = wrap_arrays(session, {"x": array})["x"]
-        report([read, value.numpy().tolist(), bytes(array.tensor) == array.handed_out])
-    """)
+    found = with_arrays("running.device_arrays.an_array_that_begins_later_in_its_memory")
     assert found == [[-2, -3], [2, 3], True]
 
 
 def test_an_array_that_is_refused_is_given_back_as_it_was() -> None:
     """ONNX Runtime has no complex numbers. Who made the tensor would free other memory than its own."""
-    found = with_arrays("""
-        from ortgpu.running.device_arrays import _tensor_in
-        class Later(Foreign):
-            def __dlpack__(self, **arguments):
-                self.capsule = super().__dlpack__(**arguments)
-                tensor = _tensor_in(self.capsule)
-                tensor.device_type, tensor.byte_offset, tensor.data = 3, 16, tensor.data - 16
-                self.handed_out = bytes(tensor)
-                return self.capsule
-        session = GPUSession(NEG)
-        array = Later(np.zeros(10, np.complex128)[2:], (3, 0))
-        refused = outcome(lambda: session.run(None, {"x": array}))["type"]
-        report([refused, bytes(_tensor_in(array.capsule)) == array.handed_out])
-    """)
+    found = with_arrays("running.device_arrays.an_array_that_is_refused_is_given_back_as_it_was")
     assert isinstance(found[0], str)
     assert found[1] is True
 
 
 def test_an_array_that_is_not_contiguous() -> None:
-    found = with_arrays("""
-        from ortgpu.running import device_arrays
-        session = GPUSession(model("t (float[n,m] x) => (float[n,m] y) { y = Neg(x) }"))
-        array = np.arange(6, dtype=np.float32).reshape(2, 3)
-        given = [array.T, array[:, 1:], array[::-1, ::-1], array[:1].T, array[:0].T, np.broadcast_to(array[:1], (2, 3))]
-        given[-1].flags.writeable = True
-        ran = [session.run(None, {"x": Foreign(each)})[0].tolist() == (-each).tolist() for each in given]
-        mapped = [result[0].tolist() for result in session.map([{"x": Foreign(array.T)}])]
-        kept = session.run_on_device(None, {"x": Foreign(array.T)})[0].numpy().tolist()
-        report([ran, mapped == [(-array.T).tolist()], kept == (-array.T).tolist(),
-                outcome(lambda: device_arrays._order_array("x", Foreign(array.T), on_gpu=True))])
-    """)
+    found = with_arrays("running.device_arrays.an_array_that_is_not_contiguous")
     assert found[:3] == [[True] * 6, True, True]
     assert found[3]["type"] == "ProviderRequestError"
     assert "input 'x' is a Foreign that is not contiguous" in found[3]["text"]
@@ -189,12 +72,7 @@ def test_an_array_that_is_not_contiguous() -> None:
 
 
 def test_an_array_elsewhere_is_refused() -> None:
-    found = with_arrays("""
-        session = GPUSession(NEG)
-        array = np.zeros(4, dtype=np.float32)
-        elsewhere = [(2, 1), (13, 0), (10, 0)]
-        report([outcome(lambda: session.run(None, {"x": Foreign(array, device)})) for device in elsewhere])
-    """)
+    found = with_arrays("running.device_arrays.an_array_elsewhere_is_refused")
     assert [each["type"] for each in found] == ["ProviderRequestError"] * 3
     assert "input 'x' is on cuda:1, and the session on cpu" in found[0]["text"]
     assert "a device of DLPack's type 10" in found[2]["text"]
@@ -204,15 +82,15 @@ def test_an_array_elsewhere_is_refused() -> None:
 def test_work_on_an_array_that_failed_is_told_as_a_run_tells_it(stubs: Stubs, use: str) -> None:
     """The wait for a kernel of another library is where its illegal memory access comes out."""
     found = with_arrays(
-        ON_A_GPU
-        + textwrap.dedent(f"""
+        f"""
         feed = {{"x": array}}
         os.environ["STUB_CUDART_FAIL"] = "cudaStreamQuery=700"
         failed = outcome(lambda: session.{use})
         del os.environ["STUB_CUDART_FAIL"]
         report([failed, outcome(lambda: session.run(None, feeds(1)[0]))["type"]])
-        """),
+        """,
         str(stubs.cudart),
+        behind="running.arrays_on_a_gpu",
     )
     assert [found[0]["type"], found[1]] == ["PoisonedContextError"] * 2
     assert "CUDA failure 700" in found[0]["text"]
@@ -221,90 +99,43 @@ def test_work_on_an_array_that_failed_is_told_as_a_run_tells_it(stubs: Stubs, us
 def test_waiting_for_an_array_leaves_the_threads_device_as_it_was(stubs: Stubs) -> None:
     """As the thread that iterates over ``map``: what it allocates next belongs where it was."""
     found = with_arrays(
-        ON_A_GPU
-        + textwrap.dedent("""
-        stub.cudaSetDevice(1)
-        device_arrays.wrap_arrays(session, {"x": array})
-        current = ctypes.c_int()
-        stub.cudaGetDevice(ctypes.byref(current))
-        report([current.value, stub.stub_capture_mode()])
-        """),
+        "running.arrays_on_a_gpu.waiting_for_an_array_leaves_the_threads_device_as_it_was",
         str(stubs.cudart),
     )
     assert found == [1, 0]
 
 
 def test_what_is_wrong_with_a_feed_stays_onnx_runtimes_own() -> None:
-    found = with_arrays("""
-        session = GPUSession(NEG)
-        right, wrong = np.zeros(4, np.float32), np.zeros(4)
-        given = {"x": Foreign(wrong)}, {"x": wrong}, {"z": Foreign(right)}, {"x": object()}
-        report([outcome(lambda: session.run(None, feed)) for feed in given])
-    """)
+    found = with_arrays("running.device_arrays.what_is_wrong_with_a_feed_stays_onnx_runtimes_own")
     assert [each["type"] for each in found] == ["InvalidArgument", "InvalidArgument", "ValueError", "RuntimeError"]
 
 
 def test_a_closed_session_says_so() -> None:
-    found = with_arrays("""
-        session = GPUSession(NEG)
-        session.close()
-        array = Foreign(np.zeros(4, np.float32))
-        report([outcome(lambda: session.run(None, {"x": array})), array.asked,
-                outcome(lambda: session.run_on_device(None, {"x": array}))])
-    """)
+    found = with_arrays("running.device_arrays.a_closed_session_says_so")
     assert [found[0]["type"], found[2]["type"]] == ["ExecutionError"] * 2
     assert found[1] == []
 
 
 def test_results_stay_on_the_device_of_the_session() -> None:
-    found = with_arrays("""
-        session = GPUSession(model("t (float[n] x) => (float[n] y, float[n] z) { y = Neg(x) z = Abs(x) }"))
-        array = np.array([1, -2], np.float32)
-        both = session.run_on_device(None, {"x": Foreign(array)})
-        one = session.run_on_device(["z"], {"x": array[::-1]})
-        shares = hasattr(both[0], "__dlpack__")
-        shared = shares and np.from_dlpack(both[0]).ctypes.data == both[0].data_ptr()
-        unknown = outcome(lambda: session.run_on_device(["no"], {"x": array}))["type"]
-        scalar = GPUSession(model("t (float x) => (float y) { y = Neg(x) }"))
-        single = scalar.run_on_device(None, {"x": np.ones((), np.float32)})
-        values = [value.numpy().tolist() for value in (*both, *one, *single)]
-        report([values, both[0].device_name(), shared, unknown])
-    """)
+    found = with_arrays("running.device_arrays.results_stay_on_the_device_of_the_session")
     shared = older_than((1, 26)) is None  # since then its values have __dlpack__
     assert found == [[[-1, 2], [1, 2], [2, 1], -1], "cpu", shared, "RuntimeError"]
 
 
 def test_an_output_that_is_named_twice_is_there_twice() -> None:
-    found = child("""
-        session = GPUSession(model("t (float[n] x) => (float[n] y, float[n] z) { y = Neg(x) z = Abs(x) }"))
-        names, feed = ["z", "y", "z"], {"x": np.array([3], np.float32)}
-        values = session.run_on_device(names, feed)
-        report([[value.tolist() for value in session.run(names, feed)], [value.numpy().tolist() for value in values]])
-    """)
+    found = child("running.device_arrays.an_output_that_is_named_twice_is_there_twice")
     assert found == [[[3], [-3], [3]]] * 2
 
 
 def test_numbers_in_no_array_are_of_the_type_that_the_model_declares() -> None:
-    found = with_arrays("""
-        session = GPUSession(model("t (float[n] x) => (float[n] y) { y = Neg(x) }"))
-        feeds = {"x": [1.0, 2.0]}, {"x": [3, 4]}, {"x": []}
-        kept = [session.run_on_device(None, feed)[0].numpy().tolist() for feed in feeds]
-        wrong = outcome(lambda: session.run_on_device(None, {"x": np.zeros(2)}))
-        report([kept, [session.run(None, feed)[0].tolist() for feed in feeds], wrong["type"]])
-    """)
+    found = with_arrays("running.device_arrays.numbers_in_no_array_are_of_the_type_that_the_model_declares")
     assert found[0] == found[1] == [[-1, -2], [-3, -4], []]
     assert found[2] == "RuntimeError"
 
 
 def test_inputs_that_are_missing_are_named_as_run_names_them() -> None:
     """None is one of them, and no number: as an array of numbers it is NaN."""
-    found = with_arrays("""
-        add = GPUSession(model("t (float x, float w) => (float y) { y = Add(x, w) }"))
-        one, array = np.ones((), np.float32), Foreign(np.ones((), np.float32))
-        given = {}, {"x": one}, {"x": one, "W": one}, {"x": array}
-        report([[outcome(lambda: run(None, feed)) for run in (add.run, add.run_on_device)] for feed in given]
-               + [outcome(lambda: add.run_on_device(None, {"x": one, "w": None}))])
-    """)
+    found = with_arrays("running.device_arrays.inputs_that_are_missing_are_named_as_run_names_them")
     *given, none = found
     assert all(by_run == kept and by_run["type"] == "ValueError" for by_run, kept in given)
     assert none["type"] == "ValueError"
@@ -312,25 +143,13 @@ def test_inputs_that_are_missing_are_named_as_run_names_them() -> None:
 
 
 def test_an_optional_input_may_be_none() -> None:
-    found = child("""
-        optional = GPUSession(model("t (optional(float[n]) x) => (bool y) { y = OptionalHasElement(x) }"))
-        report([[bool(optional.run(None, feed)[0]), bool(optional.run_on_device(None, feed)[0].numpy())]
-                for feed in ({}, {"x": None})])
-    """)
+    found = child("running.device_arrays.an_optional_input_may_be_none")
     assert found == [[False, False]] * 2
 
 
 def test_an_input_with_a_value_of_its_own_may_be_given_another() -> None:
     """An initialiser that is an input too, as models have them that were exported with them as inputs."""
-    found = with_arrays("""
-        session = GPUSession(model("t (float[n] x, float[1] w) => (float[n] y) <float[1] w = {5}> { y = Add(x, w) }"))
-        x, w = np.zeros(2, np.float32), np.full(1, 7, np.float32)
-        feeds = {"x": x}, {"x": x, "w": w}, {"w": np.repeat(w, 2)[::2], "x": x}, {"x": x, "w": Foreign(w)}
-        kept = [session.run_on_device(None, feed)[0].numpy().tolist() for feed in (*feeds, {"x": x, "w": [7]})]
-        wrong = [outcome(lambda: session.run_on_device(None, {"x": x, **given}))["type"]
-                 for given in ({"w": np.zeros(1)}, {"v": w})]
-        report([kept, [session.run(None, feed)[0].tolist() for feed in feeds], wrong])
-    """)
+    found = with_arrays("running.device_arrays.an_input_with_a_value_of_its_own_may_be_given_another")
     kept, by_run, wrong = found
     assert kept == [[5, 5]] + [[7, 7]] * 4
     assert by_run == kept[:4]
@@ -340,18 +159,7 @@ def test_an_input_with_a_value_of_its_own_may_be_given_another() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is in no extra, and not installed here")
 def test_tensors_of_pytorch() -> None:
     found = child(
-        """
-        import torch
-        session = GPUSession(NEG)
-        tensor = torch.tensor([1.0, -2.0])
-        back = torch.from_dlpack(session.run_on_device(None, {"x": tensor})[0])
-        logic = GPUSession(model("t (bool[n] x) => (bool[n] y) { y = Not(x) }"))
-        half = GPUSession(model("t (bfloat16[n] x) => (float[n] y) { y = Cast<to: int = 1>(x) }"))
-        report([session.run(None, {"x": tensor})[0].tolist(), back.tolist(),
-                logic.run(None, {"x": torch.tensor([True, False])})[0].tolist(),
-                half.run(None, {"x": tensor.bfloat16()})[0].tolist(),
-                outcome(lambda: session.run(None, {"x": torch.ones(2, requires_grad=True)}))])
-    """,
+        "running.device_arrays.tensors_of_pytorch",
         deadline=110,
     )
     assert found[:4] == [[-1, 2], [-1, 2], [False, True], [1, -2]]

@@ -43,31 +43,7 @@ def test_why_a_model_is_refused() -> None:
 def test_what_cannot_be_captured_is_refused_when_the_session_is_made(stubs: Stubs) -> None:
     found = with_graphs(
         stubs,
-        """
-        from ortgpu.running import graph_requests
-        texts = GPUSession(model("t (string[n] x) => (string[n] y) { y = Identity(x) }"))
-        sequence = GPUSession(model("t (float[n] x) => (seq(float[n]) y) { y = SequenceConstruct(x) }"))
-        counting = GPUSession(model("t (float[n] x) => (int64[r, m] y) { y = NonZero(x) }"))
-        handed_on = GPUSession(model("t (float[n] x) => (float[n] y, float[n] x) { y = Neg(x) }"))
-        usual = GPUSession(NEG)
-        no_runtime = outcome(lambda: graph_requests.captured(usual))
-        graph_requests.runtime_of = lambda device: runtime
-        no_stream = outcome(lambda: graph_requests.captured(usual))
-        usual._stream = Stream(runtime)
-        class Memory:
-            name = "Cuda"
-        class Elsewhere(Recorded):
-            input_meminfos = [Memory]  # not where the rest of a session on the CPU is
-        made = graph_requests.captured(usual)
-        usual._sess = Elsewhere(usual._sess, None)
-        class Constant(Recorded):
-            output_meminfos = [Memory]
-        constant = GPUSession(NEG)
-        constant._sess = Constant(constant._sess, None)
-        refused = (texts, sequence, usual, counting, handed_on, constant)
-        others = [outcome(lambda: graph_requests.captured(each)) for each in refused]
-        report([no_runtime, no_stream, *others, type(made).__name__])
-    """,
+        "running.graph_requests.what_cannot_be_captured_is_refused_when_the_session_is_made",
     )
     *refused, made = found
     assert [each["type"] for each in refused] == ["ProviderRequestError"] * 8
@@ -90,17 +66,7 @@ def test_a_model_of_unknown_operators_is_refused(stubs: Stubs, tmp_path: Path) -
     """In ONNX Runtime's own format: this one would give wrong results."""
     found = with_graphs(
         stubs,
-        """
-        import onnxruntime
-        from ortgpu.running import graph_requests
-        options = onnxruntime.SessionOptions()
-        options.optimized_model_filepath = os.path.join(sys.argv[2], "model.ort")
-        counting = model("t (float[n] x) => (int64[r, m] y) { y = NonZero(x) }")
-        onnxruntime.InferenceSession(counting, options, providers=["CPUExecutionProvider"])
-        graph_requests.runtime_of = lambda device: runtime
-        session = GPUSession(options.optimized_model_filepath)
-        report(outcome(lambda: graph_requests.captured(session)))
-    """,
+        "running.graph_requests.a_model_of_unknown_operators_is_refused",
         str(tmp_path),
     )
     assert found["type"] == "ProviderRequestError"
@@ -117,16 +83,6 @@ def test_on_the_cpu_that_was_allowed_nothing_is_captured() -> None:
 def test_a_session_is_given_a_stream_if_one_can_be_made(stubs: Stubs) -> None:
     found = with_graphs(
         stubs,
-        """
-        from ortgpu.running import graph_requests
-        ordinals = []
-        graph_requests.runtime_on = lambda ordinal: ordinals.append(ordinal) or runtime
-        stream = graph_requests.own_stream(1)
-        made = stream.handle != 0
-        streams = stub.stub_streams()
-        del stream
-        os.environ["STUB_CUDART_FAIL"] = "cudaStreamCreateWithFlags=2"
-        report([made, ordinals, streams, stub.stub_streams(), graph_requests.own_stream(1)])
-        """,
+        "running.graph_requests.a_session_is_given_a_stream_if_one_can_be_made",
     )
     assert found == [True, [1, 1], 1, 0, None]

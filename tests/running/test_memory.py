@@ -19,61 +19,12 @@ TELLS = (1, 30)  # the first release that allocates from a session's arena for P
 
 pytestmark = pytest.mark.skipif(older_than(TELLS) is not None, reason=str(older_than(TELLS)))
 
-GROWS = """
-big, small = np.zeros((64, MIB // 4), np.float32), np.zeros((1, MIB // 4), np.float32)
-text = '<ir_version: 8, opset_import: ["": 17]> two (float[n, m] x) => (float[n, m] z) { y = Neg(x) z = Abs(y) }'
-"""
-
 
 @pytest.fixture(scope="module")
 def counted(module_lab: Lab, provider_library: str) -> Any:
     """What became of the memory of a device that counts it."""
     machine = module_lab.machine_that_places(provider_library)
-    return machine.run(f"MIB = {MIB}\n" + COUNTED.replace("GROWS", GROWS)).ok().json
-
-
-COUNTED = """
-import ctypes, threading
-import numpy as np, onnx.parser
-from ortgpu import GPUSession
-from ortgpu.running.cudart import runtime_on
-GROWS
-model = onnx.parser.parse_model(text).SerializeToString()
-def held():
-    return device_bytes() - before
-def arena():
-    return session.memory.arena
-session = GPUSession(model)
-device_bytes = runtime_on(0)._library.stub_device_bytes
-device_bytes.restype = ctypes.c_size_t
-session.close()
-before, steps = device_bytes(), {}
-def step(name):
-    steps[name] = [held(), arena()]
-for arguments in ({}, {"providers": [("CUDAExecutionProvider", {"gpu_mem_limit": str(1 << 30)})]}):
-    session = GPUSession(model, **arguments)
-    session.run(None, {"x": small})
-    step("small")
-    session.run(None, {"x": big})
-    step("big")
-    session.trim()
-    step("trimmed")
-    session.run(None, {"x": small})
-    step("again")
-    value = session.run_on_device(None, {"x": big})[0]
-    step("kept")
-    session.trim()
-    step("trimmed with a value")
-    del value
-    session.trim()
-    step("trimmed without")
-    session.close()
-    steps["closed"] = [held(), 0]
-    report_to = "limited" if arguments else "unlimited"
-    if not arguments:
-        unlimited = dict(steps)
-report({"unlimited": unlimited, "limited": steps})
-"""
+    return machine.run_program("running.counted_memory.counted").ok().json
 
 
 @pytest.mark.parametrize("limit", ["unlimited", "limited"])
@@ -93,17 +44,7 @@ def test_trimming_leaves_what_there_was_after_the_first_small_run(counted: Any, 
 
 
 def test_a_session_on_the_cpu_measures_its_arena_in_host_memory() -> None:
-    sizes = child(
-        f"MIB = {MIB}\n{GROWS}"
-        """
-session = GPUSession(model(text.partition("> ")[2]))
-sizes = []
-for feed in (small, big, None, small):
-    session.run(None, {"x": feed}) if feed is not None else session.trim()
-    sizes.append(session.memory.arena)
-report([sizes, session.memory.pinned, session.memory.process, session.memory.budget])
-"""
-    )
+    sizes = child("running.grown_memory.a_session_on_the_cpu_measures_its_arena_in_host_memory")
     (first, grown, trimmed, again), *others = sizes
     assert grown > first + 64 * MIB
     assert trimmed <= first
@@ -112,76 +53,22 @@ report([sizes, session.memory.pinned, session.memory.process, session.memory.bud
 
 
 def test_a_run_beside_a_trim_gives_the_right_result() -> None:
-    wrong = child(
-        f"MIB = {MIB}\n{GROWS}"
-        """
-session = GPUSession(model(text.partition("> ")[2]))
-feeds = [np.full((1 << n, 1 << 12), n, np.float32) for n in range(8)]
-wrong, stop = [], threading.Event()
-def run():
-    while not stop.is_set():
-        for feed in feeds:
-            (result,) = session.run(None, {"x": feed})
-            if not np.array_equal(result, feed):
-                wrong.append(feed.shape)
-at_work = [threading.Thread(target=run) for _ in range(2)]
-for each in at_work: each.start()
-for _ in range(500): session.trim()
-stop.set()
-for each in at_work: each.join()
-report(wrong)
-"""
-    )
+    wrong = child("running.grown_memory.a_run_beside_a_trim_gives_the_right_result")
     assert wrong == []
 
 
 def test_weights_are_those_of_the_file_until_it_changes() -> None:
-    found = child(
-        """
-import onnx, tempfile
-from onnx import helper, numpy_helper
-here = tempfile.TemporaryDirectory()
-os.chdir(here.name)
-def saved(rows, path):
-    w = numpy_helper.from_array(np.ones((rows, 4), np.float16), "w")
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
-        [helper.make_tensor_value_info("x", 10, ["n", rows])], [helper.make_tensor_value_info("y", 10, ["n", 4])], [w])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-saved(500, "a.onnx")
-first = GPUSession("a.onnx")
-sizes = [first.memory.weights]
-second = GPUSession("a.onnx")
-saved(900, "b.onnx")
-os.replace("b.onnx", "a.onnx")
-sizes += [first.memory.weights, second.memory.weights, GPUSession("a.onnx").memory.weights]
-sizes.append(GPUSession(open("a.onnx", "rb").read()).memory.weights)
-report(sizes)
-"""
-    )
+    found = child("running.memory.weights_are_those_of_the_file_until_it_changes")
     assert found == [4000, 4000, None, 7200, 7200]
 
 
 def test_a_closed_session_has_no_memory_to_tell_of() -> None:
-    found = child(
-        """
-session = GPUSession(NEG)
-session.close()
-report([outcome(lambda: session.memory), outcome(session.trim)])
-"""
-    )
+    found = child("running.memory.a_closed_session_has_no_memory_to_tell_of")
     assert [each["type"] for each in found] == ["ExecutionError", "ExecutionError"]
 
 
 def test_a_subclass_may_have_a_memory_of_its_own() -> None:
-    found = child(
-        """
-class Named(GPUSession):
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.memory = "of names"
-report(Named(NEG).memory)
-"""
-    )
+    found = child("running.memory.a_subclass_may_have_a_memory_of_its_own")
     assert found == "of names"
 
 

@@ -19,15 +19,7 @@ from tests.support.cpu_session import child
 
 
 def test_results_are_those_of_run_in_order() -> None:
-    found = child("""
-        session = GPUSession(NEG)
-        given = [{"x": np.random.default_rng(n).standard_normal(n % 7 * 1000 + 1, np.float32)} for n in range(60)]
-        plain = [session.run(None, feed) for feed in given]
-        mapped = list(session.map(given))
-        named = list(session.map(iter(given), output_names=["y"], in_flight=3))
-        report([len(mapped), all(len(a) == len(b) == 1 and (a[0] == b[0]).all() for a, b in zip(plain, mapped)),
-                all((a[0] == b[0]).all() for a, b in zip(plain, named)), threads()])
-    """)
+    found = child("running.pipeline.results_are_those_of_run_in_order")
     assert found == [60, True, True, []]
 
 
@@ -98,57 +90,17 @@ def test_feeds_that_become_long_go_back_to_the_threads() -> None:
 
 
 def test_short_runs_of_a_generator_that_fills_one_array_give_the_results_of_run() -> None:
-    found = child("""
-        here = threading.current_thread()
-        class Seen(GPUSession):
-            seen, takes = [], 0
-            def run(self, *arguments):
-                self.seen.append(threading.current_thread() is here)
-                if self.takes:
-                    time.sleep(self.takes)
-                return super().run(*arguments)
-        session = Seen(NEG)
-        def refilled(count):
-            array = np.empty(4, np.float32)
-            for number in range(count):
-                array[:] = number
-                yield {"x": array}
-        def mapped(count):
-            session.seen.clear()
-            right = [int(result[0][0]) for result in session.map(refilled(count))] == [-n for n in range(count)]
-            return right, sum(session.seen)
-        short = mapped(3000)
-        session.takes = 0.005
-        long = mapped(100)
-        report([short[0], short[1] >= 32, long[0], long[1] <= 32, mapped(20), threads()])
-    """)
+    found = child("running.pipeline.short_runs_of_a_generator_that_fills_one_array_give_the_results_of_run")
     assert found == [True, True, True, True, [True, 0], []]
 
 
 def test_failures_of_short_runs_come_out_at_their_place() -> None:
-    found = child("""
-        session = GPUSession(NEG)
-        def outcome_of(given):
-            handed_out = []
-            failed = outcome(lambda: handed_out.extend(session.map(given)))
-            return [len(handed_out), failed["type"]]
-        def broken():
-            yield from feeds(700)
-            raise LookupError
-        bad = feeds(1000)
-        bad[700] = {"x": np.zeros((2, 2), dtype=np.float32)}
-        none = [*feeds(700), 5]
-        report([outcome_of(each) for _ in range(2) for each in (broken(), bad, none)] + [threads()])
-    """)
+    found = child("running.pipeline.failures_of_short_runs_come_out_at_their_place")
     assert found == [[700, "LookupError"], [700, "InvalidArgument"], [700, "TypeError"]] * 2 + [[]]
 
 
 def test_names_of_outputs_from_a_generator_are_for_every_feed() -> None:
-    found = child("""
-        session, pool = GPUSession(NEG), ortgpu.GPUSessionPool(NEG)
-        report([[int(result[0][0]) for result in each.map(feeds(3), output_names=(name for name in ["y"]))]
-                for each in (session, pool)])
-    """)
+    found = child("running.pipeline.names_of_outputs_from_a_generator_are_for_every_feed")
     assert found == [[0, -1, -2]] * 2
 
 
@@ -175,46 +127,18 @@ def test_no_more_is_taken_than_in_flight(in_flight: int | None) -> None:
 
 
 def test_a_feed_that_fails_comes_out_at_its_place_and_ends_the_iteration() -> None:
-    found = child("""
-        session = GPUSession(NEG)
-        given = feeds(10)
-        given[4] = {"x": np.zeros((2, 2), dtype=np.float32)}
-        results, handed_out = session.map(given), []
-        failed = outcome(lambda: [handed_out.append(int(result[0][0])) for result in results])
-        report([handed_out, failed["type"], next(results, "ended"), threads(),
-                int(session.run(None, given[1])[0][0])])
-    """)
+    found = child("running.pipeline.a_feed_that_fails_comes_out_at_its_place_and_ends_the_iteration")
     assert found == [[0, -1, -2, -3], "InvalidArgument", "ended", [], -1]
 
 
 def test_an_exception_of_the_feeds_comes_out_at_its_place() -> None:
-    found = child("""
-        session = GPUSession(NEG)
-        def failing():
-            yield from feeds(3)
-            raise OSError("the disk is gone")
-        results, handed_out = session.map(failing()), []
-        failed = outcome(lambda: [handed_out.append(int(result[0][0])) for result in results])
-        report([handed_out, failed, next(results, "ended"), threads()])
-    """)
+    found = child("running.pipeline.an_exception_of_the_feeds_comes_out_at_its_place")
     assert found == [[0, -1, -2], {"type": "OSError", "text": "the disk is gone"}, "ended", []]
 
 
 def test_what_a_handler_of_a_signal_raises_in_the_feeds_comes_out_at_once() -> None:
     """The time limit of a job: who takes no more results than there are before it would go on without one."""
-    found = child("""
-        class TimeLimit(Exception):
-            pass
-        def limit(*_):
-            raise TimeLimit("of the job")
-        signal.signal(signal.SIGALRM, limit)
-        def limited():
-            yield from feeds(3)
-            signal.raise_signal(signal.SIGALRM)
-            yield from feeds(3)
-        results = GPUSession(NEG).map(limited())
-        report([outcome(lambda: len(list(itertools.islice(results, 2)))), next(results, "ended"), threads()])
-    """)
+    found = child("running.pipeline.what_a_handler_of_a_signal_raises_in_the_feeds_comes_out_at_once")
     assert found == [{"type": "TimeLimit", "text": "of the job"}, "ended", []]
 
 
@@ -267,29 +191,7 @@ def test_collected_in_a_thread_that_it_waits_for(kind: str) -> None:
 
 
 def test_collected_with_a_lock_held_that_its_threads_need() -> None:
-    found = child("""
-        from collections import deque
-        from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
-        gc.disable()
-        plain, dropped = InferenceSession.run, threading.Event()
-        def run(self, *given):
-            given[1]["x"][0] == 0 or dropped.wait()
-            return plain(self, *given)
-        InferenceSession.run = run
-        class Waiting(deque):
-            def append(self, request):
-                super().append(request)
-                dropped.set()
-                gc.collect()
-        pool = ortgpu.GPUSessionPool(NEG)
-        results = pool.map(feeds(100), in_flight=2)
-        cycle = [results]
-        cycle.append(cycle)
-        next(results)
-        del results, cycle
-        pool._service.waiting = Waiting()
-        report(int(pool.run(None, feeds(3)[2])[0][0]))
-    """)
+    found = child("running.pipeline.collected_with_a_lock_held_that_its_threads_need")
     assert found == -2
 
 
@@ -299,24 +201,7 @@ def test_modules_in_which_it_does_not_wait_say_so() -> None:
 
 
 def test_a_feed_is_let_go_before_the_next_is_taken() -> None:
-    found = child("""
-        import weakref
-        taken, kept = [], []
-        class Source:
-            def __iter__(self):
-                return self
-            def __next__(self):
-                deadline = time.monotonic() + 20  # a result is there before its thread lets go
-                while taken and taken[-1]() is not None and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                kept.append(sum(each() is not None for each in taken))
-                if len(taken) == 5:
-                    raise StopIteration
-                array = np.ones(4, np.float32)
-                taken.append(weakref.ref(array))
-                return {"x": array}
-        report([len(list(GPUSession(NEG).map(Source(), in_flight=1))), kept])
-    """)
+    found = child("running.pipeline.a_feed_is_let_go_before_the_next_is_taken")
     assert found == [5, [0] * 6]
 
 
@@ -337,41 +222,16 @@ def test_a_result_is_let_go_when_it_was_handed_out(kind: str) -> None:
 
 def test_a_dict_that_is_filled_again_for_the_next_feed() -> None:
     """With another array in it: what was taken is run, not what the dict has by then."""
-    found = child("""
-        def refilled():
-            feed = {}
-            for number in range(40):
-                feed["x"] = np.full(100_000, number, np.float32)
-                yield feed
-        session, pool = GPUSession(NEG), ortgpu.GPUSessionPool(NEG)
-        expected = [-number for number in range(40)]
-        requests = [pool.submit(None, feed) for feed in refilled()]
-        report([
-            [int(result[0][0]) for result in session.map(refilled())] == expected,
-            [int(result[0][0]) for result in pool.map(refilled())] == expected,
-            [int(request.result()[0][0]) for request in requests] == expected,
-        ])
-    """)
+    found = child("running.pipeline.a_dict_that_is_filled_again_for_the_next_feed")
     assert found == [True, True, True]
 
 
 def test_the_interpreter_ends_while_an_iteration_stands_still() -> None:
-    assert (
-        child("""
-        results = GPUSession(NEG).map(itertools.cycle(feeds(3)))
-        report(int(next(results)[0][0]))
-    """)
-        == 0
-    )
+    assert child("running.pipeline.the_interpreter_ends_while_an_iteration_stands_still") == 0
 
 
 def test_what_is_no_feed() -> None:
-    found = child("""
-        session = GPUSession(NEG)
-        report([outcome(lambda: session.map(feeds(1)[0])), outcome(lambda: session.map(5)),
-                outcome(lambda: session.map([], in_flight=0)), outcome(lambda: session.map([], in_flight="2")),
-                outcome(lambda: list(session.map([feeds(1)[0]["x"]]))), outcome(lambda: list(session.map([])))])
-    """)
+    found = child("running.pipeline.what_is_no_feed")
     assert [each.get("type") for each in found] == [
         "TypeError",
         "TypeError",
@@ -386,15 +246,7 @@ def test_what_is_no_feed() -> None:
 
 
 def test_a_session_that_is_closed_says_so() -> None:
-    found = child("""
-        session, other = GPUSession(NEG), GPUSession(NEG)
-        session.close()
-        results = other.map(feeds(100), in_flight=1)
-        first = int(next(results)[0][0])
-        other.close()
-        report([outcome(lambda: session.map([])), outcome(lambda: session.pinned_empty(3)), first,
-                outcome(lambda: next(results)), threads()])
-    """)
+    found = child("running.pipeline.a_session_that_is_closed_says_so")
     closed = [found[0], found[1], found[3]]
     assert [each["type"] for each in closed] == ["ExecutionError"] * 3
     assert all("closed" in each["text"] for each in closed)
@@ -403,52 +255,18 @@ def test_a_session_that_is_closed_says_so() -> None:
 
 
 def test_iterations_of_several_threads_do_not_disturb_each_other() -> None:
-    found = child("""
-        session = GPUSession(NEG)
-        wrong = []
-        def work(number):
-            given = [{"x": np.full(50_000, number * 1000 + each, np.float32)} for each in range(40)]
-            for each, result in zip(range(40), session.map(given, in_flight=number + 1)):
-                if (result[0] != -(number * 1000 + each)).any():
-                    wrong.append((number, each))
-        workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        [worker.start() for worker in workers]
-        [worker.join() for worker in workers]
-        report([wrong, threads()])
-    """)
+    found = child("running.pipeline.iterations_of_several_threads_do_not_disturb_each_other")
     assert found == [[], []]
 
 
 def test_a_forked_child_is_refused_and_does_not_hang() -> None:
-    found = child("""
-        results = GPUSession(NEG).map(itertools.cycle(feeds(3)))
-        next(results)
-        read, write = os.pipe()
-        if os.fork() == 0:
-            signal.alarm(20)
-            refused = outcome(lambda: next(results))
-            del results
-            os.write(write, json.dumps(refused).encode())
-            os._exit(0)
-        os.close(write)
-        os.wait()
-        report([json.loads(os.read(read, 10_000)), int(next(results)[0][0])])
-    """)
+    found = child("running.pipeline.a_forked_child_is_refused_and_does_not_hang")
     assert found[0]["type"] == "ForkedSessionError"
     assert found[1] == -1
 
 
 def test_under_wrappers_like_tqdm_and_itertools() -> None:
-    found = child("""
-        session = GPUSession(NEG)
-        def progress(iterable):  # what tqdm does: a generator around it, closed before it
-            for each in iterable:
-                yield each
-        shown = progress(session.map(itertools.cycle(feeds(3))))
-        some = [int(result[0][0]) for result in itertools.islice(shown, 5)]
-        del shown
-        report([some, threads()])
-    """)
+    found = child("running.pipeline.under_wrappers_like_tqdm_and_itertools")
     assert found == [[0, -1, -2, 0, -1], []]
 
 
@@ -473,34 +291,14 @@ def test_only_as_many_run_at_a_time_as_there_are_threads() -> None:
 @pytest.mark.parametrize(("chosen", "most", "staged"), [({}, 4, 24), ({"map_depth": "2", "map_staging": "0"}, 2, 0)])
 def test_a_record_sets_depth_and_staging(chosen: dict[str, str], most: int, staged: int) -> None:
     found = child(
-        """
-        from ortgpu.running import pipeline
-        class Slow(GPUSession):
-            def run(self, *arguments):
-                at_work.append(1)
-                seen.append(len(at_work))
-                time.sleep(0.02)
-                at_work.pop()
-                return super().run(*arguments)
-        at_work, seen, staged = [], [], []
-        session = Slow(NEG)
-        session._verified.options_chosen.update({name: (value, "") for name, value in json.loads(sys.argv[1]).items()})
-        plain = pipeline.staged_run
-        pipeline.staged_run = lambda *arguments: staged.append(1) or plain(*arguments)
-        results = [int(y[0]) for y, in session.map(feeds(24))]
-        report([results, max(seen), len(staged)])
-    """,
+        "running.pipeline.a_record_sets_depth_and_staging",
         json.dumps(chosen),
     )
     assert found == [[-number for number in range(24)], most, staged]
 
 
 def test_what_is_no_feed_is_told_without_staging_too() -> None:
-    found = child("""
-        session = GPUSession(NEG)
-        session._verified.options_chosen["map_staging"] = "0", ""
-        report(outcome(lambda: list(session.map([feeds(1)[0]["x"]]))))
-    """)
+    found = child("running.pipeline.what_is_no_feed_is_told_without_staging_too")
     assert found == {"type": "TypeError", "text": "a feed is a mapping of input names to arrays, not ndarray"}
 
 

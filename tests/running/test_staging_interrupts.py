@@ -13,40 +13,7 @@ def test_an_interrupt_anywhere_leaves_no_copy_under_way(staged_child: Any) -> No
     """At each call of the code that copies, and at the end of each call that it makes of C: where the interpreter looks
     whether there was a signal. What was left to be made would be made in the memory of another run."""
     found = staged_child(
-        """
-        from ortgpu.running import copying, cudart
-        session, places = staged(NEG, piece=100_000), set()
-        names = []
-        files = {module.__file__ for module in (copying, cudart)}
-
-        def interrupt(frame, event, argument):
-            if event in ("call", "c_return") and frame.f_code.co_filename in files:
-                callers = frame.f_back, frame.f_back.f_back
-                place = event, frame.f_lineno, frame.f_code, *(caller.f_code for caller in callers)
-                if place not in places:  # each one once
-                    sys.setprofile(None)
-                    places.add(place)
-                    names.append(frame.f_code.co_name)
-                    raise KeyboardInterrupt
-
-        feed, bad, ends = big(1), [], 0
-        session.run(None, feed)
-        while ends < 3:  # runs without a new place: which ones there are depends on who is faster, here or the GPU
-            sys.setprofile(interrupt)
-            try:
-                session.run(None, feed)
-                ends += 1
-            except KeyboardInterrupt:
-                pass
-            sys.setprofile(None)
-            number = len(names)
-            if stub.stub_late_copies() or (session.run(None, big(number))[0] != -number).any():
-                bad.append(names[-1])
-        session.close()
-        left = copies_left(), stub.stub_streams(), stub.stub_events()
-        unseen = {"fill", "empty", "_gather", "stream", "synchronise"}.difference(names)
-        report([bad, len(names) > 40, list(unseen), left])
-        """,
+        "running.staging_interrupts.an_interrupt_anywhere_leaves_no_copy_under_way",
         deadline=120,
     )
     assert found == [[], True, [], [0, 0, 0]]
@@ -54,64 +21,11 @@ def test_an_interrupt_anywhere_leaves_no_copy_under_way(staged_child: Any) -> No
 
 def test_what_a_handler_of_a_signal_raises_is_not_lost(staged_child: Any) -> None:
     """The time limit of a job, in the main thread: queues and test runners set one with SIGALRM."""
-    found = staged_child("""
-        import functools
-        class TimeLimit(Exception):
-            pass
-        class Slow(Before):
-            def run_with_ortvaluevector(self, *arguments):
-                signal.raise_signal(signal.SIGALRM)
-                return self.inner.run_with_ortvaluevector(*arguments)
-        class Job:
-            def limit(self, *_):
-                raise TimeLimit("of the job")
-            def __call__(self, *_):
-                self.limit()
-        session = staged(NEG)
-        session._sess = Slow(session._sess)
-        found = []
-        for handler in (Job().limit, functools.partial(Job.limit, None), Job(), lambda *_: Job().limit()):
-            signal.signal(signal.SIGALRM, handler)
-            found.append(outcome(lambda: session.run(None, big(3))).get("type"))
-        report([found, session._pinned.bytes_in_use])
-    """)
+    found = staged_child("running.staging_interrupts.what_a_handler_of_a_signal_raises_is_not_lost")
     assert found == [["TimeLimit"] * 4, 0]
 
 
 def test_an_interrupt_anywhere_costs_no_run_its_turn(staged_child: Any) -> None:
     """Two runs compute at a time. Were their turns lost, who comes next would wait for ever."""
-    found = staged_child("""
-        from ortgpu.running import staged_runs
-        session, places = staged(NEG, piece=100_000), set()
-        own = staged_runs.__file__, threading.__file__
-
-        def interrupt(frame, event, argument):
-            if event in ("call", "return", "c_return") and frame.f_code.co_filename in own:
-                place = event, frame.f_lineno, frame.f_code, getattr(argument, "__name__", None)
-                if place not in places:  # each one once
-                    sys.setprofile(None)
-                    places.add(place)
-                    raise KeyboardInterrupt
-
-        session.run(None, big(1))
-        ends = 0
-        while ends < 3:
-            signal.alarm(20)
-            sys.setprofile(interrupt)
-            try:
-                session.run(None, big(1))
-                ends += 1
-            except KeyboardInterrupt:
-                pass
-            sys.setprofile(None)
-        waiting = threading.Barrier(2)
-        class Waiting(Before):
-            def run_with_ortvaluevector(self, *arguments):
-                waiting.wait(10)  # one alone would not go on
-                return self.inner.run_with_ortvaluevector(*arguments)
-        session._sess = Waiting(session._sess)
-        del ran[:]
-        results = [int(result[0][0]) for result in session.map([big(number) for number in range(6)])]
-        report([results, all(ran), len(places) > 20])
-    """)
+    found = staged_child("running.staging_interrupts.an_interrupt_anywhere_costs_no_run_its_turn")
     assert found == [[-n for n in range(6)], True, True]

@@ -10,169 +10,48 @@ pytestmark = pytest.mark.lab
 
 
 def test_large_results_are_in_memory_that_is_used_again(staged_child: Any) -> None:
-    found = staged_child("""
-        session = staged(NEG)
-        addresses = set()
-        for number in range(20):
-            (result,) = session.run(None, big(number))
-            assert not is_pinned(result) and (result == -number).all()
-            addresses.add(result.__array_interface__["data"][0])
-            del result
-        ordinary = session._pinned.ordinary
-        report([len(addresses), stub.stub_allocations(), ordinary.bytes_in_use, ordinary.bytes_held, ran.count(True)])
-    """)
+    found = staged_child("running.staging_memory.large_results_are_in_memory_that_is_used_again")
     assert found == [1, 1, 0, 7 << 16, 20]  # what is pinned for the input is used again for the output
 
 
 def test_a_result_is_never_another_s_while_it_or_a_view_of_it_lives(staged_child: Any) -> None:
     """In memory that is used again, and beyond its limit."""
-    found = staged_child("""
-        from hypothesis import given, settings, strategies as st
-
-        ways = st.sampled_from(["keep", "view", "drop"])
-        steps = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 60_000), ways))
-
-        @settings(max_examples=60, deadline=None, database=None)
-        @given(steps, st.sampled_from([1 << 17, 1 << 19, 1 << 21]))
-        def check(steps, limit):
-            session, held = staged(NEG, limit=limit, piece=50_000), {}
-            for number, (slot, size, how) in enumerate(steps):
-                (result,) = session.run(None, big(number, size))
-                held.pop(slot, None)
-                if how != "drop":
-                    held[slot] = number, result if how == "keep" else memoryview(result[::3])
-                del result
-                assert stub.stub_pinned_bytes() == session._pinned.bytes_held <= limit
-                assert session._pinned.ordinary.bytes_held <= limit
-                assert all((np.asarray(array) == -value).all() for value, array in held.values())
-            session.close()
-            assert all((np.asarray(array) == -value).all() for value, array in held.values())
-            assert stub.stub_pinned_bytes() == 0
-
-        check()
-        report([all(ran), len(ran) > 100])
-    """)
+    found = staged_child("running.staging_memory.a_result_is_never_another_s_while_it_or_a_view_of_it_lives")
     assert found == [True, True]
 
 
 def test_results_that_are_kept_are_beyond_the_limit_in_memory_of_their_own(staged_child: Any) -> None:
-    found = staged_child("""
-        session = staged(NEG, limit=4 * MIB)
-        results = [session.run(None, big(number, MIB // 8))[0] for number in range(12)]
-        ordinary = session._pinned.ordinary
-        in_use = ordinary.bytes_in_use
-        right = all((each == -number).all() for number, each in enumerate(results))
-        del results
-        report([in_use, right, ordinary.bytes_in_use, ordinary.bytes_held, stub.stub_pinned_bytes(), all(ran)])
-    """)
+    found = staged_child("running.staging_memory.results_that_are_kept_are_beyond_the_limit_in_memory_of_their_own")
     assert found == [4 << 20, True, 0, 4 << 20, 1 << 19, True]
 
 
 def test_out_of_pinned_memory_copies_the_ordinary_way(staged_child: Any) -> None:
-    found = staged_child("""
-        session = staged(NEG)
-        stub.stub_fail(2)
-        (result,) = session.run(None, big(3))
-        again = session.run(None, big(4))[0]
-        stub.stub_fail(0)
-        report([result[0].item(), again[0].item(), is_pinned(result), ran])
-    """)
+    found = staged_child("running.staging_memory.out_of_pinned_memory_copies_the_ordinary_way")
     assert found == [-3, -4, False, [True, True]]
 
 
 def test_closed_it_says_so_and_results_live_on(staged_child: Any) -> None:
-    found = staged_child("""
-        session = staged(NEG)
-        (result,) = session.run(None, big(3))
-        session.close()
-        session.close()
-        failed = outcome(lambda: session.run(None, big(3)))
-        left = stub.stub_pinned_bytes(), copies_left(), stub.stub_streams() + stub.stub_events()
-        report([failed["type"], result[-1].item(), left])
-    """)
+    found = staged_child("running.staging_memory.closed_it_says_so_and_results_live_on")
     assert found == ["ExecutionError", -3, [0, 0, 0]]
 
 
 def test_dropped_without_closing_only_what_results_use_stays(staged_child: Any) -> None:
-    found = staged_child("""
-        from ortgpu.running import pinned
-        session = staged(NEG, limit=2 * MIB)
-        session._pinned = None
-        pinned.runtime_of = lambda device: runtime
-        results = [session.run(None, big(number, MIB // 8))[0] for number in range(5)]
-        array = session.pinned_empty(MIB // 4)
-        before = stub.stub_pinned_bytes()
-        ordinary = session._pinned.ordinary
-        del results[1:4], session
-        gc.collect()
-        left = stub.stub_pinned_bytes(), ordinary.bytes_held, [int(r[0]) for r in results]
-        del results, array
-        report([before, left, stub.stub_pinned_bytes(), ordinary.bytes_held, copies_left()])
-    """)
+    found = staged_child("running.staging_memory.dropped_without_closing_only_what_results_use_stays")
     # The last result was beyond the limit, in memory of its own.
     assert found == [3 << 19, [1 << 20, 1 << 19, [0, -4]], 0, 0, 0]
 
 
 def test_a_forked_child_keeps_its_results_refuses_and_frees_nothing(staged_child: Any) -> None:
-    found = staged_child("""
-        session = on_a_gpu(staged(NEG))
-        (result,) = session.run(None, big(3))
-        before, ordinary = stub.stub_pinned_bytes(), session._pinned.ordinary
-        held = ordinary.bytes_held
-        read, write = os.pipe()
-        other_read, other_write = os.pipe()
-        if os.fork() == 0:
-            signal.alarm(20)
-            refused = outcome(lambda: session.run(None, big(3)))["type"]
-            os.read(other_read, 1)
-            right = bool((result == -3).all())
-            del result
-            session.close()
-            del session
-            gc.collect()
-            os.write(write, json.dumps([refused, right, stub.stub_pinned_bytes() == before]).encode())
-            os._exit(0)
-        del result
-        (again,) = session.run(None, big(4))  # in the memory of the result that the child still has
-        os.write(other_write, b"x")
-        os.wait()
-        report([json.loads(os.read(read, 1000)), again[0].item(), ordinary.bytes_held == held])
-    """)
+    found = staged_child("running.staging_memory.a_forked_child_keeps_its_results_refuses_and_frees_nothing")
     assert found == [["ForkedSessionError", True, True], -4, True]
 
 
 @pytest.mark.parametrize("can_be_pinned", [True, False])
 def test_results_are_written_into_shared_memory_where_there_is_some(staged_child: Any, can_be_pinned: bool) -> None:
     """As in a worker process of a pool: its feed lies in shared memory, and its results are to."""
-    found = staged_child(f"""
-        import socket
-        from ortgpu.process.channel import Channel
-        from ortgpu.session.pool.shared_memory import Exchange, memory_file
-        from ortgpu.session.pool.worker_process import _pin
-        if not {can_be_pinned}:
-            os.environ["STUB_CUDART_FAIL"] = "cudaHostRegister=2"
-        one, other = map(Channel, socket.socketpair())
-        feeds, results = memory_file("feeds"), memory_file("results")
-        ours = Exchange(one, feeds, results)
-        theirs = Exchange(other, os.dup(results), os.dup(feeds), pin=lambda address, size: _pin(runtime, address, size))
-        session = staged(NEG)
-        session._gpu_runner._runs.place = theirs.ours.try_empty
-        pinned, right = [], []
-        for number in range(4):
-            ours.send(None, [big(number)["x"]])
-            _, (array,) = theirs.receive()
-            (result,) = session.run(None, {{"x": array}})
-            pinned.append([is_pinned(array), is_pinned(result)])
-            theirs.send(None, [result])
-            _, (arrived,) = ours.receive()
-            right.append(bool((arrived == -number).all()))
-            del array, result, arrived
-        allocations = stub.stub_allocations()
-        ours.close(), theirs.close()
-        session.close()
-        gc.collect()
-        report([right, pinned, allocations, stub.stub_pinned_bytes(), stub.stub_last_error(), ran])
-    """)
+    found = staged_child(
+        "running.staging_memory.results_are_written_into_shared_memory_where_there_is_some", str(can_be_pinned)
+    )
     right, pinned, allocations, left, error, ran = found
     assert right == [True] * 4
     # The first result comes before there is shared memory for it.

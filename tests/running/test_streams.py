@@ -5,7 +5,6 @@ The memory of the GPU is the host's here, and a copy in a stream is made as late
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import pytest
@@ -13,74 +12,12 @@ import pytest
 from tests.lab.stubs import Stubs
 from tests.support.cpu_session import child
 
-PRELUDE = """
-import ctypes, dataclasses, types
-import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as native
-from ortgpu.provider.lifetime import ContextCheck
-from ortgpu.running import cudart, streams
-os.environ["STUB_CUDART_LATE"] = "1"
-runtime, stub = stub_runtime(sys.argv[1])
-cudart.context_is_active = lambda ordinal: True
-streams.runtime_of = lambda device: runtime if device.is_gpu else None
-session = GPUSession(NEG)
-session.device = dataclasses.replace(session.device, kind="cuda", ordinal=0)
-session._gpu_runner.caller = ()
-DEFAULT, PER_THREAD, side = 1, 2, runtime.new_stream()
 
-def pinned():
-    address = ctypes.c_void_p()
-    runtime.allocate_pinned(16, address)
-    array = np.frombuffer((ctypes.c_char * 16).from_address(address.value), np.float32)
-    array[:] = 0
-    return array
-
-def copy(to, source, stream):
-    runtime.copy(to.ctypes.data, source.ctypes.data, 16, stream)
-
-x, y, new, kept = pinned(), pinned(), pinned(), pinned()
-new[:] = 5
-
-def write(stream):
-    x[:] = 0
-    copy(x, new, stream)
-
-def bound():
-    binding = session.io_binding()
-    binding.bind_input("x", "cpu", 0, np.float32, [4], x.ctypes.data)
-    binding.bind_output("y", "cpu", 0, np.float32, [4], y.ctypes.data)
-    session.run_with_iobinding(binding)
-    return float(y[0])
-
-def by_values():
-    return float(session.run_with_ort_values(None, {"x": onnxruntime.OrtValue.ortvalue_from_numpy(x)})[0].numpy()[0])
-
-def by_vector():
-    taken, given = native.OrtValueVector(), native.OrtValueVector()
-    taken.push_back(onnxruntime.OrtValue.ortvalue_from_numpy(x)._ortvalue)
-    device = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
-    session.run_with_ortvaluevector(onnxruntime.RunOptions(), ["x"], taken, ["y"], given, [device])
-    return float(given[0].numpy()[0])
-
-WAYS = {"bound": bound, "by_values": by_values, "by_vector": by_vector}
-
-def library(stream):
-    # As much of PyTorch as is asked for its current stream
-    current = lambda ordinal: types.SimpleNamespace(cuda_stream=stream)
-    cuda = types.SimpleNamespace(is_initialized=lambda: True, current_stream=current)
-    return types.SimpleNamespace(cuda=cuda, _C=types.SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: stream))
-
-def cupy(stream):
-    current = lambda ordinal: types.SimpleNamespace(ptr=stream)
-    return types.SimpleNamespace(cuda=types.SimpleNamespace(get_current_stream=current))
-"""
+def ran(stubs: Stubs, program: str, *arguments: str) -> Any:
+    return child(program, str(stubs.cudart), *arguments, behind="running.streams")
 
 
-def ran(stubs: Stubs, code: str) -> Any:
-    return child(PRELUDE + textwrap.dedent(code), str(stubs.cudart))
-
-
-CONTEXTS = {"unknown": None, "of the session": 7, "of another GPU": 8}
+CONTEXTS = {"unknown": 0, "of the session": 7, "of another GPU": 8}
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -88,20 +25,9 @@ CONTEXTS = {"unknown": None, "of the session": 7, "of another GPU": 8}
 def test_a_run_reads_what_its_caller_has_queued(stubs: Stubs, way: str, context: str) -> None:
     found = ran(
         stubs,
-        f"""
-        if {CONTEXTS[context]}:
-            session._gpu_context = ContextCheck(lambda: 0, ctypes.c_ulonglong({CONTEXTS[context]}), 7)
-        results = [WAYS[{way!r}]()]
-        for written in (DEFAULT, PER_THREAD):
-            write(written)
-            results.append(WAYS[{way!r}]())
-        for name, module in (("torch", library(side)), ("cupy", cupy(side))):
-            sys.modules[name] = module
-            write(side)
-            results.append(WAYS[{way!r}]())
-            del sys.modules[name]
-        report([results, stub.stub_late_copies(), stub.stub_events(), stub.stub_capture_mode()])
-        """,
+        "running.streams.a_run_reads_what_its_caller_has_queued",
+        way,
+        str(CONTEXTS[context]),
     )
     assert found == [[0] + [-5] * 4, 0, 0, 0]
 
@@ -110,11 +36,7 @@ def test_another_stream_is_not_waited_for(stubs: Stubs) -> None:
     """It is the caller's to order, as it is between the streams of PyTorch."""
     found = ran(
         stubs,
-        """
-        sys.modules["torch"] = library(0)
-        write(side)
-        report([bound(), stub.stub_late_copies()])
-        """,
+        "running.streams.another_stream_is_not_waited_for",
     )
     assert found == [0, 1]
 
@@ -122,11 +44,7 @@ def test_another_stream_is_not_waited_for(stubs: Stubs) -> None:
 def test_memory_of_an_output_is_read_before_it_is_written_again(stubs: Stubs) -> None:
     found = ran(
         stubs,
-        """
-        x[:], y[:] = 5, 7
-        copy(kept, y, DEFAULT)
-        report([bound(), float(kept[0])])
-        """,
+        "running.streams.memory_of_an_output_is_read_before_it_is_written_again",
     )
     assert found == [-5, 7]
 
@@ -134,13 +52,7 @@ def test_memory_of_an_output_is_read_before_it_is_written_again(stubs: Stubs) ->
 def test_the_callers_device_stays_the_current_one(stubs: Stubs) -> None:
     found = ran(
         stubs,
-        """
-        stub.cudaSetDevice(1)
-        write(DEFAULT)
-        result, current = bound(), ctypes.c_int()
-        stub.cudaGetDevice(ctypes.byref(current))
-        report([result, current.value, stub.stub_capture_mode()])
-        """,
+        "running.streams.the_callers_device_stays_the_current_one",
     )
     assert found == [-5, 1, 0]
 
@@ -149,19 +61,7 @@ def test_a_session_in_a_stream_of_the_callers_waits_on_the_gpu(stubs: Stubs) -> 
     """The calling thread does not wait: the copy is still to be made when the call returns."""
     found = ran(
         stubs,
-        """
-        own = runtime.new_stream()
-        session._gpu_runner.caller = (streams.CallerStreams(runtime, own, ()),)
-        write(DEFAULT)
-        streams.wait_for_caller(session)
-        before = [float(x[0]), runtime.pending([own, DEFAULT]) == [own, DEFAULT]]
-        copy(kept, x, own)
-        streams.order_results(session)
-        copy(y, kept, PER_THREAD)
-        after = float(y[0])
-        runtime.synchronise(PER_THREAD)
-        report([before, after, float(kept[0]), float(y[0])])
-        """,
+        "running.streams.a_session_in_a_stream_of_the_callers_waits_on_the_gpu",
     )
     assert found == [[0, True], 0, 5, 5]
 
@@ -169,15 +69,7 @@ def test_a_session_in_a_stream_of_the_callers_waits_on_the_gpu(stubs: Stubs) -> 
 def test_nothing_is_added_to_a_stream_that_the_caller_captures(stubs: Stubs) -> None:
     found = ran(
         stubs,
-        """
-        own = runtime.new_stream()
-        session._gpu_runner.caller = (streams.CallerStreams(runtime, own, ()),)
-        write(DEFAULT)
-        stub.stub_begin_capture(ctypes.c_void_p(own))
-        streams.wait_for_caller(session)
-        streams.order_results(session)
-        report([runtime.pending([own, DEFAULT]) == [DEFAULT], runtime.end_capture(own)])
-        """,
+        "running.streams.nothing_is_added_to_a_stream_that_the_caller_captures",
     )
     assert found == [True, None]
 
@@ -197,15 +89,6 @@ def test_queued_work_that_failed_is_told_as_a_run_tells_it(stubs: Stubs, call: s
 def test_pytorch_that_has_not_used_cuda_is_not_asked(stubs: Stubs) -> None:
     found = ran(
         stubs,
-        """
-        asked = []
-        for cuda in (None, types.SimpleNamespace(), types.SimpleNamespace(is_initialized=lambda: False)):
-            sys.modules["torch"] = types.SimpleNamespace(**({} if cuda is None else {"cuda": cuda}))
-            write(DEFAULT)
-            asked.append(bound())
-        sys.modules["cupy"] = types.SimpleNamespace()
-        write(DEFAULT)
-        report([*asked, bound()])
-        """,
+        "running.streams.pytorch_that_has_not_used_cuda_is_not_asked",
     )
     assert found == [-5] * 4

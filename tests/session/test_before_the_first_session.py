@@ -11,26 +11,7 @@ import pytest
 from tests.lab.fixtures import Lab
 from tests.lab.installed import soname
 
-STEPS = """
-import sys
-import numpy as np, onnxruntime
-import ortgpu
-
-steps = {
-    "OrtValue": lambda: onnxruntime.OrtValue.ortvalue_from_numpy(np.ones(4, np.float32), "cuda", 0).device_name(),
-    "add_provider": lambda: onnxruntime.SessionOptions().add_provider("CUDAExecutionProvider", {"device_id": "0"}),
-    "operators": lambda: onnxruntime.SessionOptions().register_custom_ops_library(sys.argv[1]),
-}
-if len(sys.argv) > 2:
-    assert ortgpu.preload().ok
-outcomes = {}
-for name, step in steps.items():
-    try:
-        outcomes[name] = step()
-    except Exception as error:
-        outcomes[name] = type(error).__name__
-report(outcomes)
-"""
+STEPS = "session.before_the_first_session.steps"
 OPERATORS = """
 int cudaGetDeviceCount(int *);
 void *RegisterCustomOps(void *options, void *api) { int count; cudaGetDeviceCount(&count); return 0; }
@@ -54,6 +35,6 @@ def test_preload_is_what_they_need(
     library = tmp_path / "libops.so"
     command = ["gcc", "-shared", "-fPIC", "-xc", "-", "-xnone", str(runtime), "-o", str(library)]
     subprocess.run(command, input=OPERATORS, text=True, check=True, timeout=60)
-    assert machine.run(STEPS, argv=[str(library), *arguments]).ok().json == outcomes
+    assert machine.run_program(STEPS, str(library), *arguments).ok().json == outcomes
     page = Path(__file__).parents[2] / "examples" / "SESSION.md"
     assert "`ortgpu.preload()`" in page.read_text(encoding="utf-8")

@@ -27,65 +27,15 @@ from tests.support.made_facts import UUID
 MIB = 1 << 20
 TELLS = (1, 30)  # the first release that allocates from a session's arena for Python
 
-SETUP = """
-import ctypes, threading, warnings
-import numpy as np, onnx.parser, onnxruntime
-from ortgpu import GPUSession
-from ortgpu.running.cudart import runtime_on
-MIB = 1 << 20
-text = '<ir_version: 8, opset_import: ["": 17]> two (float[n, m] x) => (float[n, m] z) { y = Neg(x) z = Abs(y) }'
-model = onnx.parser.parse_model(text).SerializeToString()
-def of(mebibytes):
-    return {"x": np.zeros((mebibytes, MIB // 4), np.float32)}
-def outcome(action):
-    try:
-        return {"returned": repr(action())}
-    except Exception as error:
-        return {
-            "type": type(error).__name__, "text": str(error), "cause": type(error.__cause__).__name__,
-            "requested": getattr(error, "requested", None),
-        }
-GPUSession(model).close()
-device_bytes = runtime_on(0)._library.stub_device_bytes
-device_bytes.restype = ctypes.c_size_t
-"""
 
-WITHIN = (
-    SETUP
-    + """
-before = device_bytes()
-session = GPUSession(model, memory="230MiB", pinned_memory_limit=0)
-option = session.options_chosen["gpu_mem_limit"][0]
-found, highest = [], 0
-for size in (1, 20, 1, 26, 8, 200, 1, 24, 26):
-    found.append(outcome(lambda: session.run(None, of(size))[0].shape))
-    highest = max(highest, device_bytes() - before)
-bound = session.io_binding()
-value = onnxruntime.OrtValue.ortvalue_from_numpy(of(26)["x"])
-bound.bind_cpu_input("x", of(24)["x"])
-bound.bind_output("z")
-by_binding = outcome(lambda: session.run_with_iobinding(bound))
-del bound
-by_value = outcome(lambda: session.run_with_ort_values(None, {"x": value})[0].shape())
-kept = [session.run_on_device(None, of(20))[0]]
-full = outcome(lambda: session.run(None, of(26)))
-del kept
-after = outcome(lambda: session.run(None, of(26))[0].shape)
-memory = session.memory
-session.close()
-report({
-    "option": option, "found": found, "highest": highest, "by_binding": by_binding, "by_value": by_value,
-    "full": full, "after": after, "memory": [memory.budget, memory.arena], "left": device_bytes() - before,
-})
-"""
-)
+WITHIN = "session.budget.within"
 
 
 @pytest.fixture(scope="module")
 def within(module_lab: Lab, provider_library: str) -> Any:
     if reason := older_than(TELLS):
         pytest.skip(reason)
-    return module_lab.machine_that_places(provider_library).run(WITHIN).ok().json
+    return module_lab.machine_that_places(provider_library).run_program(WITHIN).ok().json
 
 
 def test_the_arena_may_hold_the_budget_without_what_lies_outside(within: Any) -> None:
@@ -119,54 +69,14 @@ def test_values_that_the_caller_keeps_count_and_the_session_goes_on(within: Any)
     assert "returned" in within["after"]
 
 
-OPENING = (
-    SETUP
-    + """
-import os
-from onnx import helper, numpy_helper
-w = numpy_helper.from_array(np.zeros((4 * MIB,), np.float32), "w")
-graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g",
-    [helper.make_tensor_value_info("x", 1, [4 * MIB])], [helper.make_tensor_value_info("y", 1, [4 * MIB])], [w])
-large = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
-def limit(session):
-    found = session.get_provider_options()["CUDAExecutionProvider"]["gpu_mem_limit"], session.memory.budget
-    session.close()
-    return [found[0], found[1]]
-def with_options(options, **arguments):
-    return GPUSession(model, providers=[("CUDAExecutionProvider", options)], **arguments)
-shared = onnxruntime.SessionOptions()
-shared.add_session_config_entry("session.use_env_allocators", "1")
-found = {
-    "none": limit(GPUSession(model)),
-    "part": limit(GPUSession(model, memory=0.25)),
-    "own": limit(with_options({"gpu_mem_limit": "123456789"}, memory="1GiB")),
-    "small": outcome(lambda: GPUSession(large, memory="160MiB")),
-    "shared": outcome(lambda: GPUSession(model, shared, memory="1GiB")),
-    "external": outcome(lambda: with_options({"gpu_external_alloc": "4096"}, memory="1GiB")),
-}
-before = device_bytes()
-outcome(lambda: GPUSession(large, memory="160MiB"))
-found["left"] = device_bytes() - before
-os.environ["ORTGPU_MEMORY"] = "2GiB"
-found["variable"] = limit(GPUSession(model))
-found["argument"] = limit(GPUSession(model, memory="1GiB"))
-found["variable shared"] = limit(GPUSession(model, shared))
-import ortgpu
-with ortgpu.enforce():
-    session = onnxruntime.InferenceSession(model, providers=["CUDAExecutionProvider"])
-    found["guarded"] = session.get_provider_options()["CUDAExecutionProvider"]["gpu_mem_limit"]
-os.environ["ORTGPU_MEMORY"] = "plenty"
-found["wrong"] = outcome(lambda: GPUSession(model))
-report(found)
-"""
-)
+OPENING = "session.budget.opening"
 
 
 @pytest.fixture(scope="module")
 def opening(module_lab: Lab, provider_library: str) -> Any:
     if reason := older_than(TELLS):
         pytest.skip(reason)
-    return module_lab.machine_that_places(provider_library).run(OPENING).ok().json
+    return module_lab.machine_that_places(provider_library).run_program(OPENING).ok().json
 
 
 def test_without_a_budget_nothing_is_limited(opening: Any) -> None:
@@ -263,77 +173,27 @@ def test_without_plans_the_whole_budget_is_the_sessions(budget: str, text: str, 
     assert (limit, room) == (size - bytes_outside(size), 0)
 
 
-GIVEN_BACK = (
-    SETUP
-    + """
-from ortgpu.session import failures
-words = "while running Relu node. bfc_arena.cc Available memory of 60518144 is smaller than requested bytes of 67108864"
-class Kept:
-    def bytes_held(self): return 5
-    def give_back(self): found["given back"] = True
-found = {"given back": False}
-session = GPUSession(model, memory="1GiB")
-inner = session._sess
-session._holdings.room = 5  # as if it had plans
-session._holdings.add("plans", Kept())
-def again():
-    return [session._sess is not inner, session.memory.plans, session._holdings.room]
-found["again"] = failures.call_again(session, RuntimeError(words), again)
-found["shares"] = session._request.shares_budget
-report(found)
-"""
-)
+GIVEN_BACK = "session.budget.given_back"
 
 
-IN_TURNS = (
-    SETUP
-    + """
-from ortgpu.running.pinned import memory_of
-from ortgpu.session import failures
-words = "while running Relu node. bfc_arena.cc Available memory of 60518144 is smaller than requested bytes of 67108864"
-session = GPUSession(model, memory="230MiB")
-turns, steps = session._holdings.turns, []
-turns.take()  # as another run does
-again = threading.Thread(
-    target=lambda: failures.call_again(session, RuntimeError(words), lambda: steps.append("repeated")))
-again.start()
-again.join(0.5)
-steps.append("the other run ends")
-turns.give()
-again.join(60)
-failures._outdate(session)
-inner = session._sess
-memory = turns.run(lambda: memory_of(session))  # as a run does that copies in threads
-report([steps, session._sess is inner, memory is session._pinned])
-"""
-)
+IN_TURNS = "session.budget.in_turns"
 
 
 def test_a_repeated_run_has_a_turn_and_no_run_opens_the_session_again(module_lab: Lab, provider_library: str) -> None:
     """Beside another run it would take a stream with handles, and opening again waits for the turns of all runs."""
     if reason := older_than(TELLS):
         pytest.skip(reason)
-    found = module_lab.machine_that_places(provider_library).run(IN_TURNS).ok().json
+    found = module_lab.machine_that_places(provider_library).run_program(IN_TURNS).ok().json
     assert found == [["the other run ends", "repeated"], True, True]
 
 
-CAPTURED = (
-    SETUP
-    + """
-session = GPUSession(model, memory="400MiB", cuda_graph=True, pinned_memory_limit=0)
-inner, found = session._sess, []
-for size in (1, 70, 1):  # Three arrays of 70 MiB are more than three quarters of 250 MiB.
-    found.append(outcome(lambda: session.run(None, of(size))[0].shape).get("text", "") or "returned")
-    found.append([session._sess is inner, session._holdings.room, session._sess.captures])
-report([*found, inner._inner is None])  # The budget had no room for two.
-"""
-)
+CAPTURED = "session.budget.captured"
 
 
 def test_a_run_that_needs_the_part_of_the_graphs_gets_it(module_lab: Lab, provider_library: str) -> None:
     if reason := older_than(TELLS):
         pytest.skip(reason)
-    found = module_lab.machine_that_places(provider_library).run(CAPTURED).ok().json
+    found = module_lab.machine_that_places(provider_library).run_program(CAPTURED).ok().json
     assert found == [
         "returned", [True, 62 * MIB + MIB // 2, 1], "returned", [False, 0, 0], "returned", [False, 0, 0], True
     ]  # fmt: skip
@@ -342,20 +202,12 @@ def test_a_run_that_needs_the_part_of_the_graphs_gets_it(module_lab: Lab, provid
 def test_plans_are_given_back_for_good_when_a_run_needs_their_part(module_lab: Lab, provider_library: str) -> None:
     if reason := older_than(TELLS):
         pytest.skip(reason)
-    found = module_lab.machine_that_places(provider_library).run(GIVEN_BACK).ok().json
+    found = module_lab.machine_that_places(provider_library).run_program(GIVEN_BACK).ok().json
     assert found == {"given back": True, "again": [True, 0, 0], "shares": False}
 
 
 def test_arguments_are_checked_before_anything_is_opened() -> None:
-    found = child(
-        """
-        wrong = [{"memory": 0}, {"memory": 1.5}, {"memory": "lots"}, {"memory": [1]}, {"pinned_memory_limit": "much"},
-                 {"pinned_memory_limit": 0.5}, {"pinned_memory_limit": -1}]
-        right = GPUSession(NEG, memory="1GiB", pinned_memory_limit="2MiB")
-        report([[outcome(lambda each=each: GPUSession("missing.onnx", **each)) for each in wrong],
-                right.pinned_empty(4).size, right._pinned_memory_limit, right.memory.budget])
-        """
-    )
+    found = child("session.budget_arguments.arguments_are_checked_before_anything_is_opened")
     outcomes, *others = found
     assert [each["type"] for each in outcomes] == [
         "ValueError", "ValueError", "ValueError", "TypeError", "ValueError", "TypeError", "ValueError",

@@ -18,27 +18,7 @@ from tests.lab.installed import PLACES, older_than
 from tests.lab.stubs import GPU, Cuda
 from tests.support.networks import random_network
 
-WATCHED = """
-import onnxruntime, ortgpu
-given, refusals = [], []
-construct = onnxruntime.InferenceSession.__init__
-
-def watched(self, model, options=None, providers=None, provider_options=None, **others):
-    given.append(dict(providers)["CUDAExecutionProvider"])
-    if refusals:
-        raise RuntimeError(refusals.pop())
-    construct(self, model, options, providers=["CPUExecutionProvider"], **others)
-
-onnxruntime.InferenceSession.__init__ = watched
-
-def ask(providers=None, provider_options=None, **others):
-    given.clear()
-    try:
-        ortgpu.GPUSession(MODEL, None, providers, provider_options, **others)
-    except ortgpu.GPUError as error:
-        return [list(given), describe(error)]
-"""
-
+WATCHED = "machines session.watched"
 SEARCH = "cudnn_conv_algo_search"
 WITH_CONV = Placement((PlacedNode("c", "Conv", "", "CUDAExecutionProvider", "compute"),))
 WITHOUT = Placement((PlacedNode("m", "MatMul", "", "CUDAExecutionProvider", "compute"),))
@@ -47,7 +27,7 @@ NO_HANDLE = {"enable_cudnn": "0"} if load_runtime().release >= (1, 31) else {}  
 
 def run(lab: Lab, code: str) -> Any:
     machine = lab.machine(cuda=Cuda(devices=(GPU(),)))
-    return machine.run(f"MODEL = {str(lab.models.relu)!r}\n{WATCHED}\n{code}").ok().json
+    return machine.run_program(code, str(lab.models.relu), behind=WATCHED).ok().json
 
 
 def test_the_search_for_convolutions_is_heuristic_unless_the_caller_or_a_library_chose(lab: Lab) -> None:
@@ -76,8 +56,7 @@ def test_an_untuned_session_keeps_the_layout_of_images(lab: Lab) -> None:
     path = lab.folder / "network.onnx"
     path.write_bytes(random_network(0))
     machine = lab.machine(cuda=Cuda(devices=(GPU(capability=(9, 0)),)))
-    code = f"MODEL = {str(path)!r}\n{WATCHED}\nreport(ask()[0])"
-    assert machine.run(code).ok().json == [{SEARCH: "HEURISTIC"}]
+    assert machine.run_program("report(ask()[0])", str(path), behind=WATCHED).ok().json == [{SEARCH: "HEURISTIC"}]
 
 
 def test_a_session_on_the_cpu_chose_nothing(lab: Lab) -> None:

@@ -61,24 +61,7 @@ def other_model(operator: str) -> bytes:
     return bytes(made.SerializeToString())
 
 
-PLACE = """
-import json, sys
-from pathlib import Path
-import onnxruntime
-from ortgpu import preload
-from ortgpu.session.chosen import ON_FEW_THREADS, unfit
-from ortgpu.provider.placement import read_placement
-from ortgpu.provider.options import recording_options
-preload()
-onnxruntime.set_default_logger_severity(4)
-on_cpu = []
-for path in Path(sys.argv[1]).iterdir():
-    session = onnxruntime.InferenceSession(path, recording_options(), ["CUDAExecutionProvider", "CPUExecutionProvider"])
-    assert session.get_providers()[0] == "CUDAExecutionProvider"
-    if unfit(ON_FEW_THREADS, read_placement(session)):
-        on_cpu.append(path.stem)
-report(on_cpu)
-"""
+PLACE = "session.cpu_threads.place"
 
 
 def test_few_threads_of_a_record_stay_wherever_the_nodes_are() -> None:
@@ -96,35 +79,7 @@ def test_each_operator_is_on_the_gpu(lab: Lab, provider_library: str, tmp_path: 
     for operator in OTHERS:
         (folder / f"{operator}.onnx").write_bytes(other_model(operator))
     machine = lab.machine_that_places(provider_library)
-    assert machine.run(PLACE, argv=[str(folder)], timeout=100).ok().json == []
-
-
-OPEN = """
-import os, sys, weakref
-import onnxruntime
-from ortgpu import GPUSession
-os.cpu_count = lambda: {processors}
-options = onnxruntime.SessionOptions()
-before = len(os.listdir("/proc/self/task"))
-constructed, made, alive = [], [], []
-construct = onnxruntime.InferenceSession.__init__
-def watched(self, *given, **named):
-    constructed.append(given[1].intra_op_num_threads)
-    alive.append(sum(each() is not None for each in made))
-    construct(self, *given, **named)
-    made.append(weakref.ref(self._sess))
-onnxruntime.InferenceSession.__init__ = watched
-with GPUSession(sys.argv[1], {arguments}) as session:
-    report({{
-        "constructed": constructed,
-        "alive": alive,
-        "started": len(os.listdir("/proc/self/task")) - before,
-        "says": session.get_session_options().intra_op_num_threads,
-        "chosen": session.options_chosen.get("intra_op_num_threads"),
-        "cudnn": session.options_chosen.get("enable_cudnn"),
-        "computing": [node.op_type for node in session.placement.cpu_compute_nodes],
-    }})
-"""
+    assert machine.run_program(PLACE, str(folder), timeout=100).ok().json == []
 
 
 def opened(
@@ -132,8 +87,8 @@ def opened(
 ) -> Any:
     path = lab.folder / "model.onnx"
     path.write_bytes(model)
-    code = OPEN.format(processors=processors, arguments=arguments)
-    done = lab.machine_that_places(provider_library).run(code, argv=[str(path)]).ok()
+    machine = lab.machine_that_places(provider_library)
+    done = machine.run_program("session.cpu_threads.opened", str(path), str(processors), arguments).ok()
     # ONNX Runtime warns of an entry that is set for the second time: only those of a caller are.
     assert "overwritten" not in done.stderr or "options" in arguments
     return done.json

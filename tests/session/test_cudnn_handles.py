@@ -112,7 +112,7 @@ def asked_for(lab: Lab, model: bytes, code: str, before: str = "") -> Any:
     path.write_bytes(model)
     machine = lab.machine(cuda=Cuda(devices=(GPU(),)))
     report = f"report([each.get('enable_cudnn') for each in {code}[0]])"
-    return machine.run(f"MODEL = {str(path)!r}\n{WATCHED}\n{before}\n{report}").ok().json
+    return machine.run_program(f"{before}\n{report}", str(path), behind=WATCHED).ok().json
 
 
 @since_131

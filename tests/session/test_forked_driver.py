@@ -7,34 +7,12 @@ import pytest
 from tests.lab import GPU, Cuda
 from tests.lab.fixtures import Lab
 
-# As under multiprocessing's fork method, gunicorn --preload and Celery: imported before the fork, used after it.
-WORKER = """
-import os, signal
-import ortgpu
-from ortgpu import GPUSession
-from ortgpu.diagnosis.probe.probing import RELU
-before()
-reader, writer = os.pipe()
-if os.fork() == 0:
-    signal.alarm(40)
-    try:
-        GPUSession(RELU)
-    except ortgpu.GPUError as error:
-        os.write(writer, f"{type(error).__name__}\\n{error}".encode())
-    os._exit(0)
-os.close(writer)
-name, _, text = open(reader).read().partition("\\n")
-os.wait()
-report([name, text])
-"""
-UNUSED = "before = lambda: None"
-# As torch does it
-USED = "import ctypes; before = lambda: ctypes.CDLL('libcuda.so.1').cuInit(0)"
+UNUSED, USED = "unused", "used"  # by another library, before the fork
 
 
 def told(lab: Lab, before: str, code: int = 0, visible: str | None = None) -> tuple[str, str]:
     machine = lab.machine(cuda=Cuda(devices=(GPU(),), init=code), env={"CUDA_VISIBLE_DEVICES": visible})
-    name, text = machine.run(f"{before}\n{WORKER}").ok().json
+    name, text = machine.run_program("session.forked_driver.worker", before).ok().json
     return name, text
 
 

@@ -33,13 +33,7 @@ CONSTRUCTOR: dict[str, object] = {
 
 def test_the_constructor_has_these_defaults() -> None:
     """A default that turns lenient would bring the silent CPU back."""
-    found = child(
-        """
-        import inspect
-        parameters = inspect.signature(GPUSession.__init__).parameters
-        report({name: each.default for name, each in parameters.items() if each.default is not each.empty})
-        """
-    )
+    found = child("session.gpu_session.the_constructor_has_these_defaults")
     assert {name: found[name] for name in CONSTRUCTOR} == CONSTRUCTOR
     assert set(OWN) < set(NAMES)
 
@@ -69,18 +63,7 @@ def test_the_variable_allows_the_cpu_by_these_values_only(
 
 def test_the_fallback_of_onnxruntime_is_off_from_the_constructor_on() -> None:
     """Plain ONNX Runtime opens a session again on the CPU where that is on, in the constructor and in each run."""
-    found: Any = child(
-        """
-        from onnxruntime import InferenceSession
-        constructed, construct = [], InferenceSession.__init__
-        def spy(self, *arguments, **named):
-            constructed.append(named.get("enable_fallback"))
-            construct(self, *arguments, **named)
-        InferenceSession.__init__ = spy
-        session = GPUSession(NEG)
-        report([constructed, session._enable_fallback])
-        """
-    )
+    found: Any = child("session.gpu_session.the_fallback_of_onnxruntime_is_off_from_the_constructor_on")
     assert found == [[0], 0]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from ortgpu.session import guard_policy
 from tests.lab.installed import older_than
+from tests.support.children import program_path
 from tests.support.cpu_session import child
 from tests.support.guarded_programs import CPU, CUDA, OPENVINO, TENSORRT
 
@@ -118,80 +119,31 @@ def test_a_build_without_cuda_is_not_hidden(build: Callable[..., None]) -> None:
     assert guard_policy.attainable([CUDA, CPU], None) == ([CUDA, CPU], None)
 
 
-CARRIED = """
-import onnxruntime
-from onnxruntime import InferenceSession, OrtExecutionProviderDevicePolicy, SessionOptions
-
-def carrying(devices=None):
-    options = SessionOptions()
-    if devices is None:
-        options.set_provider_selection_policy(OrtExecutionProviderDevicePolicy.PREFER_GPU)
-    else:
-        options.add_provider_for_devices(devices, {})
-    return options
-
-cpu = [device for device in onnxruntime.get_ep_devices() if device.ep_name == "CPUExecutionProvider"]
-os.environ.pop("ORTGPU_ALLOW_CPU")
-"""
-
 carried = pytest.mark.skipif(older_than((1, 23)) is not None, reason=older_than((1, 23)) or "")
 
 
 @carried
 def test_a_policy_that_finds_no_gpu_is_refused() -> None:
     """ONNX Runtime is silent: it asked for the GPU, and runs on the CPU."""
-    found = child(
-        CARRIED
-        + """
-plain = InferenceSession(NEG, carrying()).get_providers()
-with ortgpu.enforce():
-    refused = [outcome(lambda: InferenceSession(NEG, carrying(devices))) for devices in (None, cpu)]
-    meant = InferenceSession(NEG, carrying(), ["CPUExecutionProvider"]).get_providers()
-    os.environ["ORTGPU_ALLOW_CPU"] = "1"
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        allowed = InferenceSession(NEG, carrying())
-    report([plain, refused, meant, [each.category.__name__ for each in warned],
-            [each.filename for each in warned], [record.kind for record in ortgpu.sessions()]])
-"""
-    )
+    found = child("session.guard_policy.a_policy_that_finds_no_gpu_is_refused")
     assert found[0] == found[2] == ["CPUExecutionProvider"]
     for refused in found[1]:
         assert refused["type"] == "ProviderRequestError"
         assert "leave this session on the CPU" in refused["text"]
         assert "devices that they choose from: CPUExecutionProvider" in refused["text"]
     assert "CPUExecutionWarning" in found[3]
-    assert set(found[4]) == {"<string>"}
+    assert set(found[4]) == {program_path("session.guard_policy")}
     assert found[5][-1] == "other"
 
 
 @carried
 def test_what_else_the_options_carry_passes_without_a_fallback() -> None:
     """Another provider than the CPU's takes a device: the session says that it has one."""
-    found = child(
-        CARRIED
-        + """
-class Other(InferenceSession):
-    def _create_inference_session(self, *arguments):
-        super()._create_inference_session(*arguments)
-        self._providers = ["PluginExecutionProvider", *self._providers]
-with ortgpu.enforce():
-    session = Other(NEG, carrying(cpu))
-    report([type(session) is Other, session._enable_fallback, [record.kind for record in ortgpu.sessions()],
-            session.run(None, feeds(2)[1])[0].tolist()])
-"""
-    )
+    found = child("session.guard_policy.what_else_the_options_carry_passes_without_a_fallback")
     assert found == [True, False, ["other"], [-1] * 4]
 
 
 @carried
 def test_carried_options_do_not_hide_what_is_wrong_with_the_machine() -> None:
-    found = child(
-        CARRIED
-        + """
-named = [outcome(lambda: GPUSession(NEG, carrying(cpu), ["CPUExecutionProvider"], allow_cpu=allowed))
-         for allowed in (False, True)]
-report([outcome(lambda: GPUSession(NEG, carrying(cpu), allow_cpu=False)), *named])
-"""
-    )
+    found = child("session.guard_policy.carried_options_do_not_hide_what_is_wrong_with_the_machine")
     assert [each["type"] for each in found] == ["DriverNotFoundError", *["ProviderRequestError"] * 2]

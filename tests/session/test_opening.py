@@ -37,34 +37,7 @@ from tests.support.made_sessions import NEG
 MOST_FUNCTIONS = {"DriverNotFoundError": 350, "NoDeviceError": 420}
 
 # Counts of what an opening costs, by an audit hook and a profiler in all threads. Only calls of ortgpu count.
-COUNTED = """
-import os, sys, threading, warnings
-from ortgpu import GPUSession
-warnings.simplefilter("ignore")
-path, entered, opened = sys.argv[1], set(), []
-
-def note_opening(event, arguments):
-    if event == "open" and arguments[0] == path:
-        opened.append(arguments[1])
-
-def note_call(frame, event, _):
-    code = frame.f_code
-    if event == "call" and f"{os.sep}ortgpu{os.sep}" in code.co_filename and code.co_name != "<module>":
-        entered.add(code)
-
-sys.addaudithook(note_opening)
-outcome = "opened"
-threading.setprofile(note_call)
-sys.setprofile(note_call)
-try:
-    session = GPUSession(path)
-except Exception as error:
-    outcome = type(error).__name__
-finally:
-    sys.setprofile(None)
-    threading.setprofile(None)
-report([outcome, len(opened), len(entered)])
-"""
+COUNTED = "session.opening.counted"
 
 
 def save_model(path: Path, reshapes: int) -> str:
@@ -84,21 +57,20 @@ def save_model(path: Path, reshapes: int) -> str:
 def test_a_session_opens_its_model_once(lab: Lab, provider_library: str, tmp_path: Path, reshapes: int) -> None:
     """Also where the outline stops at first, since the model is large, and the placement asks for the rest of it."""
     machine = lab.machine_that_places(provider_library)
-    outcome, openings, _ = machine.run(COUNTED, argv=[save_model(tmp_path / "model.onnx", reshapes)]).ok().json
+    outcome, openings, _ = machine.run_program(COUNTED, save_model(tmp_path / "model.onnx", reshapes)).ok().json
     assert (outcome, openings) == ("opened", 1)
 
 
 @pytest.mark.parametrize("reshapes", [1, 200])
 def test_a_session_that_does_not_open_opens_its_model_once(lab: Lab, tmp_path: Path, reshapes: int) -> None:
     path = save_model(tmp_path / "model.onnx", reshapes)
-    outcome, openings, _ = lab.machine().run(COUNTED, argv=[path]).ok().json
+    outcome, openings, _ = lab.machine().run_program(COUNTED, path).ok().json
     assert (outcome, openings) == ("DriverNotFoundError", 1)
 
 
 def test_a_session_without_a_gpu_opens_its_model_once(tmp_path: Path) -> None:
     env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
-    program = f"from tests.support import children\nreport = lambda value: children.report('json', value)\n{COUNTED}"
-    outcome, openings, functions = run_python(program, save_model(tmp_path / "model.onnx", 1), env=env).ok().json
+    outcome, openings, functions = run_python(COUNTED, save_model(tmp_path / "model.onnx", 1), env=env).ok().json
     assert openings == 1
     assert functions <= MOST_FUNCTIONS[outcome]
 

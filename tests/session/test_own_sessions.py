@@ -8,51 +8,24 @@ import pytest
 
 from ortgpu.diagnosis.checks.classifier import explain_opening
 from ortgpu.provider.living import SessionRecord
+from tests.support.children import program_path
 from tests.support.cpu_session import child
 from tests.support.made_facts import CUDA_H200, SEEN_HEALTHY, observed
 
-SETUP = """
-import dataclasses
-from ortgpu.provider.requests import CPU, CUDA
-FULL = "CUDA failure 2: out of memory ; GPU=0 ; hostname=h ; file=/cuda_allocator.cc ; line=28 ; expr=cudaMalloc(p, n);"
-
-def opened():
-    session = GPUSession(NEG)
-    # As if it were on a GPU: what a record says of it
-    session.device = dataclasses.replace(session.device, kind="cuda", ordinal=0)
-    session._providers = [CUDA, CPU]
-    return session
-
-def told(error):
-    return [type(error).__name__, [line for line in error.evidence if "process" in line or "more" in line],
-            [str(fix) for fix in error.fixes if "close()" in fix]]
-"""
+PROGRAMS = program_path("session.own_sessions")
 
 
-def played(code: str) -> Any:
-    return child(SETUP + code)
+def played(program: str) -> Any:
+    return child(program, behind="session.own_sessions")
 
 
 def test_what_keeps_a_session_from_opening() -> None:
-    found = played("""
-from ortgpu.diagnosis.diagnosing import why_unusable
-from ortgpu.environment.gpu.cuda import CudaState
-from ortgpu.provider.runtime import load_runtime
-works = CudaState(0, None, os.getpid())  # the driver, which where it does not has no sessions of this process either
-def told_now():
-    return told(why_unusable(load_runtime(), cuda=works, cause=RuntimeError(FULL)))
-before = told_now()
-kept = [opened() for _ in range(7)]
-full = told_now()
-for session in kept:
-    session.close()
-report([before, full, told_now()])
-""")
+    found = played("session.own_sessions.what_keeps_a_session_from_opening")
     before, (name, evidence, fixes), after = found
     assert before == after == ["InsufficientDeviceMemoryError", [], []]
     assert name == "InsufficientDeviceMemoryError"
     assert len(evidence) == 6
-    assert all(line.startswith("open in this process: <bytes>, created by <string>:") for line in evidence[:5])
+    assert all(line.startswith(f"open in this process: <bytes>, created by {PROGRAMS}:") for line in evidence[:5])
     assert evidence[0].endswith(" opened")
     assert evidence[5] == "and 2 more, which ortgpu.sessions() lists"
     assert len(fixes) == 1

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -14,100 +13,22 @@ from typing import Any
 import pytest
 
 from ortgpu.errors import WorkerLostError
-from tests.support.children import ROOT, child_environment, run_python
-from tests.support.pool_child import PRELUDE
+from tests.support.children import ROOT, child_environment, program_path, python_arguments, run_python
 
 DEADLINE = 120
-
-ISOLATED = (
-    PRELUDE
-    + """
-import resource
-from ortgpu.environment import child_process
-from ortgpu.session.pool import isolated, shared_memory
-
-def isolated_pool(devices=2, model=RELU, **options):
-    return GPUSessionPool(model, range(devices), isolate=True, allow_cpu=True, **options)
-
-def deadly():
-    isolated.SERVE = "tests.support.deadly_worker:serve"
-
-def model_of(text):
-    import onnx.parser
-    return onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> ' + text).SerializeToString()
-
-def of_any_rank(model):
-    import onnx
-    made = onnx.load_from_string(model)
-    for each in (*made.graph.input, *made.graph.output):
-        each.type.tensor_type.ClearField("shape")
-    return made.SerializeToString()
-
-def until(holds, seconds=30):
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.005)
-
-def ready(pool):
-    until(lambda: all(each.state == "ready" for each in pool.health()))
-
-def lives(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-def kill(pid):
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: not lives(pid))
-
-def stop(pid):
-    os.kill(pid, signal.SIGSTOP)
-    def is_stopped():
-        states = [open(f"/proc/{pid}/task/{task}/stat").read().rpartition(")")[2].split()[0]
-                  for task in os.listdir(f"/proc/{pid}/task")]
-        return set(states) == {"T"}
-    until(is_stopped)
-
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
-
-def shared_bytes(pid="self"):
-    with open(f"/proc/{pid}/maps") as maps:
-        lines = [line.split()[0].split("-") for line in maps if "memfd:ortgpu-" in line]
-    return sum(int(end, 16) - int(start, 16) for start, end in lines)
-
-def threads():
-    return sorted(each.name for each in threading.enumerate() if each.name.startswith("ortgpu"))
-"""
-)
+PROGRAMS = "session.pool_isolated"
 
 
-def child(code: str, deadline: float = DEADLINE) -> Any:
+def child(program: str, deadline: float = DEADLINE) -> Any:
     env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
-    return run_python(ISOLATED + textwrap.dedent(code), env=env, deadline=deadline).ok().reports
+    return run_python(program, behind=f"pools {PROGRAMS}", env=env, deadline=deadline).ok().reports
 
 
 # Results
 
 
 def test_results_are_those_of_a_session_and_the_caller_needs_no_onnxruntime() -> None:
-    found = child("""
-        for module in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
-            del sys.modules[module]  # which the prelude imports
-        with isolated_pool(sessions_per_device=2) as made:
-            report("sizes", [len(made), len(made.sessions), len(made.devices), len(made.lost), made.queued])
-            report("run", value_of(made.run(None, feed(3))))
-            report("named", value_of(made.run(output_names=["y"], input_feed=feed(4))))
-            report("futures", [value_of(made.submit(None, feed(n)).result()) for n in range(20)])
-            report("map", [value_of(outputs) for outputs in made.map(feed(n) for n in range(200))])
-            report("list", [value_of(outputs) for outputs in made.map([feed(n) for n in range(9)], in_flight=2)])
-            report("imported", "onnxruntime" in sys.modules)
-            report("pids", len({each.pid for each in made.health()} - {os.getpid()}))
-        report("left", threads())
-    """)
+    found = child("session.pool_isolated.results_are_those_of_a_session_and_the_caller_needs_no_onnxruntime")
     assert found["sizes"] == [4, 0, 2, 0, 0]
     assert (found["run"], found["named"]) == (3, 4)
     assert found["futures"] == list(range(20))
@@ -151,28 +72,7 @@ def test_arrays_of_all_types_and_forms_arrive_as_they_are() -> None:
 
 def test_a_python_that_was_built_without_memfd_create_has_isolated_pools_too() -> None:
     """As those of conda and of uv, which are built for an older glibc."""
-    found = child("""
-        import ctypes
-        del os.memfd_create
-        isolated.SERVE = "tests.support.deadly_worker:serve_without_memfd"
-        before = descriptors()
-        with isolated_pool(2) as made:
-            report("map", [value_of(outputs) for outputs in made.map(feed(n) for n in range(50))])
-            kill(made.health()[0].pid)
-            ready(made)
-            report("again", [value_of(outputs) for outputs in made.map(feed(n) for n in range(50))])
-        file = shared_memory.memory_file("x")
-        report("inherited", os.get_inheritable(file))
-        os.close(file)
-        report("left", descriptors() - before)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-        told = outcome(lambda: shared_memory.memory_file("x"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        report("too many", told)
-        ctypes.CDLL = lambda *_, **__: object()
-        report("nowhere", outcome(lambda: shared_memory.memory_file("x")))
-    """)
+    found = child("session.pool_isolated.a_python_that_was_built_without_memfd_create_has_isolated_pools_too")
     assert found["map"] == found["again"] == list(range(50))
     assert (found["inherited"], found["left"]) == (False, 0)
     assert (found["too many"]["type"], found["nowhere"]["type"]) == ("OSError", "OSError")
@@ -181,57 +81,12 @@ def test_a_python_that_was_built_without_memfd_create_has_isolated_pools_too() -
 
 def test_results_and_feeds_are_the_callers_own() -> None:
     """A result does not change when its worker's memory is used again, nor a feed that was submitted."""
-    found = child("""
-        same = model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")
-        with isolated_pool(1, same) as made:
-            for size in (4, 3 << 20):
-                array = np.zeros(size, np.float32)
-                kept = []
-                for number in range(8):
-                    array[:] = number
-                    kept.append(made.submit(None, {"x": array}))
-                array[:] = -1
-                results = [future.result()[0] for future in kept]
-                for _ in range(4):
-                    made.run(None, {"x": array})
-                report(str(size), [[float(each.min()), float(each.max())] for each in results])
-                results[0][:] = 5
-                assert results[1][0] == 1
-        report("a generator", [float(outputs[0][-1]) for outputs in ()])
-    """)
+    found = child("session.pool_isolated.results_and_feeds_are_the_callers_own")
     assert found["4"] == found[str(3 << 20)] == [[n, n] for n in range(8)]
 
 
 def test_what_cannot_go_to_another_process_is_refused_with_the_reason() -> None:
-    found = child("""
-        import onnxruntime
-        class OnGPU:
-            def __dlpack_device__(self): return (2, 0)
-            def __dlpack__(self, **_): raise AssertionError
-        class OnCPU:
-            def __dlpack_device__(self): return (1, 0)
-            def __dlpack__(self, **arguments): return np.full(4, 7, np.float32).__dlpack__()
-        given = {
-            "text": np.array(["a"]), "objects": np.array(["a", None]), "list": [1.0, 2.0], "number": 1.0, "none": None,
-            "map": {1: 2.0}, "on a GPU": OnGPU(),
-            "OrtValue": onnxruntime.OrtValue.ortvalue_from_numpy(np.ones(4, np.float32)),
-        }
-        with isolated_pool(1) as made:
-            for name, value in given.items():
-                report(name, [outcome(lambda: ask(None, {"x": value})) for ask in (made.run, made.submit)])
-            report("in map", outcome(lambda: list(made.map([{"x": given["text"]}]))))
-            report("on the CPU", outcome(lambda: value_of(made.run(None, {"x": OnCPU()}))))
-            report("no feed", outcome(lambda: made.run(None, None)))
-            report("wrong name", outcome(lambda: made.run(None, {"z": np.ones(4, np.float32)})))
-            report("wrong output", outcome(lambda: made.submit(["nothing"], feed(1)).result()))
-            report("wrong type", outcome(lambda: made.run(None, {"x": np.ones(4)})))
-            report("wrong shape", outcome(lambda: made.run(None, {"x": np.ones(5, np.float32)})))
-            report("after", [value_of(made.run(None, feed(7))), made.health()[0].restarts])
-        lists = model_of("t (float[n] x) => (seq(float[n]) s, float[n] y) { s = SequenceConstruct(x, x) y = Relu(x) }")
-        with isolated_pool(1, lists) as made:
-            report("list out", outcome(lambda: made.run(None, feed(1))))
-            report("other output", outcome(lambda: value_of(made.run(["y"], feed(1)))))
-    """)
+    found = child("session.pool_isolated.what_cannot_go_to_another_process_is_refused_with_the_reason")
     for name in ("text", "objects", "list", "number", "none", "map", "on a GPU", "OrtValue"):
         for told in found[name]:
             assert told["type"] == "ProviderRequestError", found[name]
@@ -248,35 +103,7 @@ def test_what_cannot_go_to_another_process_is_refused_with_the_reason() -> None:
 
 
 def test_what_no_pool_with_processes_can_do_is_refused_before_it_opens() -> None:
-    found = child("""
-        def attempt(*arguments, **options):
-            return outcome(lambda: len(GPUSessionPool(RELU, *arguments, isolate=True, **options)))
-        report("refused", {
-            "a word": attempt("cuda:1", allow_cpu=True),
-            "none at all": attempt([], allow_cpu=True),
-            "twice": attempt([1, "cuda:1"], allow_cpu=True),
-            "no sessions": attempt([0], 0, allow_cpu=True),
-            "graphs": attempt([0], cuda_graph=True),
-            "misspelt": attempt([0], isolated=True),
-            "no pickle": attempt([0], providers=[lambda: None]),
-            "deadline": attempt([0], deadline=0),
-            "endless": attempt([0], deadline=float("inf")),
-            "cpu_nodes": attempt([0], cpu_nodes="maybe"),
-            "no GPU": attempt(),
-        })
-        report("no model", outcome(lambda: GPUSessionPool("no/such/model.onnx", [0, 1], isolate=True, allow_cpu=True)))
-        report("no isolation", outcome(lambda: GPUSessionPool(RELU, deadline=1.0)))
-        only_there = {name: getattr(os, name) for name in ("memfd_create", "sched_getaffinity", "posix_fallocate")}
-        for name in only_there: delattr(os, name)
-        sys.platform = "darwin"
-        report("macOS", attempt([0], allow_cpu=True))
-        sys.platform = "linux"
-        for name, function in only_there.items(): setattr(os, name, function)
-        report("left", [threads(), descriptors()])
-        with isolated_pool(1):
-            pass
-        report("everywhere", [threads(), descriptors()])
-    """)
+    found = child("session.pool_isolated.what_no_pool_with_processes_can_do_is_refused_before_it_opens")
     refused = {name: each["type"] for name, each in found["refused"].items()}
     assert refused == {
         "a word": "TypeError",
@@ -300,64 +127,21 @@ def test_what_no_pool_with_processes_can_do_is_refused_before_it_opens() -> None
 
 
 def test_a_path_options_and_warnings_arrive() -> None:
-    found = child("""
-        import tempfile
-        from tests.programs.worker_options import make_options
-        folder = tempfile.TemporaryDirectory()
-        os.chdir(folder.name)
-        with open("model.onnx", "wb") as file:
-            file.write(RELU)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            made = GPUSessionPool("model.onnx", range(2), isolate=True, allow_cpu=True, sess_options=make_options)
-        os.chdir("/")
-        report("run", value_of(made.run(None, feed(3))))
-        kill(made.health()[0].pid)
-        ready(made)
-        report("again", [value_of(made.run(None, feed(n))) for n in range(9)])
-        made.close()
-        report("warned", [[type(each.message).__name__, each.filename] for each in caught])
-        with open(os.path.join(folder.name, "carried"), "w"):
-            pass
-    """)
+    found = child("session.pool_isolated.a_path_options_and_warnings_arrive")
     assert (found["run"], found["again"]) == (3, list(range(9)))
-    assert found["warned"] == [["CPUExecutionWarning", "<string>"]] * 2
+    assert found["warned"] == [["CPUExecutionWarning", program_path(PROGRAMS)]] * 2
 
 
 def test_what_workers_log_is_logged_by_the_callers_handlers() -> None:
-    code = """
-        records = []
-        class Keep(logging.Handler):
-            def emit(self, record): records.append([record.name, record.levelname, record.getMessage()])
-        logging.getLogger("ortgpu").addHandler(Keep())
-        logging.getLogger("ortgpu").setLevel(logging.INFO)
-        with isolated_pool() as made:
-            opened = len([text for _, _, text in records if "is running on the CPU" in text])
-            kill(made.health()[0].pid)
-            until(lambda: made.health()[0].restarts == 1)
-            ready(made)
-            report("opened", [opened, len([text for _, _, text in records if "is running on the CPU" in text])])
-        report("kinds", sorted({(name, level) for name, level, _ in records}))
-    """
     env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
-    ended = run_python(ISOLATED + textwrap.dedent(code), env=env, deadline=DEADLINE).ok()
+    ended = run_python(f"{PROGRAMS}.what_workers_log", env=env, deadline=DEADLINE).ok()
     assert ended.reports["opened"] == [2, 3]
     assert ended.reports["kinds"] == [["ortgpu", "WARNING"], ["ortgpu.pool", "WARNING"]]
     assert ended.stderr == ""
 
 
 def test_requests_are_joined_for_worker_processes_too() -> None:
-    found = child("""
-        same = model_of("same (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
-        for module in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
-            del sys.modules[module]  # which the prelude imports
-        with isolated_pool(2, same) as made, made.batched(16) as joined:
-            kill(made.health()[0].pid)
-            asked = [joined.submit(None, {"x": np.full((1 + n % 3, 4), n, np.float32)}) for n in range(60)]
-            report("results", [[*future.result(60)[0].shape, float(future.result()[0].max())] for future in asked])
-            report("imported", "onnxruntime" in sys.modules)
-            report("wrong", outcome(lambda: joined.run(None, {"x": np.ones((1, 3), np.float32)}))["type"])
-    """)
+    found = child("session.pool_isolated.requests_are_joined_for_worker_processes_too")
     assert found["wrong"] == "InvalidArgument"
     assert found["imported"] is False
     assert found["results"] == [[1 + n % 3, 4, n] for n in range(60)]
@@ -365,19 +149,7 @@ def test_requests_are_joined_for_worker_processes_too() -> None:
 
 def test_requests_that_were_joined_with_a_deadly_one_end_no_further_worker() -> None:
     """Which of them it was is not known: run again apart, it would end two more."""
-    found = child("""
-        deadly()
-        same = model_of("same (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
-        def rows(value):
-            return {"x": np.full((1, 4), value, np.float32)}
-        with isolated_pool(2, same) as made, made.batched(max_batch=4, max_wait=5) as joined:
-            joined._joining._last = 4  # so that they run together
-            asked = [joined.submit(None, rows(value)) for value in (-9, 1, 2, 3)]
-            report("joined", [outcome(each.result) for each in asked])
-            ready(made)
-            report("again", [float(joined.run(None, rows(n))[0].max()) for n in range(3)])
-            report("restarts", sum(each.restarts for each in made.health()))
-    """)
+    found = child("session.pool_isolated.requests_that_were_joined_with_a_deadly_one_end_no_further_worker")
     assert [each["type"] for each in found["joined"]] == ["WorkerLostError"] * 4
     assert found["again"] == [0, 1, 2]
     assert found["restarts"] == 2
@@ -387,22 +159,7 @@ def test_requests_that_were_joined_with_a_deadly_one_end_no_further_worker() -> 
 
 
 def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
-    found = child("""
-        with isolated_pool() as made:
-            victim, other = made.health()
-            os.kill(victim.pid, signal.SIGKILL)
-            started = time.monotonic()
-            until(lambda: made.health()[0].state != "ready")
-            report("noticed", time.monotonic() - started)
-            report("meanwhile", [value_of(made.run(None, feed(n))) for n in range(5)])
-            ready(made)
-            now = made.health()
-            report("health", [[each.state, each.restarts, each.in_flight] for each in now])
-            report("error", [type(now[0].last_error).__name__, now[0].last_error.cause, now[1].last_error])
-            report("new", [now[0].pid != victim.pid, now[1].pid == other.pid])
-            report("after", [value_of(outputs) for outputs in made.map(feed(n) for n in range(50))])
-            report("lost", len(made.lost))
-    """)
+    found = child("session.pool_isolated.a_worker_that_is_killed_while_idle_is_replaced")
     assert found["noticed"] < 1
     assert found["meanwhile"] == list(range(5))
     assert found["health"] == [["ready", 1, 0], ["ready", 0, 0]]
@@ -413,41 +170,13 @@ def test_a_worker_that_is_killed_while_idle_is_replaced() -> None:
 
 
 def test_a_request_that_was_running_runs_once_more() -> None:
-    found = child("""
-        gc.disable()
-        with isolated_pool() as made:
-            made.run(None, feed(1))
-            for each in made.health():
-                stop(each.pid)  # so that it is certainly running
-            future = made.submit(None, feed(5))
-            until(lambda: any(each.in_flight for each in made.health()))
-            for each in made.health():
-                os.kill(each.pid, signal.SIGKILL if each.in_flight else signal.SIGCONT)
-            report("value", value_of(future.result(60)))
-            ready(made)
-            report("restarts", sorted(each.restarts for each in made.health()))
-            until(lambda: sum(isinstance(each, isolated.WorkerProcess) for each in gc.get_objects()) == 2)
-    """)
+    found = child("session.pool_isolated.a_request_that_was_running_runs_once_more")
     assert found["value"] == 5
     assert found["restarts"] == [0, 1]
 
 
 def test_a_request_that_kills_two_workers_fails_and_the_others_do_not() -> None:
-    found = child("""
-        deadly()
-        with isolated_pool() as made:
-            made.run(None, feed(1))
-            for name, value in (("killed", -9), ("crashed", -11), ("ended", -3), ("poisoned", -700)):
-                report(name, outcome(lambda: made.run(None, feed(value))))
-                until(lambda: all(each.state == "ready" for each in made.health()))
-            future = made.submit(None, feed(-6))
-            report("future", outcome(future.result))
-            report("map", outcome(lambda: [value_of(outputs) for outputs in made.map([feed(1), feed(-9), feed(2)])]))
-            report("after", [value_of(outputs) for outputs in made.map(feed(n) for n in range(20))])
-            ready(made)
-            report("restarts", sum(each.restarts for each in made.health()))
-            report("lost", len(made.lost))
-    """)
+    found = child("session.pool_isolated.a_request_that_kills_two_workers_fails_and_the_others_do_not")
     causes = {name: found[name]["details"]["cause"] for name in ("killed", "crashed", "ended", "poisoned")}
     assert causes == {
         "killed": "SIGKILL",
@@ -467,20 +196,7 @@ def test_a_request_that_kills_two_workers_fails_and_the_others_do_not() -> None:
 
 def test_a_failure_of_one_worker_that_another_does_not_have_replaces_it() -> None:
     """As a GPU of a pool without isolation is taken out. Where both fail, the request is at fault."""
-    found = child("""
-        deadly()
-        with isolated_pool() as made:
-            report("both", outcome(lambda: made.run(None, feed(-4000))))
-            report("restarts", sum(each.restarts for each in made.health()))
-            sound = made._workers[1]
-            run = sound.run
-            sound.run = lambda names, given: run(names, feed(6))
-            sound.runs["another"] = 0.0  # so that the other one is asked first
-            report("one", outcome(lambda: value_of(made.run(None, feed(-4000)))))
-            del sound.runs["another"]
-            until(lambda: made.health()[0].restarts == 1)
-            report("why", made.health()[0].last_error.cause)
-    """)
+    found = child("session.pool_isolated.a_failure_of_one_worker_that_another_does_not_have_replaces_it")
     assert found["both"]["type"] == "ProviderFailureError"
     assert found["restarts"] == 0
     assert found["one"] == {"returned": 6}
@@ -488,19 +204,7 @@ def test_a_failure_of_one_worker_that_another_does_not_have_replaces_it() -> Non
 
 
 def test_a_worker_that_takes_longer_than_the_deadline_is_replaced() -> None:
-    found = child("""
-        deadly()
-        isolated._FIRST_RUN = 2.0
-        with isolated_pool(1, deadline=0.5) as made:
-            made.warm([feed(1)])
-            stop(made.health()[0].pid)
-            started = time.monotonic()
-            report("stopped", value_of(made.run(None, feed(5))))
-            report("seconds", time.monotonic() - started)
-            report("why", made.health()[0].last_error.cause)
-            report("hangs", outcome(lambda: made.run(None, feed(-1))))
-            report("after", value_of(made.run(None, feed(7))))
-    """)
+    found = child("session.pool_isolated.a_worker_that_takes_longer_than_the_deadline_is_replaced")
     assert found["stopped"] == 5
     assert 0.5 <= found["seconds"] < 30
     assert found["why"] == "its deadline of 0.5 s has passed"  # of a shape that warm() made plans for
@@ -511,22 +215,7 @@ def test_a_worker_that_takes_longer_than_the_deadline_is_replaced() -> None:
 
 def test_a_process_that_cannot_be_killed_is_left_and_replaced() -> None:
     """As one that is stuck in the driver."""
-    found = child("""
-        isolated._DEATH = child_process._DEATH = 0.5
-        isolated._FIRST_RUN = 1.0
-        with isolated_pool(1, deadline=0.5) as made:
-            made.run(None, feed(1))
-            stuck = made.health()[0].pid
-            stop(stuck)
-            kill_group, child_process.kill_group = child_process.kill_group, lambda child: None
-            report("value", outcome(lambda: value_of(made.submit(None, feed(5)).result(30))))
-            child_process.kill_group = kill_group
-            ready(made)
-            now, = made.health()
-            report("replaced", [now.pid != stuck, now.restarts, now.last_error.cause, lives(stuck)])
-        report("left", threads())
-        os.kill(stuck, signal.SIGKILL)
-    """)
+    found = child("session.pool_isolated.a_process_that_cannot_be_killed_is_left_and_replaced")
     assert found["value"] == {"returned": 5}
     assert found["replaced"] == [True, 1, "its deadline of 0.5 s has passed", True]
     assert found["left"] == []
@@ -534,18 +223,7 @@ def test_a_process_that_cannot_be_killed_is_left_and_replaced() -> None:
 
 def test_a_process_that_lets_go_of_its_channel_and_does_not_end_is_replaced() -> None:
     """As one whose GPU takes long to be freed. Requests must not go to it meanwhile, nor wait for it."""
-    found = child("""
-        deadly()
-        isolated._DEATH = child_process._DEATH = 0.5
-        with isolated_pool(1) as made:
-            pid = made.health()[0].pid
-            made.run(None, feed(1))
-            future = made.submit(None, feed(-800))
-            until(lambda: made.health()[0].state != "ready")
-            report("others", [outcome(lambda: value_of(made.submit(None, feed(n)).result(30))) for n in range(6)])
-            report("future", outcome(lambda: future.result(30)))
-            report("left", lives(pid))
-    """)
+    found = child("session.pool_isolated.a_process_that_lets_go_of_its_channel_and_does_not_end_is_replaced")
     assert [each["returned"] for each in found["others"]] == list(range(6))
     assert found["future"]["details"]["cause"] in ("it does not answer", "exit status 0")
     assert found["left"] is False
@@ -553,17 +231,7 @@ def test_a_process_that_lets_go_of_its_channel_and_does_not_end_is_replaced() ->
 
 def test_an_error_of_a_run_or_an_opening_is_no_death() -> None:
     """Also a TimeoutError, as of a disk on the network, or an EOFError."""
-    found = child("""
-        deadly()
-        for name, deadline in (("with a deadline", 30), ("without", None)):
-            with isolated_pool(1, deadline=deadline) as made:
-                told = [outcome(lambda: made.run(None, feed(value))) for value in (-900, -901, -902)]
-                report(name, [[each["type"] for each in told], value_of(made.run(None, feed(4))),
-                              made.health()[0].restarts])
-        for name in ("TimeoutError", "EOFError", "ConnectionResetError"):
-            isolated.SERVE = f"tests.support.deadly_worker:fail_by_{name}"
-            report(name, outcome(lambda: isolated_pool(1)))
-    """)
+    found = child("session.pool_isolated.an_error_of_a_run_or_an_opening_is_no_death")
     for name in ("with a deadline", "without"):
         assert found[name] == [["TimeoutError", "EOFError", "BrokenPipeError"], 4, 0]
     for name in ("TimeoutError", "EOFError", "ConnectionResetError"):
@@ -572,23 +240,7 @@ def test_an_error_of_a_run_or_an_opening_is_no_death() -> None:
 
 @pytest.mark.slow
 def test_deaths_before_a_first_result_are_delayed_and_others_are_not() -> None:
-    found = child("""
-        isolated._BACK_OFF = (1.5, 3.0)
-        starts = []
-        start = isolated.Launch.start
-        isolated.Launch.start = lambda self, *given: (starts.append(time.monotonic()), start(self, *given))[1]
-        def dies():
-            before, died = len(starts), time.monotonic()
-            kill(made.health()[0].pid)
-            until(lambda: len(starts) > before)
-            ready(made)
-            return starts[-1] - died
-        with isolated_pool(1) as made:
-            fruitless = [dies() for _ in range(3)]
-            made.run(None, feed(1))
-            report("delays", [*fruitless, dies()])
-            report("restarts", made.health()[0].restarts)
-    """)
+    found = child("session.pool_isolated.deaths_before_a_first_result_are_delayed_and_others_are_not")
     first, second, third, after_a_result = found["delays"]
     assert 1.5 <= first < 2.9
     assert 3.0 <= second < 4.4
@@ -598,31 +250,7 @@ def test_deaths_before_a_first_result_are_delayed_and_others_are_not() -> None:
 
 
 def test_a_worker_that_cannot_be_replaced_is_given_up_and_all_are_told() -> None:
-    found = child("""
-        import tempfile
-        isolated._BACK_OFF = (0.01, 0.02)
-        isolated._GIVEN_UP = 0.05
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "model.onnx")
-            with open(path, "wb") as file:
-                file.write(RELU)
-            made = isolated_pool(2, path)
-            with open(path, "ab") as file:  # not renamed over it: the content that the pool opened is gone
-                file.write(b"more")
-        made.run(None, feed(1))
-        kill(made.health()[0].pid)
-        until(lambda: made.health()[0].state == "lost")
-        report("one", [len(made), len(made.devices), len(made.lost), value_of(made.run(None, feed(2)))])
-        report("error", [type(made.lost[0].error).__name__, str(made.lost[0].error)])
-        stop(made.health()[1].pid)
-        waiting = [made.submit(None, feed(n)) for n in range(6)]
-        kill(made.health()[1].pid)
-        report("waiting", [outcome(future.result) for future in waiting])
-        report("later", outcome(lambda: made.run(None, feed(1))))
-        report("states", [each.state for each in made.health()])
-        made.close()
-        report("left", threads())
-    """)
+    found = child("session.pool_isolated.a_worker_that_cannot_be_replaced_is_given_up_and_all_are_told")
     assert found["one"] == [1, 1, 1, 2]
     assert found["error"][0] == "ExecutionError"
     assert "model.onnx has changed since the pool was opened" in found["error"][1]
@@ -635,16 +263,7 @@ def test_a_worker_that_cannot_be_replaced_is_given_up_and_all_are_told() -> None
 
 
 def test_a_worker_that_dies_while_it_opens_is_an_error_of_the_constructor() -> None:
-    found = child("""
-        isolated.SERVE = "tests.support.deadly_worker:crash"
-        report("crash", outcome(lambda: isolated_pool()))
-        isolated.SERVE = "tests.support.deadly_worker:hang"
-        isolated._OPENING = 0.5
-        report("hang", outcome(lambda: isolated_pool()))
-        sys.frozen = True
-        report("no interpreter", outcome(lambda: isolated_pool()))
-        report("left", threads())
-    """)
+    found = child("session.pool_isolated.a_worker_that_dies_while_it_opens_is_an_error_of_the_constructor")
     assert (found["crash"]["type"], found["crash"]["details"]["cause"]) == ("WorkerLostError", "SIGABRT")
     assert found["hang"]["details"]["cause"] == "it had no session after 0.5 s"
     assert found["no interpreter"]["type"] == "ExecutionError"
@@ -688,25 +307,7 @@ def test_descriptors_threads_and_memory_do_not_grow_with_deaths(deaths: int) -> 
 
 
 def test_without_room_a_request_fails_and_the_pool_goes_on() -> None:
-    found = child("""
-        grows = model_of("grows (float[n] x, int64[1] times) => (float[m] y) { y = Tile(x, times) }")
-        def given(size, times=1):
-            return {"x": np.full(size, 2, np.float32), "times": np.array([times])}
-        with isolated_pool(1, grows) as made:
-            assert value_of(made.run(None, given(4))) == 2
-            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-            report("feed", outcome(lambda: made.run(None, given(1 << 20))))
-            report("next", value_of(made.run(None, given(9))))
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            pid = made.health()[0].pid
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-            report("result", outcome(lambda: made.run(None, given(4, 1 << 20))))
-            report("small", made.run(None, given(4, 2))[0].shape)
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
-            report("large", [made.run(None, given(1 << 20, times))[0].shape for times in (1, 3)])
-            report("same", [made.health()[0].pid == pid])
-    """)
+    found = child("session.pool_isolated.without_room_a_request_fails_and_the_pool_goes_on")
     for name in ("feed", "result"):
         assert found[name]["type"] == "ExecutionError", found
         assert "has no space for the arrays of this request" in found[name]["text"]
@@ -718,89 +319,26 @@ def test_without_room_a_request_fails_and_the_pool_goes_on() -> None:
 
 
 def test_without_descriptors_requests_go_on_and_no_pool_opens() -> None:
-    found = child("""
-        same = model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")
-        def run(size):
-            return value_of(made.run(None, {"x": np.full(size, 2, np.float32)}))
-        def exhausted(pid):
-            limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
-            return limits
-        with isolated_pool(1, same) as made:
-            for name, size, pid in (("here", 1 << 20, os.getpid()), ("there", 3 << 20, made.health()[0].pid)):
-                assert run(4) == 2
-                limits = exhausted(pid)
-                told = [outcome(lambda: run(each)) for each in (size, 4, size + 1)]
-                resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-                report(name, told)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        before = descriptors()
-        told = []
-        for more in (4, 8, 13):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, limits[1]))
-            told.append(outcome(lambda: isolated_pool()).get("type"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        report("opening", told)
-        report("left", [descriptors() - before, threads()])
-    """)
+    found = child("session.pool_isolated.without_descriptors_requests_go_on_and_no_pool_opens")
     assert found["here"] == found["there"] == [{"returned": 2}] * 3
     assert found["opening"] == ["ExecutionError"] * 3
     assert found["left"] == [0, []]
 
 
 def test_a_feed_larger_than_most_leaves_no_memory_behind() -> None:
-    found = child("""
-        shared_memory.KEPT = 1 << 20
-        isolated.SERVE = "tests.support.deadly_worker:serve_and_keep_little"
-        same = model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")
-        with isolated_pool(1, same) as made:
-            large = np.arange(100 << 18, dtype=np.float32)  # 100 MiB
-            result, = made.run(None, {"x": large})
-            report("right", bool((result == large).all()))
-            made.run(None, {"x": large[:9]})
-            exchanges = made._workers[0].process.exchanges
-            files = [os.fstat(one.descriptor).st_size for each in exchanges for one in (each.ours, each.theirs)]
-            report("kept", [shared_bytes(), shared_bytes(made.health()[0].pid), sum(files)])
-    """)
+    found = child("session.pool_isolated.a_feed_larger_than_most_leaves_no_memory_behind")
     assert found["right"] is True
     assert max(found["kept"]) <= 1 << 20
 
 
 def test_the_request_after_a_large_one_that_failed_succeeds() -> None:
     """The worker frees memory of more than 256 MiB. The parent took it for usable after an error."""
-    found = child("""
-        with isolated_pool(1, model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")) as made:
-            wrong = np.zeros(shared_memory.KEPT // 8 + (1 << 22))
-            report("json", [outcome(lambda: made.run(None, {"x": wrong}))["type"],
-                            [float(made.run(None, {"x": np.full(9, n, np.float32)})[0][-1]) for n in range(4)]])
-    """)
+    found = child("session.pool_isolated.the_request_after_a_large_one_that_failed_succeeds")
     assert found["json"] == ["InvalidArgument", [0, 1, 2, 3]]
 
 
 def test_large_arrays_travel_in_huge_pages_where_the_system_has_some() -> None:
-    found = child("""
-        import ctypes, mmap
-
-        def huge_pages():
-            with open("/proc/self/smaps") as file:
-                return sum(int(line.split()[1]) for line in file if line.startswith("ShmemPmdMapped:")) >> 11
-
-        # What the system can do: a file in memory, mapped at an address and an offset that go together.
-        file, length = os.memfd_create("x"), 8 << 20
-        os.posix_fallocate(file, 0, 2 * length)
-        address = np.frombuffer(mmap.mmap(file, length), np.uint8).ctypes.data
-        mapping = mmap.mmap(file, length, offset=address % (2 << 20))
-        place = ctypes.c_void_p(np.frombuffer(mapping, np.uint8).ctypes.data)
-        collapsed = ctypes.CDLL(None).madvise(place, ctypes.c_size_t(length), 25)
-        can = collapsed == 0 and huge_pages() >= 3
-        del mapping
-        same = model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")
-        with isolated_pool(1, same) as made:
-            sizes = [100, 4 << 20, 5 << 20, (5 << 20) + 1, 100, 1 << 20, 9 << 20]
-            arrays = [np.arange(size, dtype=np.float32) for size in sizes]
-            report("right", [bool((made.run(None, {"x": array})[0] == array).all()) for array in arrays])
-            report("pages", [huge_pages(), can])
-    """)
+    found = child("session.pool_isolated.large_arrays_travel_in_huge_pages_where_the_system_has_some")
     assert found["right"] == [True] * 7
     pages, can = found["pages"]
     if not can:
@@ -809,33 +347,7 @@ def test_large_arrays_travel_in_huge_pages_where_the_system_has_some() -> None:
 
 
 def test_large_arrays_are_copied_in_threads_and_the_program_may_fork() -> None:
-    found = child("""
-        import threading
-        from ortgpu.running import copying
-        copying.copy_threads = lambda: 3
-        same = model_of("same (float[n] x) => (float[n] y) { y = Identity(x) }")
-        for module in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
-            del sys.modules[module]  # which the prelude imports
-        arrays = [np.random.default_rng(n).random((4 << 20) + n, np.float32) for n in range(3)]
-        def refilled():
-            array = np.empty_like(arrays[0])
-            for n in range(12):
-                array[:] = n
-                yield {"x": array}
-        with isolated_pool(2, same) as made:
-            before = set(os.listdir("/proc/self/task"))
-            report("right", [bool((made.run(None, {"x": array})[0] == array).all()) for array in arrays])
-            report("gaps", bool((made.run(None, {"x": arrays[0][::2]})[0] == arrays[0][::2]).all()))
-            report("threads", len(set(os.listdir("/proc/self/task")) - before))
-            futures = [made.submit(None, {"x": array}) for array in arrays * 4]
-            report("futures", [bool((each.result()[0] == arrays[n % 3]).all()) for n, each in enumerate(futures)])
-            report("refilled", [sorted(set(outputs[0].tolist())) for outputs in made.map(refilled())])
-            pid = os.fork()
-            if not pid:
-                sys.exit(3)
-            report("forked", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-            report("after", bool((made.run(None, {"x": arrays[0]})[0] == arrays[0]).all()))
-    """)
+    found = child("session.pool_isolated.large_arrays_are_copied_in_threads_and_the_program_may_fork")
     assert found["right"] == [True] * 3
     assert found["gaps"] is True
     assert found["threads"] == 2  # beside the calling one
@@ -849,27 +361,7 @@ def test_large_arrays_are_copied_in_threads_and_the_program_may_fork() -> None:
 
 
 def test_cancelled_requests_leave_no_trace_and_interrupts_end_nothing() -> None:
-    found = child("""
-        deadly()
-        with isolated_pool(1) as made:
-            made.run(None, feed(1))
-            pid = made.health()[0].pid
-            stop(pid)
-            capacity = made._service.most
-            running = [made.submit(None, feed(n)) for n in range(capacity)]
-            until(lambda: made.health()[0].in_flight == capacity)
-            waiting = [made.submit(None, feed(n)) for n in range(capacity)]
-            report("cancelled", [future.cancel() for future in (running[0], *waiting)])
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-            report("interrupted", outcome(lambda: made.run(None, feed(3)))["type"])
-            os.kill(pid, signal.SIGINT)
-            os.kill(pid, signal.SIGTERM)
-            os.kill(pid, signal.SIGCONT)
-            report("values", [value_of(future.result(30)) for future in running])
-            report("after", [value_of(outputs) for outputs in made.map(feed(n) for n in range(30))])
-            report("same", [made.health()[0].pid == pid, made.queued, made.health()[0].in_flight])
-    """)
+    found = child("session.pool_isolated.cancelled_requests_leave_no_trace_and_interrupts_end_nothing")
     assert found["cancelled"] == [False, *[True] * (len(found["cancelled"]) - 1)]
     assert found["interrupted"] == "KeyboardInterrupt"
     assert found["values"] == list(range(len(found["values"])))
@@ -925,16 +417,7 @@ def test_drain_waits_for_what_was_asked_and_refuses_the_rest(isolate: bool) -> N
 
 
 def test_health_of_a_pool_without_isolation() -> None:
-    found = child("""
-        made = open_pool(2)
-        made.run(None, feed(1))
-        health = made.health()
-        report("before", [[each.state, each.pid == os.getpid(), each.restarts, each.in_flight] for each in health])
-        Watched(made.sessions[0], raising(*ECC))
-        lifetime.gpu_works = lambda ordinal: False
-        report("run", [outcome(lambda: value_of(made.run(None, feed(2)))) for _ in range(4)])
-        report("after", [[each.state, str(each.last_error)] for each in made.health()])
-    """)
+    found = child("session.pool_isolated.health_of_a_pool_without_isolation")
     assert found["before"] == [["ready", True, 0, 0]] * 2
     assert [each["returned"] for each in found["run"]] == [2] * 4
     (state, error), other = found["after"]
@@ -947,27 +430,7 @@ def test_health_of_a_pool_without_isolation() -> None:
 
 
 def test_close_waits_for_what_runs_and_leaves_nothing() -> None:
-    found = child("""
-        before = descriptors()
-        made = isolated_pool(2)
-        pids = [each.pid for each in made.health()]
-        made.run(None, feed(1))
-        for pid in pids:
-            stop(pid)
-        running = [made.submit(None, feed(n)) for n in range(made._service.most)]
-        until(lambda: sum(each.in_flight for each in made.health()) == made._service.most)
-        waiting = [made.submit(None, feed(n)) for n in range(3)]
-        closing = threading.Thread(target=made.close)
-        closing.start()
-        report("waiting", [outcome(future.result) for future in waiting])
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-        closing.join()
-        report("running", [value_of(future.result()) for future in running])
-        made.close()
-        report("left", [[lives(pid) for pid in pids], threads(), descriptors() - before, shared_bytes()])
-        report("later", outcome(lambda: made.run(None, feed(1))))
-    """)
+    found = child("session.pool_isolated.close_waits_for_what_runs_and_leaves_nothing")
     assert {each["type"] for each in found["waiting"]} == {"ExecutionError"}
     assert found["running"] == list(range(len(found["running"])))
     assert found["left"] == [[False, False], [], 0, 0]
@@ -975,89 +438,37 @@ def test_close_waits_for_what_runs_and_leaves_nothing() -> None:
 
 
 def test_a_stopped_worker_and_one_that_is_being_replaced_do_not_keep_close_waiting() -> None:
-    found = child("""
-        isolated._DEATH = child_process._DEATH = 0.5
-        made = isolated_pool(2)
-        one, two = [each.pid for each in made.health()]
-        stop(one)
-        kill(two)
-        until(lambda: made.health()[1].state == "replacing")
-        started = time.monotonic()
-        made.close()
-        report("seconds", time.monotonic() - started)
-        report("left", [lives(one), threads()])
-    """)
+    found = child("session.pool_isolated.a_stopped_worker_and_one_that_is_being_replaced_do_not_keep_close_waiting")
     assert found["seconds"] < 20
     assert found["left"] == [False, []]
 
 
 def test_a_pool_that_is_dropped_is_closed() -> None:
-    found = child("""
-        made = isolated_pool(1)
-        pid = made.health()[0].pid
-        kill(pid)
-        ready(made)
-        made.run(None, feed(1))
-        pid = made.health()[0].pid
-        del made
-        gc.collect()
-        until(lambda: not lives(pid) and not threads())
-    """)
+    found = child("session.pool_isolated.a_pool_that_is_dropped_is_closed")
     assert found == {}
 
 
 def test_a_request_whose_worker_dies_during_close_is_answered() -> None:
-    found = child("""
-        made = isolated_pool(1)
-        made.run(None, feed(1))
-        worker, = made._workers
-        with made._service._lock:  # so that no thread takes it
-            future = made.submit(None, feed(2))
-            worker.process._is_lost = True
-            threading.Thread(target=made.close).start()
-        report("future", outcome(lambda: future.result(10)))
-    """)
+    found = child("session.pool_isolated.a_request_whose_worker_dies_during_close_is_answered")
     assert "is closed" in found["future"]["text"]
 
 
 def test_a_pool_that_is_dropped_while_requests_wait_for_a_worker_answers_them() -> None:
-    found = child("""
-        isolated._BACK_OFF = (60, 60)
-        made = isolated_pool(1)
-        kill(made.health()[0].pid)
-        until(lambda: (made.health()[0].state, made.health()[0].pid) == ("replacing", None))
-        future = made.submit(None, feed(2))
-        del made
-        gc.collect()
-        report("future", outcome(lambda: future.result(10)))
-        until(lambda: not threads())
-    """)
+    found = child("session.pool_isolated.a_pool_that_is_dropped_while_requests_wait_for_a_worker_answers_them")
     assert "is closed" in found["future"]["text"]
 
 
 @pytest.mark.parametrize("end", ["exit", "exception", "kill", "forked child", "spawned child"])
 def test_workers_end_with_their_parent(end: str, tmp_path: Path) -> None:
     """However it ends: also killed, and with a child of it that has copies of all its descriptors."""
-    program = ISOLATED + textwrap.dedent(f"""
-        made = isolated_pool(2)
-        made.run(None, feed(1))
-        with open({str(tmp_path / "pids")!r}, "w") as file:
-            file.write(" ".join(str(each.pid) for each in made.health()))
-        end = {end!r}
-        if end == "exception":
-            raise SystemError
-        if end == "forked child" and os.fork() == 0:
-            signal.alarm(60)
-            time.sleep(60)
-        if end == "spawned child":
-            import subprocess
-            subprocess.Popen(["sleep", "60"], close_fds=False)
-        if end != "exit":
-            os.kill(os.getpid(), signal.SIGKILL)
-    """)
+    program = python_arguments(f"{PROGRAMS}.workers_end_with_their_parent")
     env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
     with subprocess.Popen(
-        [sys.executable, "-c", program], env=env, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, *program, str(tmp_path / "pids"), end],
+        env=env,
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     ) as process:
         process.wait(DEADLINE)
         pids = [int(each) for each in (tmp_path / "pids").read_text().split()]
@@ -1082,33 +493,7 @@ def _lives(pid: int) -> bool:
 
 
 def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
-    found = child("""
-        made = isolated_pool(1)
-        made.run(None, feed(1))
-        is_held, is_over = threading.Event(), threading.Event()
-        def hold():
-            with made._service._lock:
-                is_held.set()
-                is_over.wait(30)
-        threading.Thread(target=hold).start()
-        is_held.wait(30)
-        pid = os.fork()
-        is_over.set()
-        if pid == 0:
-            signal.alarm(30)
-            report("facts", [made.queued, len(made), len(made.devices), len(made.lost)])
-            report("run", outcome(lambda: made.run(None, feed(1))))
-            report("submit", outcome(lambda: made.submit(None, feed(1))))
-            report("map", outcome(lambda: list(made.map([feed(1)]))))
-            report("health", outcome(made.health))
-            report("drain", outcome(made.drain))
-            report("close", outcome(made.close))
-            sys.exit(7)
-        report("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        report("after", [value_of(made.run(None, feed(n))) for n in range(3)])
-        report("restarts", made.health()[0].restarts)
-        made.close()
-    """)
+    found = child("session.pool_isolated.a_forked_child_is_told_and_the_parent_goes_on")
     for name in ("run", "submit", "map", "health", "drain"):
         assert found[name]["type"] == "ForkedSessionError", name
     assert found["close"] == {"returned": None}
@@ -1120,38 +505,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
 
 def test_everything_resolves_while_workers_are_killed() -> None:
     """No result is wrong and none is lost: each request ends in its result or its typed error."""
-    found = child("""
-        deadly()
-        made = isolated_pool(2)
-        stopped = threading.Event()
-        def murder():
-            while not stopped.wait(0.7):
-                pids = [each.pid for each in made.health() if each.state == "ready"]
-                if pids:
-                    os.kill(pids[int(time.time() * 1000) % len(pids)], signal.SIGKILL)
-        ended = []
-        def ask(start):
-            for n in range(start, start + 150):
-                future = made.submit(None, feed(-11 if n % 97 == 96 else n))
-                if n % 5 == 0:
-                    future.cancel()
-                try:
-                    ended.append("right" if value_of(future.result(60)) == n else "wrong")
-                except (CancelledError, GPUError) as error:
-                    ended.append(type(error).__name__)
-                time.sleep(0.01)
-        asking = [threading.Thread(target=ask, args=(1000 * n,)) for n in range(4)]
-        murderer = threading.Thread(target=murder)
-        for thread in (*asking, murderer): thread.start()
-        for thread in asking: thread.join()
-        stopped.set()
-        murderer.join()
-        made.drain(30)
-        report("ended", ended)
-        report("restarts", sum(each.restarts for each in made.health()))
-        made.close()
-        report("left", threads())
-    """)
+    found = child("session.pool_isolated.everything_resolves_while_workers_are_killed")
     assert len(found["ended"]) == 600
     assert set(found["ended"]) <= {"right", "CancelledError", "WorkerLostError"}
     assert found["ended"].count("right") > 400

@@ -22,7 +22,7 @@ from ortgpu.session import gpu_session_pool
 from ortgpu.session.pool import workers
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, NVML, Cuda
-from tests.support.children import child_environment, run_child
+from tests.support.children import child_environment, program_path, run_child
 from tests.support.pool_child import DEADLINE, child
 
 
@@ -95,12 +95,7 @@ def test_arguments_without_a_meaning_are_refused_before_anything_is_opened(tmp_p
 
 
 def test_without_a_gpu_the_cause_is_raised_once_and_nothing_is_left() -> None:
-    found = child("""
-        report("all", outcome(lambda: GPUSessionPool(RELU)))
-        report("two", outcome(lambda: GPUSessionPool(RELU, [0, 1])))
-        report("no model", outcome(lambda: GPUSessionPool("no/such/model.onnx", [0, 1], allow_cpu=True)))
-        report("left", [pool_threads(), len(ortgpu.sessions()), threading.active_count()])
-    """)
+    found = child("session.pool_opening.without_a_gpu_the_cause_is_raised_once_and_nothing_is_left")
     assert found["all"]["type"] == found["two"]["type"]
     assert found["all"]["type"] in ("DriverNotFoundError", "NoDeviceError", "DriverUnusableError")
     assert found["no model"]["type"] == "NoSuchFile"
@@ -124,32 +119,14 @@ def test_where_onnxruntime_cannot_be_imported_making_a_pool_raises_the_cause() -
 
 
 def test_allow_cpu_warns_the_caller_of_each_session() -> None:
-    found = child("""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with GPUSessionPool(RELU, [0, 1], allow_cpu=True) as made:
-                report("devices", [str(device) for device in made.devices])
-                report("created by", [record.created_by.partition(" ")[0] for record in ortgpu.sessions()])
-        report("warned", [[type(each.message).__name__, each.filename] for each in caught])
-    """)
+    found = child("session.pool_opening.allow_cpu_warns_the_caller_of_each_session")
     assert found["devices"] == ["cpu", "cpu"]
-    assert found["warned"] == [["CPUExecutionWarning", "<string>"]] * 2
+    assert found["warned"] == [["CPUExecutionWarning", program_path("pools")]] * 2
     assert len(set(found["created by"])) == 1
 
 
 def test_a_session_that_cannot_be_opened_closes_the_others() -> None:
-    found = child("""
-        warned = []
-        def show(message, *_):
-            warned.append(message)
-            if len(warned) == 3:
-                raise message
-        warnings.simplefilter("always")
-        warnings.showwarning = show
-        report("raised", outcome(lambda: GPUSessionPool(RELU, range(4), allow_cpu=True)))
-        gc.collect()
-        report("left", [pool_threads(), len(ortgpu.sessions()), len(warned)])
-    """)
+    found = child("session.pool_opening.a_session_that_cannot_be_opened_closes_the_others")
     assert found["raised"]["type"] == "CPUExecutionWarning"
     assert found["left"] == [[], 0, 3]
 

@@ -8,44 +8,14 @@ import pytest
 
 from tests.lab.fixtures import Lab, with_gpus
 
-OPENED = """
-import sys, types, warnings
-from ortgpu import GPUSession
-import ortgpu, onnxruntime
-model = sys.argv[1]
-if len(sys.argv) > 2:  # as much of PyTorch as is asked for its current device
-    is_used, current = int(sys.argv[2]) >= 0, lambda: int(sys.argv[2])
-    sys.modules["torch"] = types.SimpleNamespace(
-        cuda=types.SimpleNamespace(is_initialized=lambda: is_used, current_device=current)
-    )
-
-def opened(make):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        session = make()
-    said = [str(warning.message) for warning in caught if "for_rank" in str(warning.message)]
-    files = [warning.filename for warning in caught if "for_rank" in str(warning.message)]
-    return [session.device.ordinal, len(said), set(files) <= {"<string>"}]
-
-def guarded():
-    with ortgpu.enforce():
-        return onnxruntime.InferenceSession(model, providers=["CUDAExecutionProvider"])
-
-options = [("CUDAExecutionProvider", {"device_id": 0})]
-report({
-    "plain": opened(lambda: GPUSession(model)),
-    "named": opened(lambda: GPUSession(model, device=0)),
-    "by option": opened(lambda: GPUSession(model, providers=options)),
-    "guarded": opened(guarded),
-})
-"""
+OPENED = "session.ranks_without_device.opened"
 
 
 @pytest.fixture
 def opened(lab: Lab, provider_library: str) -> Any:
     def opened(*arguments: str, gpus: int = 2, **variables: str) -> Any:
         machine = with_gpus(lab.machine_that_places(provider_library), gpus)
-        return machine.run(OPENED, argv=[str(lab.models.relu), *arguments], env=variables).ok().json
+        return machine.run_program(OPENED, str(lab.models.relu), *arguments, env=variables).ok().json
 
     return opened
 

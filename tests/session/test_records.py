@@ -39,7 +39,6 @@ from ortgpu.session.plan import bind_gpu, fit_to_model, plan_of, why_untuned
 from ortgpu.session.request import SessionRequest
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, Cuda
-from tests.session.test_chosen_options import WATCHED
 from tests.session.test_plan import GPUS, RUNTIME
 
 CUDA = "CUDAExecutionProvider"
@@ -426,54 +425,8 @@ def test_what_the_argument_cannot_be(tuned: Any) -> None:
 def test_a_session_applies_its_record_and_says_so(lab: Lab, tmp_path: Path) -> None:
     """With a stub driver: the options are watched on their way to ONNX Runtime."""
     machine = lab.machine(cuda=Cuda(devices=(GPU(),)))
-    code = f"""
-import logging, os
-os.environ["XDG_CACHE_HOME"] = {str(tmp_path)!r}
-MODEL, RECORD = {str(lab.models.relu)!r}, {str(tmp_path / "named.json")!r}
-{WATCHED}
-def options(**arguments):
-    return ask(**arguments)[0][0]
-
-found = {{"untuned": options()}}
-from ortgpu.environment.gpu.cuda import initialise
-from ortgpu.model.outline import GraphOutline
-from ortgpu.provider.records import Choice, Record, default_path, key_of
-gpu = initialise().devices[0]
-record = Record(key_of(GraphOutline(MODEL), gpu), Choice({{"layout": "channels-last"}}, 0.8),
-                Choice({{"search": "exhaustive"}}, 0.5))
-path = default_path(MODEL, gpu.name)
-record.write(path)
-found["tuned"] = options()
-found["declined"] = options(tuned=False)
-refusals.append("no kernel for this")
-found["refused"] = ask()[0]
-found["its own"] = options(providers=[("CUDAExecutionProvider", {{"prefer_nhwc": "0"}})])
-path.rename(RECORD)
-found["named"] = options(tuned=RECORD)
-found["gone"] = options()
-os.utime(RECORD)
-text = open(RECORD).read().replace('"layout"', '"prefer_nhwc"')
-open(path, "w").write(text)
-messages = []
-class Keep(logging.Handler):
-    def emit(self, record):
-        messages.append(record.getMessage())
-logging.getLogger("ortgpu").addHandler(Keep(level=logging.WARNING))
-found["void"] = options()
-found["said"] = [each for each in messages if "tune" in each]
-import ortgpu.session.tuning.tuning as tuning
-searched = []
-def search(model, device):
-    searched.append([model, device])
-    record.write(path)
-tuning.tune_unless_tuned = search
-os.remove(path)
-found["now"] = options(tuned="now")
-found["at once"] = options(tuned="now")
-found["searched"] = searched
-report(found)
-"""
-    found = machine.run(code).ok().json
+    program = "session.records.a_session_applies_its_record_and_says_so"
+    found = machine.run_program(program, str(lab.models.relu), str(tmp_path)).ok().json
     untuned = found["untuned"]
     assert found["tuned"] == {**untuned, "prefer_nhwc": "1"}
     first, second = found["refused"]  # a record must not keep a session from opening

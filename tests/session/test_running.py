@@ -9,47 +9,11 @@ does; everything above it is the real thing. Each case is a child process.
 from __future__ import annotations
 
 import json
-import textwrap
 from typing import Any
 
 import pytest
 
 from tests.support.children import run_python
-
-PRELUDE = """
-import dataclasses, json, os, pickle, signal, sys, warnings
-warnings.simplefilter("ignore")
-import numpy as np, onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as C
-from ortgpu import GPUSession, GPUError
-from ortgpu.provider import lifetime
-from ortgpu.provider.devices import Device
-from ortgpu.diagnosis.probe.probing import RELU
-
-def session():
-    made = GPUSession(RELU, allow_cpu=True)
-    made.device = Device("cuda", 0, None, "GPU", (9, 0), None, None)
-    made._gpu_runner.caller = (None,)  # there are no streams to wait for
-    return made
-
-def failing(kind, text):
-    class Failing:
-        def is_webgpu_graph_capture_enabled(self): return False
-        def run(self, *_): raise kind(text)
-        run_with_ort_values = run_with_iobinding = run_with_ortvaluevector = run_async = run
-        create_ortvalue_from_shape_and_type = run
-    return Failing()
-
-def outcome(action):
-    try:
-        return {"returned": repr(action())}
-    except Exception as error:
-        cause = error.__cause__
-        return {"type": type(error).__name__, "text": str(error), "cause": type(cause).__name__ if cause else None,
-                "details": error.details() if isinstance(error, GPUError) else {}}
-
-FEED = {"x": np.ones(4, dtype=np.float32)}
-"""
 
 CALL = "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t<THRW, void, Status> CudaCall(...) "
 WHERE = " ; GPU=0 ; hostname=vm ; file=/onnxruntime_src/x.cc ; line=91 ; expr=cudaMemcpyAsync(...); "
@@ -137,9 +101,9 @@ OTHERS = {
 }
 
 
-def child(code: str) -> Any:
-    """What the code printed as JSON."""
-    return json.loads(run_python(PRELUDE + textwrap.dedent(code)).ok().stdout.strip().splitlines()[-1])
+def child(program: str) -> Any:
+    """What the program printed as JSON."""
+    return json.loads(run_python(program, behind="session.running").ok().stdout.strip().splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -205,15 +169,7 @@ def test_making_a_value_in_the_memory_of_a_session_fails_as_a_run_does(name: str
 
 
 def test_a_sticky_error_makes_every_session_refuse() -> None:
-    found = child("""
-        one, other = session(), session()
-        working = outcome(lambda: other.run(None, FEED)[0].tolist())
-        one._sess = failing(C.Fail, "CUDA failure 700: an illegal memory access was encountered")
-        first = outcome(lambda: one.run(None, FEED))
-        print(json.dumps([working, first, outcome(lambda: one.run(None, FEED)), outcome(lambda: other.run(None, FEED)),
-                          outcome(other.io_binding), outcome(lambda: lifetime.refuse_if_lost()),
-                          outcome(lambda: GPUSession(RELU, allow_cpu=True).device.kind), outcome(other.close)]))
-    """)
+    found = child("session.running.a_sticky_error_makes_every_session_refuse")
     assert found[0] == {"returned": "[1.0, 1.0, 1.0, 1.0]"}
     assert [each.get("type") for each in found[1:6]] == ["PoisonedContextError"] * 5
     assert found[2]["cause"] is None
@@ -223,16 +179,7 @@ def test_a_sticky_error_makes_every_session_refuse() -> None:
 
 def test_a_layout_that_a_record_chose_can_be_done_without() -> None:
     """Kernels of cuDNN differ with it, and one of them may be at fault."""
-    found = child("""
-        texts = []
-        for chosen in ({}, {"prefer_nhwc": ("1", "faster")}):
-            for text in ("CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED", "CUDA failure 2: out of memory"):
-                made = session()
-                made._verified = dataclasses.replace(made._verified, options_chosen=chosen)
-                made._sess = failing(C.Fail, text)
-                texts.append(outcome(lambda: made.run(None, FEED)))
-        print(json.dumps([[each["type"], "tuned=False" in each["text"]] for each in texts]))
-    """)
+    found = child("session.running.a_layout_that_a_record_chose_can_be_done_without")
     assert found == [
         ["ProviderFailureError", False],
         ["GPUOutOfMemoryError", False],
@@ -242,50 +189,18 @@ def test_a_layout_that_a_record_chose_can_be_done_without() -> None:
 
 
 def test_cudnn_that_a_session_was_opened_without_is_not_said_to_be_missing() -> None:
-    found = child("""
-        errors = []
-        for chosen in ({}, {"enable_cudnn": ("0", "smaller")}):
-            made = session()
-            made._verified = dataclasses.replace(made._verified, options_chosen=chosen)
-            made._sess = failing(C.NotImplemented, "cuDNN is not available. Install cuDNN, or set enable_cudnn=0")
-            errors.append(outcome(lambda: made.run(None, FEED)))
-        print(json.dumps([[each["type"], "enable_cudnn" in each["text"].partition("To fix")[2]] for each in errors]))
-    """)
+    found = child("session.running.cudnn_that_a_session_was_opened_without_is_not_said_to_be_missing")
     assert found == [["LibraryNotFoundError", False], ["ProviderOptionError", True]]
 
 
 def test_a_sticky_error_that_a_callback_is_told_of_counts_too() -> None:
-    found = child("""
-        one = session()
-        class Failing:
-            def is_webgpu_graph_capture_enabled(self): return False
-            def run_async(self, names, feed, callback, data, options):
-                callback([], data, "CUDA failure 719: unspecified launch failure")
-        one._sess = Failing()
-        told = []
-        one.run_async(None, FEED, lambda results, data, text: told.append(text), None)
-        print(json.dumps([told, outcome(lambda: one.run(None, FEED))]))
-    """)
+    found = child("session.running.a_sticky_error_that_a_callback_is_told_of_counts_too")
     assert found[0] == ["CUDA failure 719: unspecified launch failure"]
     assert found[1]["type"] == "PoisonedContextError"
 
 
 def test_a_forked_child_is_refused_by_every_method() -> None:
-    found = child("""
-        made = session()
-        binding = made.io_binding()
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(FEED["x"])
-        read, write = os.pipe()
-        if os.fork() == 0:
-            signal.alarm(20)
-            actions = [lambda: made.run(None, FEED), lambda: made.run_with_ort_values(["y"], {"x": value}), made.io_binding,
-                       lambda: made.run_with_iobinding(binding), lambda: made.run_async(None, FEED, print, None),
-                       lambda: made.run_with_ortvaluevector(None, [], [], [], [], [])]
-            os.write(write, json.dumps([outcome(action) for action in actions]).encode())
-            os._exit(0)
-        os.wait()
-        print(json.dumps([json.loads(os.read(read, 100000)), outcome(lambda: made.run(None, FEED)[0].tolist()), os.getpid()]))
-    """)
+    found = child("session.running.a_forked_child_is_refused_by_every_method")
     refused, parent, pid = found
     assert [each.get("type") for each in refused] == ["ForkedSessionError"] * 6
     assert {each["details"]["creator_pid"] for each in refused} == {pid}
@@ -293,45 +208,23 @@ def test_a_forked_child_is_refused_by_every_method() -> None:
 
 
 def test_use_after_close_is_told_by_every_method_and_closing_again_is_fine() -> None:
-    found = child("""
-        with session() as made:
-            before = made.run(None, FEED)[0].tolist()
-            binding = made.io_binding()
-        made.close()
-        print(json.dumps([before, outcome(lambda: made.run(None, FEED)), outcome(made.io_binding),
-                          outcome(lambda: made.run_with_iobinding(binding)), outcome(lambda: list(made.get_inputs()))]))
-    """)
+    found = child("session.running.use_after_close_is_told_by_every_method_and_closing_again_is_fine")
     assert found[0] == [1, 1, 1, 1]
     assert [each.get("type") for each in found[1:]] == ["ExecutionError"] * 4
     assert all("closed" in each["text"] for each in found[1:])
 
 
 def test_pickling_carries_model_options_and_arguments() -> None:
-    found = child("""
-        from tests.programs.worker_options import make_options
-        made = GPUSession(RELU, make_options, ["CUDAExecutionProvider"], device="cuda:0", cpu_nodes="allow", allow_cpu=True)
-        again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(made))))
-        carried = again.get_session_options()
-        print(json.dumps([again.run(None, FEED)[0].tolist(), carried.intra_op_num_threads,
-                          carried.get_session_config_entry("session.intra_op.allow_spinning"),
-                          again._request.device, again._request.cpu_nodes, again._request.allow_cpu]))
-    """)
+    found = child("session.running.pickling_carries_model_options_and_arguments")
     assert found == [[1, 1, 1, 1], 2, "0", "cuda:0", "allow", True]
 
 
 def test_unpickling_verifies_again() -> None:
-    found = child("""
-        data = pickle.dumps(GPUSession(RELU, allow_cpu=True)).replace(b"allow_cpu\\x94\\x88", b"allow_cpu\\x94\\x89")
-        print(json.dumps(outcome(lambda: pickle.loads(data))))
-    """)
+    found = child("session.running.unpickling_verifies_again")
     assert found["type"] == "DriverNotFoundError"
 
 
 def test_no_method_leads_to_the_cpu() -> None:
-    found = child("""
-        made = session()
-        print(json.dumps([outcome(made.enable_fallback), outcome(lambda: made.set_providers(["CPUExecutionProvider"])),
-                          outcome(lambda: made.run(None, FEED)[0].tolist()), outcome(lambda: made._enable_fallback)]))
-    """)
+    found = child("session.running.no_method_leads_to_the_cpu")
     assert [each.get("type") for each in found[:2]] == ["ProviderRequestError"] * 2
     assert found[2:] == [{"returned": "[1.0, 1.0, 1.0, 1.0]"}, {"returned": "False"}]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT_VARIABLE = "CHILD_REPORT"  # names the file that a child's reports go to, each a line: [name, value]
+DEADLINE_VARIABLE = "CHILD_DEADLINE"  # seconds after which a program of tests/programs may say where it hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def run_child(
     """
     with tempfile.TemporaryDirectory(prefix="ortgpu-child-") as scratch:
         reports, out, err = (Path(scratch, name) for name in ("reports", "out", "err"))
-        variables = {**(child_environment() if env is None else env), REPORT_VARIABLE: str(reports)}
+        variables = {DEADLINE_VARIABLE: str(deadline), **(child_environment() if env is None else env)}
+        variables[REPORT_VARIABLE] = str(reports)
         started = time.monotonic()
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
@@ -116,9 +119,33 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:
         return None
 
 
-def run_python(code: str, *arguments: str, env: Mapping[str, str] | None = None, deadline: float = 60) -> Child:
-    """Run code, which may be indented, in a fresh interpreter."""
-    return run_child([sys.executable, "-c", textwrap.dedent(code), *arguments], env=env, deadline=deadline)
+def run_python(
+    program: str, *arguments: str, behind: str = "", env: Mapping[str, str] | None = None, deadline: float = 60
+) -> Child:
+    """Run a program in a fresh interpreter: ``"folder.module.function"`` of tests/programs, or a few lines of code.
+
+    Code may be indented. It finds what the modules of tests/programs define that are named in ``behind``, with spaces
+    between their names.
+    """
+    return run_child([sys.executable, *python_arguments(program, behind), *arguments], env=env, deadline=deadline)
+
+
+def program_text(program: str) -> str:
+    """The text of a module of tests/programs that is written to a file elsewhere, such as tests of an inner pytest."""
+    return Path(program_path(program)).read_text(encoding="utf-8")
+
+
+def program_path(program: str) -> str:
+    """The path of a module of tests/programs."""
+    return str(ROOT / "tests/programs" / f"{program.replace('.', '/')}.py")
+
+
+def python_arguments(program: str, behind: str = "") -> list[str]:
+    """The interpreter's arguments that :func:`run_python` runs a program with."""
+    if re.fullmatch(r"\w+(\.\w+)+", program):
+        return ["-m", "tests.programs", program]
+    shared = "".join(f"from tests.programs.{module} import *\n" for module in behind.split())
+    return ["-c", shared + textwrap.dedent(program)]
 
 
 def report(name: str, value: object) -> None:

@@ -1,0 +1,11 @@
+import pytest
+
+
+@pytest.mark.ortgpu(count=2)
+def test_two():
+    pass
+
+
+@pytest.mark.ortgpu
+def test_one():
+    pass

@@ -1,0 +1,104 @@
+"""Programs of ``tests/running/test_turns.py``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import numpy as np
+
+from ortgpu import GPUSession
+from tests.programs.on_cpu import NEG, model, outcome, report, threads
+
+
+def only_so_many_runs_are_at_work() -> None:
+    from ortgpu.running.memory import Turns
+    from ortgpu.running.plain_runs import PlainRunner
+    from ortgpu.running.turns import take_turns
+
+    lock, at_work, highest, barrier = threading.Lock(), 0, 0, threading.Barrier(4)
+
+    class Slow(PlainRunner):
+        def run(self, session, output_names, feed, run_options):
+            nonlocal at_work, highest
+            with lock:
+                at_work += 1
+                highest = max(highest, at_work)
+            time.sleep(0.02)
+            with lock:
+                at_work -= 1
+            if feed == 3:
+                raise ValueError("as runs may")
+            return feed
+
+    runner = Slow()
+    take_turns(runner, Turns(int(sys.argv[1])))
+    made = []
+
+    def run(number):
+        barrier.wait()
+        try:
+            made.append(runner.run(None, None, number, None))
+        except ValueError:
+            made.append(-1)
+
+    started = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for each in started:
+        each.start()
+    for each in started:
+        each.join()
+    report([highest, sorted(made), type(runner).__name__])
+
+
+def a_run_within_a_run_does_not_wait_for_the_turn_of_its_own_thread() -> None:
+    from ortgpu.running.memory import Turns
+    from ortgpu.running.plain_runs import PlainRunner
+    from ortgpu.running.turns import take_turns
+
+    class Interrupted(PlainRunner):
+        def run(self, session, output_names, feed, run_options):
+            return feed if feed == 3 else [feed, runner.run(None, None, feed + 1, None)]
+
+    runner = Interrupted()
+    take_turns(runner, Turns(1))
+    report([runner.run(None, None, 0, None), runner.run(None, None, 2, None)])
+
+
+def an_idle_session_trims_itself_and_leaves_no_thread() -> None:
+    text = "two (float[n, m] x) => (float[n, m] z) { y = Neg(x) z = Abs(y) }"
+    session = GPUSession(model(text), trim_idle=0.05)
+    before = threads()
+
+    def wait_for(condition):
+        until = time.monotonic() + 30
+        while not condition() and time.monotonic() < until:
+            time.sleep(0.01)
+
+    big = np.ones((64, 1 << 18), np.float32)
+    session.run(None, {"x": big[:1, :1]})
+    session.run(None, {"x": big})
+    wait_for(lambda: session.memory.arena < 64 << 20)
+    trimmed = session.memory.arena
+    wait_for(lambda: not threads())
+    left = before + threads()
+    result = float(session.run(None, {"x": big})[0][0, 0])
+    wait_for(lambda: session.memory.arena < 64 << 20)
+    after = session.memory.arena
+    session.run(None, {"x": big})
+    session.close()
+    closed = threads()
+    waiting = GPUSession(NEG, trim_idle=1000)
+    waiting.run(None, {"x": np.ones(2, np.float32)})
+    del waiting
+    wait_for(lambda: not threads())
+    report(
+        [
+            trimmed,
+            left,
+            result,
+            after,
+            closed + threads(),
+            [outcome(lambda each=each: GPUSession(NEG, trim_idle=each))["type"] for each in (0, -1, "5", True)],
+        ]
+    )

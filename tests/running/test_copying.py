@@ -1,0 +1,80 @@
+"""Copies by threads of ONNX Runtime: each byte, and nothing else; and no thread is left."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import onnx.printer
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ortgpu.running import copying
+from ortgpu.running.copying import ParallelCopy
+from tests.support.cpu_session import child
+
+GUARD = 7  # bytes before and behind, which must stay as they are
+
+
+@pytest.fixture(scope="module", params=[1, 2, 5])
+def copies(request: pytest.FixtureRequest) -> ParallelCopy:
+    return ParallelCopy(request.param)
+
+
+def check(copies: ParallelCopy, size: int, offset: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    source = random.integers(0, 256, size + offset, np.uint8)
+    target = np.full(size + 2 * GUARD, 77, np.uint8)
+    copies.copy(target.ctypes.data + GUARD, source.ctypes.data + offset, size)
+    assert np.array_equal(target[GUARD : GUARD + size], source[offset:])
+    assert set(target[:GUARD]) == set(target[GUARD + size :]) == {77}
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 255, 256, 257, 1279, 1280, 1281, 4096, 1 << 20, (1 << 22) + 12345])
+def test_each_byte_is_copied_and_no_other(copies: ParallelCopy, size: int) -> None:
+    check(copies, size, 3, size)
+
+
+@given(size=st.integers(0, 50_000), offset=st.integers(0, 64), seed=st.integers(0, 9))
+def test_of_any_size_at_any_address(copies: ParallelCopy, size: int, offset: int, seed: int) -> None:
+    check(copies, size, offset, seed)
+
+
+def test_the_model_that_copies_is_the_one_that_its_comment_says() -> None:
+    text = """<ir_version: 8, opset_import: ["": 13]>
+        copy (uint8[?, ?] from, int64[?] indices) => (uint8[?, ?] to) { to = Gather (from, indices) }"""
+    written = onnx.load_from_string(copying._MODEL)
+    assert onnx.printer.to_text(written) == onnx.printer.to_text(onnx.parser.parse_model(text))
+
+
+def test_threads_of_python_share_it() -> None:
+    assert child("running.parallel_copy.threads_of_python_share_it") == []
+
+
+def test_its_threads_end_with_it() -> None:
+    there, one, other, again, after = child("running.parallel_copy.its_threads_end_with_it")
+    assert [one - there, other - there, again - there, after - there] == [3, 6, 6, 0]
+
+
+def test_it_is_none_of_the_sessions_of_the_process() -> None:
+    assert child("running.parallel_copy.it_is_none_of_the_sessions_of_the_process") == [0, True]
+
+
+def test_a_forked_child_ends_and_makes_its_own() -> None:
+    assert child("running.parallel_copy.a_forked_child_ends_and_makes_its_own") == [0, True]
+
+
+@pytest.mark.parametrize("room", [4, 12, 20, 36, 48, 64])
+def test_where_there_is_room_for_a_part_of_the_threads_it_says_so(room: int) -> None:
+    """MiB of address space; a thread takes as much as its stack. ONNX Runtime would wait for ever for those it made."""
+    outcome, left = child("running.parallel_copy.where_there_is_room_for_a_part_of_the_threads_it_says_so", str(room))
+    assert outcome in ("made", "RuntimeError")
+    assert left == 0
+
+
+def test_where_the_threads_cannot_be_started_the_calling_one_copies() -> None:
+    assert child("running.parallel_copy.where_the_threads_cannot_be_started_the_calling_one_copies") == [
+        True,
+        True,
+        [],
+    ]
