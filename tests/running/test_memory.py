@@ -5,14 +5,18 @@ The arena is ONNX Runtime's own: on the CPU, and over libraries of CUDA that cou
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
-from ortgpu.running.memory import Holdings, SessionMemory
+from ortgpu.errors import ExecutionError
+from ortgpu.running import memory as module
+from ortgpu.running.memory import Holdings, SessionMemory, Turns
 from tests.lab.fixtures import Lab
 from tests.lab.installed import older_than
 from tests.support.cpu_session import child
+from tests.support.made_sessions import made_session
 
 MIB = 1 << 20
 TELLS = (1, 30)  # the first release that allocates from a session's arena for Python
@@ -112,3 +116,87 @@ def test_it_is_printed_as_a_line_for_each_part() -> None:
     assert lines[1].split()[-2:] == ["4.5", "MiB"]
     assert lines[2].split()[-1] == "unknown"
     assert str(SessionMemory(MIB, 0, 0, 0, 0, 0, 0, 0)).startswith("budget")
+
+
+memory: Any = module
+
+
+class Closing:
+    """A holder of memory that notes when it gives memory back."""
+
+    def __init__(self, log: list[str], name: str, size: int | None) -> None:
+        self.log, self.name, self.size = log, name, size
+
+    def bytes_held(self) -> int | None:
+        return self.size
+
+    def give_back(self) -> None:
+        self.log.append(self.name)
+
+
+def test_holders_count_until_they_are_removed_and_give_back_plans_first() -> None:
+    log: list[str] = []
+    holdings, plans = Holdings(), Closing(log, "plans", 3)
+    graphs, unknown = Closing(log, "graphs", 5), Closing(log, "unknown", None)
+    holdings.add("graphs", graphs)
+    holdings.add("plans", plans)
+    assert (holdings.bytes_of("plans"), holdings.bytes_of("graphs")) == (3, 5)
+    holdings.give_back()
+    assert log == ["plans", "graphs"]
+    holdings.add("plans", unknown)
+    assert holdings.bytes_of("plans") is None
+    holdings.remove(unknown)
+    assert holdings.bytes_of("plans") == 3
+    holdings.remove(plans)
+    assert holdings.bytes_of("plans") == 0
+
+
+def test_trimming_gives_back_plans_the_arena_and_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    session = made_session()
+    session.pinned_empty(4)
+    monkeypatch.setattr(memory.arena, "shrink", lambda session: log.append("arena"))
+    monkeypatch.setattr(session._pinned, "give_back", lambda: log.append("pinned"))
+    memory.holdings_of(session).add("plans", Closing(log, "plans", 3))
+    session.trim()
+    assert log == ["plans", "arena", "pinned"]
+    session.close()
+    for use in (session.trim, lambda: session.memory):
+        with pytest.raises(ExecutionError, match="closed"):
+            use()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_runs_take_turns_and_give_them_back(count: int) -> None:
+    turns, at_work, most, lock = Turns(count), [0], [0], threading.Lock()
+
+    def run(number: int) -> int:
+        with lock:
+            at_work[0] += 1
+            most[0] = max(most[0], at_work[0])
+        threading.Event().wait(0.002)
+        with lock:
+            at_work[0] -= 1
+        if number == 3:
+            raise ValueError("as runs may")
+        return number
+
+    results: list[int] = []
+
+    def call(number: int) -> None:
+        for _ in range(3):
+            try:
+                results.append(turns.run(run, number))
+            except ValueError:
+                results.append(-1)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(results) == sorted([-1, 0, 1, 2, 4] * 3)
+    assert most == [count]
+    with turns.all():
+        assert turns._turns.empty()
+    assert turns._turns.qsize() == count

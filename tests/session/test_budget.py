@@ -10,12 +10,23 @@ from typing import Any
 import numpy as np
 import onnx.numpy_helper
 import onnx.parser
+import onnxruntime
 import pytest
 
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.model.outline import GraphOutline
+from ortgpu.provider.requests import parse
 from ortgpu.provider.sizes import parse_gpu_size
-from ortgpu.session.budget import bytes_outside, room_in
+from ortgpu.session.budget import (
+    bytes_outside,
+    choose_limits,
+    holdings_within,
+    least_budget,
+    room_in,
+    runs_at_a_time,
+    share_with_plans,
+    why_not_limited,
+)
 from ortgpu.session.plan import bind_gpu, fit_to_model, plan_of
 from ortgpu.session.request import SessionRequest
 from tests.lab.fixtures import Lab
@@ -214,3 +225,73 @@ def test_arguments_are_checked_before_anything_is_opened() -> None:
     ]  # fmt: skip
     assert [each["text"].partition(" ")[0] for each in outcomes] == ["memory"] * 4 + ["pinned_memory_limit"] * 3
     assert others == [4, 2 * MIB, None], "a session on the CPU has no budget of GPU memory"
+
+
+# The arithmetic of a budget
+
+GIB = 1 << 30
+CUDA = "CUDAExecutionProvider"
+
+
+@pytest.mark.parametrize(
+    ("budget", "runs"), [(1, 1), (GIB - 1, 1), (GIB, 2), (4 * GIB - 1, 2), (4 * GIB, 4), (100 * GIB, 4)]
+)
+def test_a_budget_bounds_the_runs_at_a_time(budget: int, runs: int) -> None:
+    assert runs_at_a_time(budget) == runs
+    turns = holdings_within(budget, {}, {}, captures=False).turns
+    assert turns is not None
+    assert turns._count == runs
+
+
+@pytest.mark.parametrize("budget", [200 << 20, GIB, 8 * GIB])
+def test_the_arena_leaves_room_for_what_lies_outside(budget: int) -> None:
+    limits = choose_limits(budget, ())
+    assert int(limits["gpu_mem_limit"][0]) == budget - bytes_outside(budget) > 0
+    assert limits["arena_extend_strategy"][0] == "kSameAsRequested"
+    assert bytes_outside(budget) >= runs_at_a_time(budget) * (80 << 20)
+
+
+def test_a_budget_too_small_for_anything_is_still_a_limit() -> None:
+    """0 bytes would mean no limit."""
+    assert int(choose_limits(1, ())["gpu_mem_limit"][0]) == 1 << 20
+
+
+@pytest.mark.parametrize("own", ["gpu_mem_limit", "arena_extend_strategy"])
+def test_what_the_caller_set_stays(own: str) -> None:
+    both = choose_limits(GIB, ())
+    assert {*choose_limits(GIB, {own: "x"})} == {*both} - {own}
+    assert choose_limits(GIB, both) == {}
+
+
+@pytest.mark.parametrize("arena", [1 << 20, 700 << 20, 3 * GIB, 50 * GIB])
+def test_the_least_budget_has_room_for_the_arena_and_no_more(arena: int) -> None:
+    budget = least_budget(arena)
+    assert int(choose_limits(budget, ())["gpu_mem_limit"][0]) >= arena
+    if budget not in (GIB, 4 * GIB):
+        assert budget - bytes_outside(budget) == arena
+
+
+def test_plans_get_half_of_the_arena_where_they_have_room() -> None:
+    limits = choose_limits(4 * GIB, ())
+    shared = share_with_plans(limits["gpu_mem_limit"], 100 << 20)
+    arena, whole = int(shared["gpu_mem_limit"][0]), int(limits["gpu_mem_limit"][0])
+    assert whole // 2 <= arena <= whole // 2 + 1
+    assert room_in(4 * GIB, shared["gpu_mem_limit"][0], captures=False) == whole - arena - (150 << 20)
+    assert share_with_plans(limits["gpu_mem_limit"], whole // 4) == {}, "they hold the weights once more"
+    assert share_with_plans(limits["gpu_mem_limit"], None) == {}
+    assert room_in(4 * GIB, limits["gpu_mem_limit"][0], captures=False) == 0
+    assert room_in(4 * GIB, None, captures=False) == 0, "the caller set the limit"
+
+
+def test_a_budget_that_nothing_would_keep() -> None:
+    shared, own = onnxruntime.SessionOptions(), onnxruntime.SessionOptions()
+    shared.add_session_config_entry("session.use_env_allocators", "1")
+    own.add_session_config_entry("session.use_env_allocators", "0")
+    for providers in ([CUDA], [CUDA, "CPUExecutionProvider"], None):
+        for options in (None, own):
+            assert why_not_limited(parse(providers, None), options) is None
+        assert "share an arena" in str(why_not_limited(parse(providers, None), shared))
+    assert "TensorrtExecutionProvider" in str(why_not_limited(parse(["TensorrtExecutionProvider", CUDA], None), None))
+    for value, is_own in (("0", False), ("140000000", True)):
+        reason = why_not_limited(parse([(CUDA, {"gpu_external_alloc": value})], None), None)
+        assert (reason is not None) is is_own

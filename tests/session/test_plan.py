@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,8 +15,8 @@ from ortgpu.errors import DeviceNotFoundError, ProviderOptionError, ProviderRequ
 from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.requests import CHOSEN_OPTIONS, parse
 from ortgpu.provider.runtime import Runtime
-from ortgpu.provider.settings import THREADS
-from ortgpu.session.plan import Plan, bind_gpu, bound_to, cpu_plan, fit_to_model, plan_of
+from ortgpu.provider.settings import CAPTURE, DIMENSIONS, THREADS
+from ortgpu.session.plan import Plan, bind_gpu, bound_to, cpu_plan, fit_to_model, plan_of, why_untuned
 from ortgpu.session.request import SessionRequest
 from tests.support.made_facts import AVAILABLE, HEALTHY, UUID
 
@@ -184,3 +185,85 @@ def test_what_suits_the_model_can_be_left_out_again(monkeypatch: pytest.MonkeyPa
 def test_the_plan_for_the_cpu() -> None:
     plan = cpu_plan(SessionRequest("model.onnx", providers=parse([CUDA], None), device=1))
     assert (plan.provider_arguments(), plan.chosen) == ([(CPU, {})], {})
+
+
+@pytest.mark.parametrize("value", ["0", "false", "False"])
+def test_cudnn_is_off_however_the_option_says_it(value: str) -> None:
+    assert planned([CUDA], [{"enable_cudnn": value}]).cudnn_disabled
+    assert not planned([CUDA], [{"enable_cudnn": "1"}]).cudnn_disabled
+    assert not planned().cudnn_disabled
+
+
+def test_the_argument_outweighs_the_variable_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTGPU_MEMORY", "512MiB")
+    assert planned().budget == 512 << 20
+    assert planned(memory=1 << 29 | 1).budget == 1 << 29 | 1
+    monkeypatch.delenv("ORTGPU_MEMORY")
+    assert planned().budget is None
+
+
+def test_a_part_of_memory_is_of_the_gpu_that_is_named() -> None:
+    gpus = CudaState(0, tuple(replace(gpu, total_memory=(gpu.ordinal + 1) << 30) for gpu in GPUS.devices or ()), 1)
+    for ordinal in (0, 1):
+        plan = planned(memory=0.5, device=ordinal, gpus=gpus)
+        assert plan.budget == (ordinal + 1) << 29
+        assert int(plan.chosen["gpu_mem_limit"][0]) < plan.budget
+
+
+def test_a_budget_that_nothing_keeps_is_refused_if_it_is_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ProviderRequestError, match="cannot limit"):
+        planned([TENSORRT, (CUDA, {"use_tf32": 0})], memory=1 << 30)
+    monkeypatch.setenv("ORTGPU_MEMORY", "1GiB")
+    assert planned([TENSORRT, (CUDA, {"use_tf32": 0})]).budget is None
+
+
+def record(**settings: str) -> Any:
+    """A record with these settings, measured with a batch of 8."""
+    choice, measured = SimpleNamespace(settings=settings), SimpleNamespace(dimensions={"n": 8})
+    return SimpleNamespace(choice=choice, record=measured, why="took 0.50 of the time")
+
+
+def recorded(found: Any, providers: Any = None, **arguments: Any) -> dict[str, str]:
+    plan = fit_to_model(planned(providers, **arguments), (1, 30), GraphOutline(b"no model"), found)
+    return {name: value for name, (value, _) in plan.chosen.items() if name != SEARCH or value != "HEURISTIC"}
+
+
+def test_a_record_sets_its_options_but_none_of_the_callers() -> None:
+    found = record(layout="channels-last, biases fused", search="exhaustive", threads="few", shapes="fixed")
+    assert recorded(found) == {
+        "prefer_nhwc": "1",
+        "fuse_conv_bias": "1",
+        SEARCH: "EXHAUSTIVE",
+        THREADS: "4",
+        DIMENSIONS: '{"n": 8}',
+    }
+    ours = recorded(found, [(CUDA, {"prefer_nhwc": "0"})])
+    assert {"prefer_nhwc", "fuse_conv_bias"}.isdisjoint(ours), "one option of a setting without the other may be wrong"
+    assert ours[SEARCH] == "EXHAUSTIVE"
+    captured = record(graph="captured")
+    assert recorded(captured) == {CAPTURE: "1"}
+    assert recorded(captured, [(CUDA, {"user_compute_stream": "7"})]) == {}
+    assert recorded(found, is_guarded=True) == {}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"tuned": False},
+        {"is_guarded": True},
+        {"sess_options": onnxruntime.SessionOptions()},
+        {"others": {"disabled_optimizers": []}},
+        {"providers": parse([(CUDA, {"use_tf32": 0})], None)},
+        {"providers": parse([(CUDA, {"use_tf32": "False"})], None)},
+        {"providers": parse([TENSORRT, CUDA], None)},
+    ],
+)
+def test_a_request_that_says_more_uses_no_record(arguments: dict[str, Any]) -> None:
+    assert why_untuned(SessionRequest("model.onnx", **arguments)) is not None
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"tuned": "now"}, {"providers": parse([(CUDA, {"use_tf32": 1}), CPU], None)}, {"device": 1}]
+)
+def test_any_other_request_may_use_one(arguments: dict[str, Any]) -> None:
+    assert why_untuned(SessionRequest("model.onnx", **arguments)) is None
