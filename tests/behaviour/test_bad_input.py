@@ -158,7 +158,7 @@ INPUTS = [
         "build-info-garbage",
         put("onnxruntime/capi/build_and_package_info.py", GARBAGE),
         "DriverNotFoundError",
-        ("Also found: broken-package",),  # the import does without it, so it is not what keeps a session off the GPU
+        ("libcuda.so.1",),  # The import does without it, so it is not what keeps a session off the GPU.
     ),
     Input("names-not-utf8", names_that_are_not_utf8),
     Input("loops", loops),

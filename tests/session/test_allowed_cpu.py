@@ -103,4 +103,4 @@ def test_a_warning_that_is_hidden_is_in_the_log(caplog: pytest.LogCaptureFixture
         warnings.simplefilter("ignore")
         warn_of_cpu(object(), NoDeviceError("CUDA sees no GPU"), "model.onnx")
     (record,) = caplog.records
-    assert record.getMessage() == "model.onnx runs on the CPU, which was allowed [no-device]: CUDA sees no GPU"
+    assert record.getMessage() == "model.onnx is running on the CPU, as allowed [no-device]: CUDA sees no GPU"

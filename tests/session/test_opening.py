@@ -327,7 +327,7 @@ WRONG: dict[str, tuple[Any, CudaState]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_whatever_is_wrong_is_diagnosed_and_not_tried(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, cuda = WRONG[name]
-    (failure,) = found(monkeypatch, replace(plan(), device=None), runtime, cuda)
+    (failure,) = found(monkeypatch, replace(plan(allow_cpu=True), device=None), runtime, cuda)
     assert isinstance(failure, UndiagnosedError)
     assert len(opening._known) == 1, "the next session that may be on the CPU does not diagnose it again"
 
