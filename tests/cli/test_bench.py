@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,12 @@ import pytest
 from onnx import parser
 
 from ortgpu.__main__ import main
-from ortgpu.cli import output
-from ortgpu.cli.bench import _show
 from ortgpu.cli.figures import measuring
-from ortgpu.cli.figures.measuring import WAYS, Figure, Spread, percentiles, recommend
+from ortgpu.cli.figures.measuring import WAYS
 from ortgpu.environment.packages.installer import install_extra
 from ortgpu.errors import catalogue
 from ortgpu.running import made_inputs
-from tests.support.children import child_environment, run_python
+from tests.support.children import run_python
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.support.this_machine import GPUs
 
@@ -196,50 +192,6 @@ def test_what_a_change_of_shape_costs_is_shown(model: Path) -> None:
     assert [line.split()[0] for line in table.splitlines()[1:] if line.strip()[:1] in ("1", "2")] == ["1", "2"]
 
 
-@pytest.mark.lab
-def test_what_cannot_be_opened_or_run_is_left_out(model: Path) -> None:
-    child = run_python("cli.bench.partly_failing", str(model), env=child_environment({"CUDA_VISIBLE_DEVICES": ""})).ok()
-    assert child.reports["left out"] == [
-        ["pool", None, "DeviceBusyError"],
-        ["run", 64, "GPUOutOfMemoryError"],
-        ["map", 64, "GPUOutOfMemoryError"],
-    ]
-    assert child.reports["ways"] == [["plain"], ["plain", "run", "map"]]
-
-
-def with_memory_for(model: Path, *arguments: str) -> tuple[int | None, str]:
-    env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
-    child = run_python("cli.bench.out_of_memory", str(model), *arguments, env=env)
-    assert not child.stderr, child.output
-    return child.returncode, child.stdout
-
-
-@pytest.mark.lab
-def test_where_no_batch_fits_into_the_memory_that_is_the_problem(model: Path) -> None:
-    code, text = with_memory_for(model, "0", "0", "0", "--json")
-    assert code == 1
-    document = json.loads(text)
-    assert (document["ok"], document["error"]["type"]) == (False, "GPUOutOfMemoryError")
-    assert "figures" not in document
-    code, text = with_memory_for(model, "0", "0", "0")
-    assert code == 1
-    assert text.startswith("GPUOutOfMemoryError: ")
-    assert "items/s" not in text
-
-
-@pytest.mark.lab
-@pytest.mark.parametrize("calls", [("0", "0"), ("9", "9"), ("9", "100000")], ids=["at once", "later", "only ours"])
-def test_a_batch_that_does_not_fit_into_the_memory_takes_no_other_with_it(model: Path, calls: tuple[str, str]) -> None:
-    code, text = with_memory_for(model, "1", *calls, "--json")
-    assert code == 0
-    document = json.loads(text)
-    ways = {"plain", "run", "map"}
-    assert {(each["batch"], each["way"]) for each in document["figures"]} == {(1, way) for way in ways}
-    left_out = document["left_out"]
-    assert {(each["batch"], each["way"]) for each in left_out} == {(8, way) for way in ways}
-    assert all("Failed to allocate" in each["why"] or "OutOfMemory" in each["why"] for each in left_out)
-
-
 ONE_ONLY = "g (float[n, 4] x) => (float[n, 4] y) <int64[2] shape = {1, 4}> { y = Reshape(x, shape) }"
 
 
@@ -294,80 +246,7 @@ def test_where_no_batch_runs_it_is_the_inputs_or_the_model(tmp_path: Path) -> No
     assert "the model does not run on made-up inputs" in result.stdout
 
 
-def test_percentiles_are_those_of_the_calls() -> None:
-    seconds = [number / 1000 for number in range(1, 202)]
-    assert percentiles(seconds) == pytest.approx({"p50": 101, "p90": 181, "p99": 199, "calls": 201})
-    assert percentiles(seconds[:99])["p99"] is None
-
-
 # What is recommended
-
-
-def figure(way: str, batch: int | None, rate: float, ratio: float | None, spread: float = 0.01) -> Figure:
-    around = Spread(rate * (1 - spread), rate, rate * (1 + spread))
-    ratios = None if ratio is None else Spread(ratio * (1 - spread), ratio, ratio * (1 + spread))
-    latency = (
-        {"p50": 1e3 / rate, "p90": 1e3 / rate, "p99": None, "calls": 10} if way in ("plain", "run", "graph") else None
-    )
-    return Figure(way, batch, around, ratios, latency)
-
-
-@pytest.mark.parametrize(
-    ("rate", "shown"),
-    [(0.043, "0.043"), (0.4, "0.4"), (1.66, "1.66"), (38.46, "38.5"), (99.96, "100"), (1234.5, "1,234")],
-)
-def test_items_a_second_of_a_slow_model_are_told_apart_from_none(
-    rate: float, shown: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _show(output.stdout(), [figure("plain", 1, rate, None)], [], [])
-    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["1", "plain", shown]
-
-
-def test_nothing_is_said_of_a_difference_within_the_spread() -> None:
-    assert recommend([]) == []
-    assert recommend([figure("plain", 1, 100, None), figure("run", 1, 101, 1.01)]) == []
-    assert recommend([figure("plain", 1, 100, None, 0.2), figure("map", 1, 130, 1.3, 0.01)]) == []
-    assert recommend([figure("plain", 1, 100, None), figure("map", 1, 130, 1.3, 0.4)]) == []
-    assert recommend([figure("plain", 1, 100, None), figure("map", 1, 70, 0.7)]) == []
-    assert recommend([figure("run", 1, 100, None), figure("map", 1, 200, None)]) == []  # plain was not measured
-    assert recommend([figure("plain", 1, 100, None), figure("plain", 8, 101, None)]) == []
-
-
-def test_the_best_way_is_recommended_for_time_and_for_items() -> None:
-    figures = [
-        figure("plain", 1, 100, None),
-        figure("graph", 1, 140, 1.4),
-        figure("map", 1, 180, 1.8),
-        figure("plain", 64, 1000, None),
-        figure("map", 64, 1300, 1.3),
-        figure("pool", 64, 2600, 2.6),
-    ]
-    assert recommend(figures) == [
-        f"Batch 1, shortest time for a request: {WAYS['graph']}, speed-up 1.40.",
-        f"Batch 1, most items per second: {WAYS['map']}, speed-up 1.80.",
-        f"Batch 64, most items per second: {WAYS['pool']}, speed-up 2.60.",
-    ]
-    assert recommend([figure("plain", None, 100, None), figure("map", None, 180, 1.8)]) == [
-        f"This model, most items per second: {WAYS['map']}, speed-up 1.80."
-    ]
-
-
-def test_of_ways_that_do_not_differ_the_plainest_is_recommended() -> None:
-    """A pool over one GPU does what map does: by how much is a matter of luck."""
-    plain = figure("plain", 8, 100, None)
-    assert recommend([plain, figure("map", 8, 240, 2.40), figure("pool", 8, 241, 2.41)]) == [
-        f"Batch 8, most items per second: {WAYS['map']}, speed-up 2.40."
-    ]
-    assert recommend(
-        [plain, figure("run", 8, 139, 1.39), figure("graph", 8, 140, 1.4), figure("pool", 8, 260, 2.6)]
-    ) == [
-        f"Batch 8, shortest time for a request: {WAYS['run']}, speed-up 1.39.",
-        f"Batch 8, most items per second: {WAYS['pool']}, speed-up 2.60.",
-    ]
-    # One that scatters does not stand for the best because it came near that now and then
-    assert recommend([plain, figure("map", 8, 180, 1.8, 0.4), figure("pool", 8, 240, 2.4)]) == [
-        f"Batch 8, most items per second: {WAYS['pool']}, speed-up 2.40."
-    ]
 
 
 # Inputs with a batch
@@ -400,54 +279,6 @@ def needs_matplotlib() -> None:
         pytest.skip("needs matplotlib, which the extras bench and test bring")
 
 
-@pytest.mark.usefixtures("needs_matplotlib")
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".SVG"])
-def test_plots(tmp_path: Path, suffix: str) -> None:
-    from ortgpu.cli.figures.plot import draw
-
-    path = tmp_path / f"figures{suffix}"
-    draw(
-        [figure("plain", 1, 100, None), figure("graph", 1, 140, 1.4), figure("pool", 8, 900, 2.0)], "<m> on a GPU", path
-    )
-    if suffix == ".png":
-        assert path.read_bytes().startswith(b"\x89PNG\r\n")
-        return
-    text = path.read_text(encoding="utf-8")
-    words = {(element.text or "").strip() for element in ElementTree.fromstring(text).iter()}
-    assert {"graph", "pool", "batch 1", "batch 8", "1.40", "2.00", "<m> on a GPU"} <= words
-    assert not {"run", "map", "plain"} & words
-
-
-@pytest.mark.usefixtures("needs_matplotlib")
-def test_plot_has_the_worst_on_top(tmp_path: Path) -> None:
-    from ortgpu.cli.figures.plot import draw
-
-    path = tmp_path / "figures.svg"
-    draw([figure("map", 8, 250, 2.5), figure("run", 8, 200, 2.0), figure("pool", 8, 50, 0.5)], "m", path)
-    words = [(element.text or "").strip() for element in ElementTree.parse(path).iter()]
-    assert [word for word in words if word in ("map", "run", "pool")] == ["pool", "run", "map"]
-
-
-@pytest.mark.usefixtures("needs_matplotlib")
-@pytest.mark.parametrize("page", ["#ffffff", "#000000", "#0d1117"])
-def test_plot_reads_on_any_page(tmp_path: Path, page: str) -> None:
-    """WCAG asks for a contrast of 3 between graphics and what is behind them."""
-    from ortgpu.cli.figures.plot import FASTER, INK, SLOWER, draw
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
-        return sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    for colour in (INK, FASTER, SLOWER):
-        darker, lighter = sorted((luminance(colour), luminance(page)))
-        assert (lighter + 0.05) / (darker + 0.05) >= 3, colour
-    path = tmp_path / "figures.svg"
-    draw([figure("map", 8, 250, 2.5), figure("pool", 8, 50, 0.5)], "m", path)
-    drawn = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})(?!; opacity: 0)", path.read_text(encoding="utf-8")))
-    assert drawn == {INK, FASTER, SLOWER}, "nothing else is drawn, and no background"
-
-
 def test_times_plain_never_contradict_items_a_second(fixed: Path) -> None:
     result = ortgpu("bench", str(fixed), "--allow-cpu", "--rounds", "5", "--json", env=NO_GPU)
     figures = json.loads(result.stdout)["figures"]
@@ -465,19 +296,6 @@ def test_plot_of_a_measurement(fixed: Path, tmp_path: Path) -> None:
     assert is_clean(result)
     assert result.stdout.endswith(f"Written: {path}\n")
     assert "fixed.onnx on the CPU" in path.read_text(encoding="utf-8")
-
-
-@pytest.mark.usefixtures("needs_matplotlib")
-@pytest.mark.parametrize("name", ["$\\frac$ 模型", "two\nlines\x1b[31m"], ids=["formula", "control"])
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_a_plot_of_a_model_with_any_name(tmp_path: Path, name: str, suffix: str) -> None:
-    from ortgpu.cli.figures.plot import draw
-
-    path = tmp_path / f"figures{suffix}"
-    draw([figure("plain", 1, 100, None)], name, path)  # warnings are errors here
-    if suffix == ".svg":
-        words = {element.text for element in ElementTree.parse(path).iter()}
-        assert name.replace("\n", "\ufffd").replace("\x1b", "\ufffd") in words
 
 
 @pytest.mark.lab

@@ -1,4 +1,4 @@
-"""Programs of ``tests/pytest_plugin/test_leak_check.py``."""
+"""Programs of ``tests/pytest_plugin/test_testing.py``."""
 
 from __future__ import annotations
 

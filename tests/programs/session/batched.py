@@ -1,4 +1,4 @@
-"""Programs of ``tests/session/test_batched.py``."""
+"""Programs of ``tests/session/test_batching.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of ``tests/session/test_guarded_classes.py``."""
+"""Programs of ``tests/session/test_classes.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of ``tests/session/test_pool.py``."""
+"""Programs of ``tests/session/test_gpu_session_pool.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of ``tests/session/test_pool_isolated.py``."""
+"""Programs of ``tests/session/test_isolated.py``."""
 
 from __future__ import annotations
 
