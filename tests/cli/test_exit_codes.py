@@ -5,6 +5,7 @@ The commands run in this process, over sessions and reports that are made up.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 from collections.abc import Callable
@@ -92,9 +93,7 @@ def test_check_fails_where_the_model_does_not_run_on_the_given_inputs(
     read: Any = check.report.read
 
     def refused(session: Any, *arguments: Any) -> Any:
-        report = read(session, None, 0, None, *arguments[3:])
-        report.latency_error = "refused"
-        return report
+        return dataclasses.replace(read(session, *arguments), latency_error="refused")
 
     inputs = tmp_path / "inputs.npz"
     np.savez(inputs, x=np.ones(3, np.float32))

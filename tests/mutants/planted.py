@@ -2180,8 +2180,8 @@ MUTANTS = (
         (
             "libraries are opened for all",
             "environment/libraries/loader.py",
-            "    def open(self, path: str, mode: int = 0)",
-            "    def open(self, path: str, mode: int = os.RTLD_GLOBAL)",
+            "ctypes.CDLL(path, mode=mode)",
+            "ctypes.CDLL(path, mode=mode | ctypes.RTLD_GLOBAL)",
         ),
         (
             "a preloaded library is opened for all",

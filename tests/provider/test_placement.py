@@ -226,6 +226,15 @@ def test_nodes_that_are_not_all_recorded_cannot_be_promised() -> None:
     assert warning(Placement((node("Equal"),), is_whole=False)) is None
 
 
+def test_a_warning_has_the_words_of_the_refusal_and_the_placement() -> None:
+    error, found = refusal(MIXED), warning(MIXED)
+    assert error is not None
+    assert found == f"{error.summary}\n{MIXED}"
+    assert "NonMaxSuppression" in found
+    assert warning(Placement((node("Conv"),))) is None
+    assert warning(UNKNOWN) is None
+
+
 @pytest.mark.parametrize(
     ("text", "is_whole"),
     [

@@ -12,8 +12,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ortgpu.errors import GPUError, ProviderRequestError
-from ortgpu.provider.requests import ProviderList, check_names, cuda_first, drop_unintended, parse
+from ortgpu.provider.requests import CHOSEN_OPTIONS, ProviderList, check_names, cuda_first, drop_unintended, parse
 from tests.support.made_requests import ALL_KNOWN, AVAILABLE, CPU_PROVIDER, CUDA, RTX, TENSORRT, attempt
+
+
+def test_the_search_for_algorithms_is_the_one_that_was_measured() -> None:
+    """EXHAUSTIVE, ONNX Runtime's default, times all algorithms again for each new shape."""
+    assert {name: value for name, (value, _) in CHOSEN_OPTIONS.items()} == {"cudnn_conv_algo_search": "HEURISTIC"}
+
 
 # Forms of a request
 

@@ -74,6 +74,16 @@ def test_the_shape_that_was_used_least_recently_goes(plans: Any) -> None:
     assert plans.kept() == ((1,), (4,))
 
 
+def test_it_goes_where_another_lane_has_room_for_a_further_shape_too(plans: Any) -> None:
+    keep(plans, (1,))
+    keep(plans, (2,))
+    plans.choose((1,), plans.lanes)
+    further = add(plans)
+    further.is_verified = True
+    keep(plans, (3,), further)
+    assert plans.kept() == ((1,), (3,))
+
+
 def test_a_branch_has_the_plans_of_one_shape(plans: Any) -> None:
     branch = keep(plans, (1,))
     plans.keep((2,), plans.lanes[0], branch, {"x": (2,)})
