@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import onnx
 import onnx.parser
@@ -86,6 +88,24 @@ def test_nodes_that_compute(op_type: str, domain: str) -> None:
 def test_libraries_that_operators_need(op_type: str, domain: str, cudnn: bool, cufft: bool) -> None:
     operators = [(op_type, domain)]
     assert (cudnn_operators(operators), cufft_operators(operators)) == ((op_type,) * cudnn, (op_type,) * cufft)
+
+
+# Written down here once more: an entry that gets lost in a table would let a model open that cannot run.
+ON_CUDNN = {
+    "": """Conv ConvTranspose BatchNormalization InstanceNormalization LRN RNN GRU LSTM Einsum MaxPool AveragePool
+        GlobalMaxPool GlobalAveragePool ArgMax ArgMin ReduceMin ReduceMax ReduceProd ReduceL1 ReduceL2 ReduceLogSumExp
+        ReduceMean ReduceLogSum ReduceSumSquare""",
+    "com.microsoft": "FusedConv NhwcConv NhwcFusedConv Attention MultiHeadAttention",
+    "com.ms.internal.nhwc": "Conv ConvTranspose BatchNormalization FusedConv",
+}
+
+
+def test_the_tables_have_each_operator_and_no_other() -> None:
+    assert {domain: sorted(names) for domain, names in CUDNN_OPERATORS.items()} == {
+        domain: sorted(names.split()) for domain, names in ON_CUDNN.items()
+    }
+    assert {*placement.CONVOLUTIONS} == {"Conv", "ConvTranspose", "FusedConv", "NhwcConv", "NhwcFusedConv"}
+    assert cufft_operators([(name, "com.microsoft") for name in ("Rfft", "Irfft", "Gelu")]) == ("Irfft", "Rfft")
 
 
 def test_operators_of_the_standard_exist() -> None:
@@ -224,6 +244,22 @@ def test_nodes_that_are_not_all_recorded_cannot_be_promised() -> None:
     assert error is not None
     assert "1.27" in str(error.evidence)
     assert warning(Placement((node("Equal"),), is_whole=False)) is None
+
+
+@pytest.mark.parametrize("key", ["session.layer_assignment_settings", "session.resource_cuda_partitioning_settings"])
+def test_an_option_that_divides_the_model_is_named(key: str) -> None:
+    options = recording_options()
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) { y = Relu (x) }'
+    session = onnxruntime.InferenceSession(
+        onnx.parser.parse_model(text).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    assert [each.divided_by for each in read_placement(session).cpu_compute_nodes] == [None]
+    asked: Any = SimpleNamespace(_sess=session._sess, _sess_options=onnxruntime.SessionOptions())
+    asked._sess_options.add_session_config_entry(key, "gpu(Neg)")
+    (found,) = read_placement(asked).cpu_compute_nodes
+    assert found.divided_by == key
+    assert f"leave {key} out" in str(refusal(read_placement(asked)))
+    assert read_placement(asked, without_options=True).cpu_compute_nodes[0].divided_by is None
 
 
 def test_a_warning_has_the_words_of_the_refusal_and_the_placement() -> None:
