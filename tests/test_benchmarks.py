@@ -63,7 +63,7 @@ def test_joined_requests_are_measured_beside_the_best_number_of_threads(tmp_path
         run_child([*command, *more], env=env, deadline=110).ok()
         record = json.loads(results.read_text(encoding="utf-8"))
         by_bar = [each["by bar"] for each in record["figures"]]
-        assert len(by_bar) == 4
+        assert len(by_bar) == 5
         assert by_bar == sorted(by_bar)
         assert record["largest error"] < 1e-5
         assert set(record["images a second"]) == {"plain", "tasks", "threads", "futures"}

@@ -1109,8 +1109,8 @@ MUTANTS = (
         (
             "a failed request runs again on the same gpu",
             "session/pool/serving.py",
-            "if peer.place != worker.place and peer.capacity]",
-            "if peer is not worker and peer.capacity]",
+            " and worker.place != apart_from:",
+            ":",
         ),
         (
             "a failed request is not run elsewhere",
@@ -1127,8 +1127,8 @@ MUTANTS = (
         (
             "a lost gpu stays",
             "session/pool/serving.py",
-            "            self._take_out(worker, error, is_lost=True)\n        with",
-            "            pass\n        with",
+            "            self._take_out(worker, error, is_lost=True)\n        other",
+            "            pass\n        other",
         ),
         (
             "a passing failure empties the pool",
@@ -1163,20 +1163,20 @@ MUTANTS = (
         (
             "the busiest worker runs the next request",
             "session/pool/serving.py",
-            "if count < least and count < worker.capacity:",
-            "if (spare is None or count > least) and count < worker.capacity:",
+            "if load < (least if overload else min(least, worker.capacity)) and",
+            "if (spare is None or load > least) and load < worker.capacity and",
         ),
         (
             "a worker runs more than it can",
             "session/pool/serving.py",
-            "if count < least and count < worker.capacity:",
-            "if count < least and worker.capacity:",
+            "if load < (least if overload else min(least, worker.capacity)) and",
+            "if load < least and worker.capacity and",
         ),
         (
             "a cancelled request runs",
             "session/pool/serving.py",
-            "        elif request.outcome.begin():\n            self._answer",
-            "        elif request.outcome.begin() or True:\n            self._answer",
+            "        elif request.outcome.begin():\n            self.answer",
+            "        elif request.outcome.begin() or True:\n            self.answer",
         ),
         (
             "an interrupted caller leaves its request",
@@ -1199,14 +1199,8 @@ MUTANTS = (
         (
             "a worker is chosen without the lock",
             "session/pool/serving.py",
-            "        with this_thread.holds, self._lock:\n            worker = self._spare()\n",
-            "        with this_thread.holds:\n            worker = self._spare()\n",
-        ),
-        (
-            "another gpu is chosen without the lock",
-            "session/pool/serving.py",
-            "        with this_thread.holds, self._lock:\n            others =",
-            "        with this_thread.holds:\n            others =",
+            "        with this_thread.holds, self._lock:\n            spare, least",
+            "        with this_thread.holds:\n            spare, least",
         ),
         (
             "a request is taken without the lock",
@@ -1354,13 +1348,13 @@ MUTANTS = (
         (
             "rows beyond a request are its own",
             "session/pool/joined.py",
-            "part = slice(rows[0], rows[-1] + 1)",
-            "part = slice(rows[0], rows[-1] + 2)",
+            "array[rows[0] : rows[-1] + 1] for",
+            "array[rows[0] : rows[-1] + 2] for",
         ),
         (
             "a request gets rows of another form",
             "session/pool/joined.py",
-            "return self.form == request.form and self.names == request.names and self.left > 0",
+            "return self.left > 0 and self.form == request.form and self.names == request.names",
             "return self.left > 0",
         ),
         ("padding is never written", "session/pool/joined.py", "array[filled:rows] = array[:1]", "pass"),
@@ -1397,14 +1391,14 @@ MUTANTS = (
         (
             "one wrong request fails all",
             "session/pool/joined.py",
-            "if isinstance(error, Exception) and not isinstance(error, GPUError) and len(requests) > 1:",
-            "if False:",
+            "isinstance(error, Exception) and not isinstance(error, GPUError)",
+            "False",
         ),
         (
-            "a failure of the gpu runs again in halves",
+            "a failure of the gpu runs again, each request alone",
             "session/pool/joined.py",
-            "isinstance(error, Exception) and not isinstance(error, GPUError) and",
-            "isinstance(error, Exception) and",
+            "isinstance(error, Exception) and not isinstance(error, GPUError)",
+            "isinstance(error, Exception)",
         ),
         (
             "all callers get one error",

@@ -89,7 +89,7 @@ def test_one_that_fails_by_its_values_fails_alone() -> None:
     ]  # fmt: skip
     assert found["results"][2]["type"] == "InvalidArgument"
     assert "77" in found["results"][2]["text"]
-    assert found["runs"] < 11
+    assert found["runs"] == 13  # the first, the joined ones, and each of these again
     assert found["held"] is False
 
 
@@ -281,7 +281,7 @@ def test_a_request_is_copied_once() -> None:
 
 
 REFUSED = [
-    ("(float[n, 4] x) => (float[n, 4] y) { y = Softmax<axis=0>(x) }", "output 'y' of joined requests is 0."),
+    ("(float[n, 4] x) => (float[n, 4] y) { y = Softmax<axis=0>(x) }", "output 'y' of joined requests is off by 0."),
     ("(float[n, 4] x) => (float[n, 4] y) { z = ReduceMean<axes=[0]>(x)  y = Sub(x, z) }", "depend on each other"),
     ("(float[n, 4] x) => (float[n, 4] y) { z = ReduceMax<axes=[0]>(x)  y = Div(x, z) }", "depend on each other"),
     (
@@ -399,6 +399,25 @@ def test_runs_are_padded_to_powers_of_two_where_each_has_its_plan() -> None:
     assert warmed == [16, 8, 4, 2, 1]
 
 
+def test_sizes_are_timed_in_the_memory_of_batches() -> None:
+    """Else the run copies what it would not copy later, and half of a batch may take as long as a whole one."""
+    found = child("session.batched.sizes_are_timed_in_the_memory_of_batches")
+    assert found["same"] == [True]
+
+
+def test_each_submitted_request_has_rows_at_the_call() -> None:
+    """While a batch waits for the GPU, the callers that find no row open the next joined arrays."""
+    found = child("session.batched.each_submitted_request_has_rows_at_the_call")
+    assert found["values"] == [1, *range(1, 30)]
+    assert found["rows"] == [True, 28]
+
+
+def test_threads_copy_large_arrays_into_rows() -> None:
+    found = child("session.batched.threads_copy_large_arrays_into_rows")
+    assert found["right"] == 17
+    assert found["copied"] == [200]
+
+
 def test_padding_shows_in_no_result() -> None:
     found = child("session.batched.padding_shows_in_no_result")
     assert found["right"] == 200
@@ -427,7 +446,7 @@ def test_nothing_is_written_to_memory_of_a_session_that_lost_its_gpu() -> None:
     assert found["when it is lost"]["type"] == "ProviderFailureError"
     assert found["same arrays"] == [True, True, False, 4]
     assert found["several"] is True
-    assert len(found["untouched"]) >= 2
+    assert found["untouched"]
     assert all(found["untouched"])
 
 

@@ -44,8 +44,8 @@ class Batched:
     requests run alone, unchanged: requests with more items, with no item, or with anything but NumPy arrays of the
     declared types and shapes.
 
-    If a joined run fails, its requests run again in halves, so that only the wrong request raises its error. If the GPU
-    is the cause, each request raises the error. None runs again, so that no request ends a third worker of a pool.
+    If a joined run fails, its requests run again, each alone, so that only the wrong request raises its error. If the
+    GPU is the cause, each request raises the error. None runs again, so that no request ends a third worker of a pool.
 
     Args:
         max_batch: the most items of a run. 1 joins nothing, and suits any model.
@@ -106,6 +106,7 @@ class Batched:
                 return outputs
 
             joinable.check(run_all, feed, [output.name for output in outputs], made_up=inputs is None)
+            feed, _ = service.feeds.copied(feed)  # Batches are in such memory, and runs are timed.
             self._joining.sizes = joinable.sizes_of(run_all, feed, service.most, warm)
             buffers.add_known(self._declared.items_and_form(feed, most)[1])
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()

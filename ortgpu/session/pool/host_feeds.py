@@ -12,7 +12,6 @@ from ...environment.packages.installed import locate_packages
 from ...errors import ProviderRequestError, manual
 from ...process.background import cached_property
 from ...provider.runtime import load_runtime
-from ...running.cudart import address_of
 from ...running.pinned import OrdinaryMemory
 from ...running.pipeline import mapping
 from .workers import Feeds
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from ...running.copying import ParallelCopy
 
 _HOST = 1, 3  # DLDeviceType: kDLCPU, kDLCUDAHost
-_LARGE = 2 << 20  # bytes; threads copy larger arrays, into reused memory
 _NO_DEVICE = -1  # These copying threads belong to no device.
 
 
@@ -41,18 +39,11 @@ class ProcessFeeds(Feeds):
         return {name: self.copy_of(array) for name, array in self.pass_through(feed).items()}, True
 
     def copy_of(self, array: NDArray[Any]) -> NDArray[Any]:
-        if array.nbytes < _LARGE:
+        if array.nbytes < self.large:
             return array.copy()
         copy = self._memory.empty(array.shape, array.dtype)
         self.fill(copy, array)
         return copy
-
-    def fill(self, to: NDArray[Any], array: NDArray[Any]) -> None:
-        """Copy ``array`` to ``to``. ``to`` is contiguous, and of the same shape and type."""
-        if array.nbytes < _LARGE or not array.flags.c_contiguous or self._threads is None:
-            np.copyto(to, array)
-        else:
-            self._threads.copy(address_of(to), address_of(array), array.nbytes)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         return self._memory.empty(shape, dtype)

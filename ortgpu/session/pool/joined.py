@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import math
 import operator
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import GPUError
+from ...errors import ExecutionError, GPUError
 from ...model.tensor_types import DTYPES
+from ...process.background import this_thread
 from ...provider import lifetime
 from ...running.pinned import STAGED_FROM
 from .requests import Kind
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
 
 _ROOM = 4  # The next run gets rows for this many times the items of the last. A larger run is copied together.
+_BUNDLE = 16  # A waiting collector wakes for this many requests, or for as many as its batch lacks.
 _COPYING = 0.005  # seconds that a batch waits for callers while they copy requests into its rows
 
 _WORKS_AT_FEEDS = True  # Threads in this module may hold locks that others need; see pipeline._may_wait.
@@ -58,12 +61,20 @@ class Joining(Kind):
         self.sheet: Sheet | None = None
         self._service = service
         self._last = 1  # items of the last run
+        self._opening = threading.RLock()
 
     def keep(self, request: Request) -> None:
         """Copy the arrays of a request into rows of a batch, or into their own memory: the caller may change them."""
-        sheet, feeds = self.sheet, self.buffers.feeds
-        if sheet is not None and sheet.takes(request) and sheet.source == feeds.source() and sheet.place(request):
-            return
+        sheet = self.sheet
+        if (
+            request.form is not None
+            and (self._last > 1 or self.collector is not None)  # Others will run beside it.
+            and (sheet is None or not sheet.left or sheet.takes(request))  # Rows for other requests stay.
+        ):
+            with contextlib.suppress(MemoryError, ExecutionError):
+                for _ in range(2):  # The first sheet may have too few rows left.
+                    if self._sheet_for(request, max(self._last, len(self._service.waiting))).place(request):
+                        return
         copies: Arrays = {}
         for name, array in request.feed.items() if request.form is not None else ():
             if array.nbytes >= STAGED_FROM:
@@ -73,28 +84,39 @@ class Joining(Kind):
         if copies:
             request.feed = copies
         else:
-            request.feed, request.is_copied = feeds.copied(request.feed)
+            request.feed, request.is_copied = self.buffers.feeds.copied(request.feed)
+
+    def _sheet_for(self, request: Request, items: int) -> Sheet:
+        """Return joined arrays with rows for requests like this one, and for about so many items of a batch.
+
+        Raises MemoryError, ExecutionError.
+        """
+        source = self.buffers.source()
+        with this_thread.holds, self._opening:
+            sheet = self.sheet
+            if sheet is None or sheet.source != source or not sheet.takes(request):
+                self.sheet = None
+                if sheet is not None:
+                    sheet.seal()
+                    if not sheet.end:
+                        self.buffers.give_back(sheet)
+                rows = min(_ROOM * max(items, request.items), self.max_batch)
+                self.sheet = sheet = self.buffers.take(request, rows, self.max_batch)
+            return sheet
 
     def serve(self, first: Request, notice: Notice) -> None:
         service = self._service
-        batch, taken, worker = Batch(self, first), [first], None
+        batch, worker = Batch(self, first), None
+        batch.add(first)
         while worker is None:
             sheet = batch.sheet
             is_settled = sheet is None or sheet.is_settled()  # Check it before the queue.
-            if service.waiting and not batch.is_full:
-                self._take(batch, taken)
-            has_more = bool(taken)
-            for request in taken:
-                if request.outcome.begin():
-                    batch.requests.append(request)
-                else:  # The request was cancelled.
-                    batch.items -= request.items
-                    request.outcome.drop()
-            taken.clear()
+            has_more = bool(service.waiting) and self._take(batch)
             if not batch.requests:
                 service.stop_collecting(self, notice)
                 return
-            if len(batch.requests) > 1 or self._last > 1:
+            # A single request may run unchanged. A full batch is copied while another thread collects the next one.
+            if len(batch.requests) > 1 and (batch.sheet is not None or not batch.is_full):
                 # Requests without rows are copied before the run, and the run raises the error.
                 with contextlib.suppress(Exception):
                     self._place(batch)
@@ -113,50 +135,39 @@ class Joining(Kind):
                         request.outcome.fail(service.why_over(self))
                     return
                 seconds = None
-            if not has_more:
+            lacking = (self.max_batch if seconds is None else self._last) - batch.items
+            before, self.bundle = self.bundle, min(_BUNDLE, lacking) or _BUNDLE
+            if not has_more and self.bundle >= before:  # Else as many may wait already.
                 notice.take(seconds)
-        self._last = batch.items
+        self.bundle, self._last = 1, batch.items
         self._answer(batch, worker)
-        del first, batch, taken, request  # The traceback of a request's error holds this frame.
+        del first, batch  # The traceback of a request's error holds this frame.
 
-    def _take(self, batch: Batch, taken: list[Request]) -> None:
-        """Take the waiting requests that fit into the batch."""
+    def _take(self, batch: Batch) -> bool:
+        """Take the waiting requests that fit into the batch. Return False if there are none."""
+        count = len(batch.requests)
         for request in list(self._service.waiting):
-            if not batch.suits(request):
-                continue
-            batch.is_full = batch.items + request.items > self.max_batch
             if batch.is_full:
-                return
-            if self._service.forget(request):
-                taken.append(request)
-                batch.items += request.items
-                batch.sheet = batch.sheet or request.sheet
-        sheet = batch.sheet
-        batch.is_full = batch.items == self.max_batch or (
-            sheet is not None and sheet.capacity >= self.max_batch and sheet.is_whole(batch.items)
+                break
+            if batch.suits(request):
+                batch.is_full = batch.items + request.items > self.max_batch
+                if not batch.is_full and self._service.forget(request):
+                    batch.add(request)
+        sheet, most = batch.sheet, self.max_batch
+        batch.is_full = (
+            batch.is_full
+            or batch.items == most
+            or (sheet is not None and sheet.capacity >= most and sheet.is_whole(batch.items))
         )
+        return len(batch.requests) > count
 
     def _place(self, batch: Batch) -> None:
-        """Open joined arrays for requests like these, and copy all requests without rows into them.
-
-        A single request stays unchanged, since it may run alone. Raises MemoryError, ExecutionError.
-        """
-        sheet = self.sheet
-        waiting: list[Request] = []
-        if sheet is None or sheet.source != self.buffers.source() or not sheet.takes(batch.first):
-            self.sheet = None
-            if sheet is not None:
-                sheet.seal()
-                if not sheet.used:
-                    self.buffers.give_back(sheet)
-            rows = min(_ROOM * max(batch.items, self._last), self.max_batch)
-            self.sheet = sheet = self.buffers.take(batch.first, rows, self.max_batch)
-            waiting = list(self._service.waiting)  # There were no rows for these requests when they came.
-        if len(batch.requests) + len(waiting) > 1:
-            for request in (*batch.requests, *waiting):
-                if request.sheet is None and request.runs_with(batch.first):
-                    sheet.place(request)
-            batch.sheet = batch.sheet or batch.first.sheet
+        """Copy the requests without rows into joined arrays. Raises MemoryError, ExecutionError."""
+        sheet = batch.sheet or self._sheet_for(batch.first, max(batch.items, self._last))
+        for request in batch.requests:
+            if request.sheet is None:
+                sheet.place(request)
+        batch.sheet = batch.sheet or batch.first.sheet
 
     def _seconds_until_start(self, batch: Batch) -> float | None:
         """Return the seconds that a batch has to wait if nothing happens. None: until another batch ends."""
@@ -168,23 +179,18 @@ class Joining(Kind):
             return 0
         return max(0, batch.first.arrived + self.max_wait - time.monotonic())
 
-    def _answer(self, batch: Batch, worker: Worker | None = None) -> None:
-        """Run the requests together. If the run fails and the GPU is not the cause, run them in halves."""
+    def _answer(self, batch: Batch, worker: Worker) -> None:
+        """Run the requests together. If the run fails and the GPU is not the cause, run each request alone."""
         error: BaseException | None = None
-        requests, results = batch.requests, list[Any]()
+        requests, results, rows = batch.requests, list[Any](), 0
         try:
             try:
                 feed, rows = batch.feed()
             except BaseException:
-                if worker is not None:
-                    self._service.release(worker, batch)
+                self._service.release(worker, batch)
                 raise
             outputs = self._service.run(batch, batch.first.names, feed, worker)
             results = batch.taken_apart(outputs, rows) if rows else [outputs]
-            if not results:
-                if len(requests) > 1:
-                    raise ValueError("the outputs of these requests cannot be taken apart")
-                results = [self._service.run(batch, batch.first.names, requests[0].feed)]
         except BaseException as raised:  # noqa: BLE001 - the outcomes raise it
             lifetime.let_go_of_variables(raised)  # arrays
             error = raised
@@ -195,13 +201,13 @@ class Joining(Kind):
                 batch.sheet.valid = max(batch.sheet.valid, batch.items)
                 self.buffers.give_back(batch.sheet)
         batch.sheet = None  # Release it before the waiting threads continue.
-        if isinstance(error, Exception) and not isinstance(error, GPUError) and len(requests) > 1:
+        if rows and (
+            not results if error is None else isinstance(error, Exception) and not isinstance(error, GPUError)
+        ):
             del error
-            half = len(requests) // 2
-            for part in (requests[:half], requests[half:]):
-                smaller = Batch(self, part[0])
-                smaller.requests, smaller.items, smaller.sheet = part, sum(member.items for member in part), None
-                self._answer(smaller)
+            for request in requests:
+                request.sheet = None
+                self._service.answer(request)
             return
         for number, request in enumerate(requests):
             request.feed = request.sheet = None
@@ -251,15 +257,17 @@ class Sheet:
 
     Attributes:
         valid: the number of rows, from the first, that held items of a run.
-        used: the number of rows of requests, once no more rows are given away.
+        end: the number of rows, from the first, for requests.
     """
 
-    def __init__(self, request: Request, arrays: Arrays, capacity: int, source: tuple[int, ...], valid: int) -> None:
+    def __init__(
+        self, request: Request, arrays: Arrays, capacity: int, source: tuple[int, ...], valid: int, feeds: Feeds
+    ) -> None:
         self.form, self.names, self.arrays, self.source = request.form, request.names, arrays, source
-        self.capacity = self.used = capacity
+        self.capacity = self.end = capacity
         self.valid = valid
+        self._feeds = feeds
         self._free = iter(range(capacity))
-        self._void = 0  # number of rows at the end, if they were too few for a request
         self._written: list[int] = []  # numbers of rows
         self._until: float | None = None
 
@@ -268,26 +276,27 @@ class Sheet:
         return operator.length_hint(self._free)
 
     def takes(self, request: Request) -> bool:
-        return self.form == request.form and self.names == request.names and self.left > 0
+        return self.left > 0 and self.form == request.form and self.names == request.names
 
     def place(self, request: Request) -> bool:
         """Copy a request into free rows. Return False if there are too few."""
         rows = list(itertools.islice(self._free, request.items))
         if len(rows) < request.items:
-            self._void = self._void or len(rows)  # Only a single request gets rows that are too few.
+            if rows:  # Only a single request gets rows that are too few.
+                self.end = rows[0]
             return False
-        part = slice(rows[0], rows[-1] + 1)
-        views = {name: array[part] for name, array in self.arrays.items()}
+        views = {name: array[rows[0] : rows[-1] + 1] for name, array in self.arrays.items()}
         for name, view in views.items():
-            np.copyto(view, request.feed[name])  # NumPy releases the interpreter lock here.
+            self._feeds.fill(view, request.feed[name])
         request.feed, request.sheet, request.row = views, self, rows[0]
         self._written.append(request.items)
         return True
 
     def seal(self) -> float:
         """Give no more rows away. Return the seconds to wait before the next check whether all rows are written."""
-        remaining = len(list(self._free))
-        self.used -= remaining
+        left = len(list(self._free))
+        if left:  # Another thread may have sealed it.
+            self.end -= left
         if self._until is None:
             self._until = time.monotonic() + _COPYING
             return 0
@@ -295,13 +304,11 @@ class Sheet:
 
     def is_settled(self) -> bool:
         """Return True once all rows are written. A slow copy, as in a signal handler, is not waited for."""
-        return self._until is not None and (
-            sum(self._written) >= self.used - self._void or time.monotonic() > self._until
-        )
+        return self._until is not None and (sum(self._written) >= self.end or time.monotonic() > self._until)
 
     def is_whole(self, items: int) -> bool:
         """Return True if a batch of this number of items holds all used rows."""
-        return not self.left and items == self.used - self._void
+        return not self.left and items == self.end
 
 
 class Buffers:
@@ -350,14 +357,14 @@ class Buffers:
                 with contextlib.suppress(ValueError):  # Another thread may have taken the sheet.
                     self._idle.remove(sheet)
                     # Return a new object: a stopped thread of a caller may still take rows from the old one.
-                    return Sheet(request, sheet.arrays, sheet.capacity, source, sheet.valid)
+                    return Sheet(request, sheet.arrays, sheet.capacity, source, sheet.valid, self.feeds)
         rows = max(rows, min(1 << (rows - 1).bit_length(), most))  # The size grows in steps, so that it seldom grows.
         arrays = {}
         for name, array in request.feed.items():
             shape = (rows, *array.shape[1:])
             is_small = array.dtype.hasobject or math.prod(shape) * array.itemsize < STAGED_FROM
             arrays[name] = np.empty(shape, array.dtype) if is_small else self.feeds.empty(shape, array.dtype)
-        return Sheet(request, arrays, rows, source, 0)
+        return Sheet(request, arrays, rows, source, 0, self.feeds)
 
     def give_back(self, sheet: Sheet) -> None:
         if sheet.source == self._source:
@@ -373,14 +380,23 @@ class Batch:
 
     Attributes:
         sheet: the joined arrays with all requests, or with some.
-        items: the number of items, including requests that have not begun.
     """
 
     def __init__(self, joining: Joining, first: Request) -> None:
-        self.joining, self.first, self.items = joining, first, first.items
+        self.joining, self.first = joining, first
         self.requests: list[Request] = []
-        self.is_full = self.items >= joining.max_batch
-        self.sheet: Sheet | None = first.sheet
+        self.items = 0
+        self.is_full = first.items >= joining.max_batch
+        self.sheet: Sheet | None = None
+
+    def add(self, request: Request) -> None:
+        """Add a request that has left the queue, unless it was cancelled."""
+        if request.outcome.begin():
+            self.requests.append(request)
+            self.items += request.items
+            self.sheet = self.sheet or request.sheet
+        else:
+            request.outcome.drop()
 
     def suits(self, request: Request) -> bool:
         """Return True if a request is like the first one and has rows beside it, or can get them."""

@@ -33,10 +33,12 @@ class Kind:
 
     Attributes:
         collector: the notice of the thread that collects the next batch; None while there is no such thread.
+        bundle: the number of waiting requests that this thread wakes for.
     """
 
     def __init__(self) -> None:
         self.collector: Notice | None = None
+        self.bundle = 1
         self.is_closed = False
 
     def serve(self, first: Request, notice: Notice) -> None:

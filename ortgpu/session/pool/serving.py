@@ -41,6 +41,7 @@ _WORKS_AT_FEEDS = True  # Threads in this module may hold locks that others need
 _LOOK = 0.02  # seconds between two looks of a waiting caller; an interrupt seldom loses a notice
 _ENDING = 5.0  # seconds for threads to end after the end of their workers
 _IDLE = 1.0  # seconds for idle threads to end
+_DEAD = 1 << 20  # the load of a worker without a process, among requests
 CLOSING = 30.0  # default seconds that close() waits for requests in worker processes
 
 
@@ -147,9 +148,10 @@ class Service:
         if keep is not None:
             keep(request)
         self.waiting.append(request)
-        notice = joining.collector if joining is not None else None
-        if notice is not None:
-            notice.give()
+        notice = joining.collector if joining is not None and request.form is not None else None
+        if joining is not None and notice is not None:
+            if request.items > 1 or len(self.waiting) >= joining.bundle:
+                notice.give()
         else:
             self._wake()
         # Another thread may have closed the service meanwhile.
@@ -313,7 +315,8 @@ class Service:
                 is_over = self._take(notice)
             except BaseException as error:  # noqa: BLE001 - callers wait for this thread
                 log(logging.ERROR, "a thread that serves requests goes on after an exception", exc_info=error)
-                self._unlist(notice)
+                with suppress(ValueError):
+                    self._idle.remove(notice)
         self._own.discard(threading.get_ident())
         if all(thread is threading.current_thread() or not thread.is_alive() for thread in self.threads):
             with logged("a session could not be closed"):
@@ -330,7 +333,7 @@ class Service:
         if request is None:
             if not is_over:
                 notice.take()
-            self._unlist(notice)
+            self._idle.remove(notice)
             return is_over
         if self.waiting:
             self._wake()
@@ -338,7 +341,7 @@ class Service:
             assert request.joining is not None
             request.joining.serve(request, notice)
         elif request.outcome.begin():
-            self._answer(request, worker)
+            self.answer(request, worker)
         else:
             self.release(worker, request)
             request.outcome.drop()
@@ -354,47 +357,48 @@ class Service:
 
     def _choose(self, notice: Notice) -> tuple[Request | None, Worker | None]:
         """Take a request that can run now out of the queue. Without a worker the request is the first of a batch."""
-        worker = self._spare()
-        if worker is None:
-            return None, None
         for request in list(self.waiting):
-            joining = request.joining if request.form is not None else None
-            if joining is not None and joining.collector is not None:
+            joining, worker = request.joining if request.form is not None else None, None
+            if joining is None:
+                worker = self._claim(request)
+                if worker is None:
+                    break
+            elif joining.collector is not None:
                 continue
-            self._unlist(notice)  # Unlist it before the request leaves the queue, so that drain() always sees it.
-            if not self.forget(request):
-                self._idle.append(notice)
-                continue
-            if joining is not None:
-                joining.collector = notice
-                self._busy.append(notice)
-                return request, None
-            worker.runs[request] = time.time()
-            return request, worker
+            self._idle.remove(notice)  # Unlist it before the request leaves the queue, so that drain() always sees it.
+            if self.forget(request):
+                if joining is not None:
+                    joining.collector = notice
+                    self._busy.append(notice)
+                return request, worker
+            self._idle.append(notice)
+            if worker is not None:
+                worker.runs.pop(request)
         return None, None
 
-    def _spare(self) -> Worker | None:
-        """Return the least busy worker that can run one more request."""
-        spare, least = None, sys.maxsize
-        for worker in self.serving:
-            count = len(worker.runs)
-            if count < least and count < worker.capacity:
-                spare, least = worker, count
-        return spare
+    def _claim(self, key: object, *, overload: bool = False, apart_from: int | None = None) -> Worker | None:
+        """Return the least busy worker. It runs ``key`` from now on. None: no worker can run one more request.
 
-    def _least_busy(self) -> Worker:
-        return min(self.serving, key=lambda worker: (not worker.capacity, len(worker.runs)))
+        ``overload`` allows more requests than a worker runs at a time, and ``apart_from`` no GPU of that place.
+        """
+        with this_thread.holds, self._lock:
+            spare, least = None, sys.maxsize
+            for worker in self.serving:
+                load = len(worker.runs) if worker.capacity else _DEAD
+                if load < (least if overload else min(least, worker.capacity)) and worker.place != apart_from:
+                    spare, least = worker, load
+            if spare is not None:
+                spare.runs[key] = time.time()
+            return spare
 
     def try_start(self, batch: object, joining: Kind, notice: Notice) -> Worker | None:
         """Return a worker for a collected batch, or None if there is none now."""
-        with this_thread.holds, self._lock:
-            worker = self._spare()
-            if worker is not None:
-                worker.runs[batch] = time.time()
-                joining.collector = None
-                self._busy.remove(notice)
-        if worker is not None and self.waiting:  # Some requests came while the batch was still collecting.
-            self._wake()
+        worker = self._claim(batch)
+        if worker is not None:
+            joining.collector = None
+            self._busy.remove(notice)
+            if self.waiting:  # Some requests came while the batch was still collecting.
+                self._wake()
         return worker
 
     def stop_collecting(self, joining: Kind, notice: Notice) -> None:
@@ -404,7 +408,8 @@ class Service:
             self._busy.remove(notice)
         self._wake()
 
-    def _answer(self, request: Request, worker: Worker) -> None:
+    def answer(self, request: Request, worker: Worker | None = None) -> None:
+        """Run a request alone, on ``worker`` or on the least busy one, and answer it."""
         outputs: Any = None
         error: BaseException | None = None
         try:
@@ -423,11 +428,9 @@ class Service:
     def _answer_here(self, request: Request) -> None:
         if self.is_refused(request):
             raise self.why_over(request.joining)
-        with this_thread.holds, self._lock:
-            worker = self._least_busy()
-            worker.runs[request] = time.time()
+        worker = self._claim(request, overload=True)
         if request.outcome.begin():
-            self._answer(request, worker)
+            self.answer(request, worker)
 
     def run(self, key: object, names: Any, feed: Any, worker: Worker | None = None) -> Any:
         """Return the outputs of a run on ``worker``, or on the least busy one. ``worker.runs`` already has ``key``.
@@ -464,11 +467,7 @@ class Service:
         is_lost = worker.has_lost(error)
         if is_lost:
             self._take_out(worker, error, is_lost=True)
-        with this_thread.holds, self._lock:
-            others = [peer for peer in self.serving if peer.place != worker.place and peer.capacity]
-            other = min(others, key=lambda each: len(each.runs)) if others else None
-            if other is not None:
-                other.runs[key, worker] = time.time()
+        other = self._claim((key, worker), overload=True, apart_from=worker.place)
         if other is None:
             raise error
         try:
@@ -477,6 +476,8 @@ class Service:
             if other.has_lost(again):
                 self._take_out(other, again, is_lost=True)
             raise
+        except NotBegunError:
+            raise error from None
         finally:
             self.release(other, (key, worker))
         if not is_lost:  # The request succeeded elsewhere, so this GPU is at fault.
@@ -489,11 +490,9 @@ class Service:
         self._busy.append(notice)
         try:
             while not self.is_hopeless:
-                with this_thread.holds, self._lock:
-                    worker = self._least_busy() if has_to_run else self._spare()
-                    if worker is not None:
-                        worker.runs[key] = time.time()
-                        return worker
+                worker = self._claim(key, overload=has_to_run)
+                if worker is not None:
+                    return worker
                 notice.take(1)
         finally:
             self._busy.remove(notice)
@@ -568,10 +567,6 @@ class Service:
         self._room.give()
         for notice in (*self._idle, *self._busy):
             notice.give()
-
-    def _unlist(self, notice: Notice) -> None:
-        with suppress(ValueError):
-            self._idle.remove(notice)
 
     def _close_workers(self, patience: float | None) -> None:
         for worker in self.workers if self._owns else ():

@@ -22,10 +22,13 @@ from ...provider.devices import Device, DeviceRequest, check_form, choose_visibl
 from ...provider.interfaces import Opened, Value
 from ...provider.records import VoidRecordError, read_record
 from ...provider.settings import CAPTURE, options_of
+from ...running.cudart import address_of
 
 if TYPE_CHECKING:
     import numpy as np  # Import it only here: a session diagnoses its absence.
     from numpy.typing import NDArray
+
+    from ...running.copying import ParallelCopy
 
 
 class NotBegunError(Exception):
@@ -109,7 +112,25 @@ class Worker:
 
 
 class Feeds:
-    """Copies feeds of requests for the service, and gives memory for joined feeds."""
+    """Copies feeds of requests for the service, and gives memory for joined feeds.
+
+    Attributes:
+        large: bytes of the arrays that several threads copy.
+    """
+
+    large = 2 << 20
+
+    @property
+    def _threads(self) -> ParallelCopy | None:
+        """The threads that copy large arrays."""
+        return None
+
+    def fill(self, to: NDArray[Any], array: NDArray[Any]) -> None:
+        """Copy ``array`` to ``to``. ``to`` is contiguous, and of the same shape and type."""
+        if array.nbytes < self.large or array.dtype.hasobject or not array.flags.c_contiguous or self._threads is None:
+            to[...] = array  # NumPy releases the interpreter lock here.
+        else:
+            self._threads.copy(address_of(to), address_of(array), array.nbytes)
 
     def pass_through(self, feed: Any) -> Any:
         """Return the feed of a waiting caller, with the caller's arrays.

@@ -492,15 +492,83 @@ def a_caller_that_is_stopped_at_any_line_delays_nobody_else() -> None:
     report("threads", service_threads())
 
 
-def a_request_is_copied_once() -> None:
-    copies, copyto = 0, np.copyto
+def sizes_are_timed_in_the_memory_of_batches() -> None:
+    from ortgpu.session.pool import joinable
+    from ortgpu.session.pool.sessions import SessionFeeds
 
-    def counted(*arrays):
+    copies, real = [], SessionFeeds.copied
+
+    def copied(self, feed, waits=()):
+        copies.append(real(self, feed, waits))
+        return copies[-1]
+
+    SessionFeeds.copied = copied
+    joinable.sizes_of = lambda run, feed, *_: report("same", [feed is copy for copy, _ in copies]) or ()
+    with session().batched(max_batch=8):
+        pass
+
+
+def each_submitted_request_has_rows_at_the_call() -> None:
+    opened = session()
+    with opened.batched(max_batch=4) as service:
+        gate, joining = held(opened), service._joining
+        futures = [service.submit(None, rows(1))]
+        gate.wait_for(1)
+        futures.append(service.submit(None, rows(1, 1)))
+        until(lambda: joining.collector is not None)
+        keep, rows_of = joining.keep, []
+
+        def watched(request):
+            keep(request)
+            rows_of.append(request.sheet is not None)
+
+        joining.keep = watched
+        array = np.zeros((1, 4), np.float32)
+        for number in range(2, 30):
+            array[:] = number
+            futures.append(service.submit(None, {"x": array}))
+        gate.opened.set()
+        report("values", [value_of(future.result(20)[0]) for future in futures])
+        report("rows", [all(rows_of), len(rows_of)])
+
+
+def threads_copy_large_arrays_into_rows() -> None:
+    from ortgpu.running.copying import parallel_copy
+    from ortgpu.session.pool.sessions import SessionFeeds
+
+    copied = []
+
+    class Watched:
+        def copy(self, to, source, size, real=parallel_copy(2, -1)):
+            copied.append(size)
+            real.copy(to, source, size)
+
+    SessionFeeds._threads, SessionFeeds.large = Watched(), 64
+    opened = session("m (float[n, h] x) => (float[n, h] y) { y = Relu(x) }")
+    with opened.batched(max_batch=8) as service:
+        gate = held(opened)
+        futures = [service.submit(None, rows(1, 0, 4))]
+        gate.wait_for(1)
+        feeds = [rows(1, number, width) for number in range(1, 9) for width in (4, 50)]
+        feeds.append({"x": np.full((50, 2), 9.0, np.float32).T[:1]})  # not contiguous
+        futures += [service.submit(None, feed) for feed in feeds]
+        gate.opened.set()
+        results = [future.result(20)[0] for future in futures[1:]]
+        report("right", [np.array_equal(result, feed["x"]) for result, feed in zip(results, feeds)].count(True))
+        report("copied", sorted(set(copied)))
+
+
+def a_request_is_copied_once() -> None:
+    from ortgpu.session.pool.workers import Feeds
+
+    copies, fill = 0, Feeds.fill
+
+    def counted(*arguments):
         nonlocal copies
         copies += 1
-        copyto(*arrays)
+        fill(*arguments)
 
-    np.copyto = counted
+    Feeds.fill = counted
     opened = session("m (float[n, 65536] x) => (float[n] y) { y = ReduceMax<axes=[1], keepdims=0>(x) }")
     with opened.batched(max_batch=16) as service:
         array = np.ones((1, 65536), np.float32)
@@ -611,7 +679,7 @@ def nothing_is_written_to_memory_of_a_session_that_lost_its_gpu() -> None:
         return [value_of(each.result(20)[0]) for each in [service.submit(None, rows(1, n)) for n in range(8)]]
 
     several()
-    arrays = [each.arrays["x"] for each in (service._joining.sheet, *service._joining.buffers._idle)]
+    arrays = [each.arrays["x"] for each in (service._joining.sheet, *service._joining.buffers._idle) if each]
     memories = (3,)
     for each in arrays:
         each[:] = 99
