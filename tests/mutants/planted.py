@@ -2359,7 +2359,7 @@ MUTANTS = (
         ),
     ),
     *_planted(
-        "integrations/test_ray.py",
+        "integrations/test_ray.py integrations/test_assignment.py",
         (
             "Ray's worker without a gpu is told nothing",
             "integrations/ray/assignment.py",

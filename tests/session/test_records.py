@@ -438,3 +438,7 @@ def test_a_session_applies_its_record_and_says_so(lab: Lab, tmp_path: Path) -> N
     assert "what this release does not know" in found["said"][0]
     assert found["now"] == found["at once"] == found["tuned"]
     assert found["searched"] == [[str(lab.models.relu), 0]], "there is a record from then on"
+
+
+def test_what_changes_the_precision_is_tuned_only_where_it_is_named() -> None:
+    assert {*AUTOMATIC} == {"layout", "search", "workspace", "cudnn", "threads", "depth", "staging"}
