@@ -114,30 +114,7 @@ def test_the_longest_unused_shape_gives_its_buffers_back_and_numbers_are_not_use
 
 def test_graphs_are_measured_and_stay_in_the_room_of_a_budget(with_stub: Any) -> None:
     """Shapes that have no room run without a graph, and do so in each thread."""
-    found = with_stub("""
-        MIB = 1 << 20
-        cuda_graph._GRAPH_BYTES, cuda_graph._THREAD_BYTES = 6 * MIB, 8 * MIB
-        session = capturing(NEG, room=38 * MIB)
-        class Taking(Recorded):
-            # A capture takes memory that the session keeps
-            def run_with_iobinding(self, binding, options):
-                number = int(options.get_run_config_entry("gpu_graph_id"))
-                key = number, threading.get_ident()
-                if key not in taken:
-                    taken[key] = runtime.allocate(8 * MIB)
-                return super().run_with_iobinding(binding, options)
-        taken, inner = {}, session._sess._inner
-        session._sess._inner = Taking(inner.inner, inner.stream)
-        def run(size):
-            return (session.run(None, {"x": np.full(size, 3, np.float32)})[0] == -3).all()
-        right = [bool(run(size)) for size in (4, MIB, 8 * MIB, 5, 2 * MIB, 4, MIB, 8 * MIB)]
-        graphs = session._sess
-        held = [graphs.bytes_held() - stub.stub_device_bytes(), len(taken), max(bound), graphs.bytes_held() <= 38 * MIB]
-        other = threading.Thread(target=lambda: right.append(bool(run(4))))
-        other.start()
-        other.join()
-        report([right, held, len(taken)])
-    """)
+    found = with_stub("running.budgeted_graphs.graphs_are_measured_and_stay_in_the_room_of_a_budget")
     # The graph of 4 floats has 8 MiB, that of a mebifloat 16 with its buffers, that of 5 floats 8. In the 6 MiB left, a
     # graph of few floats would have room, but not in a further thread.
     assert found == [[True] * 9, [0, 3, 3, True], 3]
