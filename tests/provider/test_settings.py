@@ -79,4 +79,4 @@ def test_a_name_that_is_not_there(settings: dict[str, str]) -> None:
 
 def test_words_for_a_person() -> None:
     assert described({"layout": "channels-last", "search": "heuristic"}) == "layout channels-last, search heuristic"
-    assert described({}) == "plain ONNX Runtime's own"
+    assert described({}) == "ONNX Runtime's default settings"

@@ -87,7 +87,7 @@ def test_a_session_for_ourselves_is_on_the_cpu_and_nobody_sees_it(
     model = str(tmp_path / "model.onnx") if in_file else RELU
     session = session_on_cpu(model, onnxruntime.SessionOptions())
     assert list(session.get_providers()) == ["CPUExecutionProvider"]
-    assert session.run(None, FEED, None)[0].tolist() == [0, 2, 0, 4]
+    assert session.run(["y"], FEED, None)[0].tolist() == [0, 2, 0, 4]
 
 
 def test_a_model_that_is_none_raises_onnx_runtimes_own_words() -> None:

@@ -23,6 +23,7 @@ class Noting:
         self._inputs_meta = [SimpleNamespace(name="x", type="tensor(float)")]
         self._overridable_initializers = [SimpleNamespace(name="w", type="tensor(int8)")]
         self.prepared: list[Any] = []
+        self.widened: tuple[int, int] | None = None
         self.ran: list[Any] = []
         self.most_shapes = most_shapes
         self._gpu_runner = self
@@ -33,6 +34,9 @@ class Noting:
     def run(self, names: Any, feed: Any) -> None:
         assert names is None
         self.ran.append(feed["x"].shape[0])
+
+    def widen(self, session: Any, feeds: Any, runs: int) -> None:
+        self.widened = (len(feeds), runs)
 
     def shapes(self) -> SessionShapes:
         return SessionShapes(({"x": (1,)}, {"x": (2,)})[: self.most_shapes], self.most_shapes, None)
@@ -51,6 +55,7 @@ def test_each_feed_runs_twice_and_then_the_shapes_take_turns(session: Any) -> No
     assert session.prepared == [(3,), (5,)]
     assert session.ran == [3, 3, 5, 5, 3, 5]
     assert told == [(1, 2), (2, 2)]
+    assert session.widened == (2, 1)
     assert len(found.kept) == 2
 
 
@@ -70,6 +75,7 @@ def test_sizes_are_as_many_as_are_kept(session: Any, most: int, ran: list[int]) 
     session.most_shapes = most
     warming.warm_sizes(session, [{"x": (1,)}, {"x": (2,)}])
     assert session.ran == ran
+    assert session.widened == ((most, 2) if most else None), "a service runs in two threads"
 
 
 def test_a_session_that_cannot_run_says_so_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_where_there_is_no_room_nothing_is_sent_and_the_exchange_goes_on(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", refuse)
-        with pytest.raises(ExecutionError, match="no room for the arrays") as caught:
+        with pytest.raises(ExecutionError, match="no space for the arrays") as caught:
             ours.send("lost", [floats(4)])
     assert "No space left on device" in caught.value.evidence[0]
     ours.send("next", [floats(4)])
