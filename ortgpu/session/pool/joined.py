@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import ExecutionError, GPUError
 from ...model.tensor_types import DTYPES
-from ...process.background import this_thread
+from ...process.background import attempt, this_thread
 from ...provider import lifetime
 from ...running.pinned import STAGED_FROM
 from .requests import Kind
@@ -73,7 +73,10 @@ class Joining(Kind):
         ):
             with contextlib.suppress(MemoryError, ExecutionError):
                 for _ in range(2):  # The first sheet may have too few rows left.
-                    if self._sheet_for(request, max(self._last, len(self._service.waiting))).place(request):
+                    sheet = self._sheet_for(request, max(self._last, len(self._service.waiting)))
+                    if sheet is None:
+                        break
+                    if sheet.place(request):
                         return
         copies: Arrays = {}
         for name, array in request.feed.items() if request.form is not None else ():
@@ -86,13 +89,16 @@ class Joining(Kind):
         else:
             request.feed, request.is_copied = self.buffers.feeds.copied(request.feed)
 
-    def _sheet_for(self, request: Request, items: int) -> Sheet:
+    def _sheet_for(self, request: Request, items: int) -> Sheet | None:
         """Return joined arrays with rows for requests like this one, and for about so many items of a batch.
 
-        Raises MemoryError, ExecutionError.
+        Return None while another thread opens them, since that thread may be stopped. Raises MemoryError,
+        ExecutionError.
         """
         source = self.buffers.source()
-        with this_thread.holds, self._opening:
+        with this_thread.holds, attempt(self._opening) as is_free:
+            if not is_free:
+                return None
             sheet = self.sheet
             if sheet is None or sheet.source != source or not sheet.takes(request):
                 self.sheet = None
@@ -165,7 +171,7 @@ class Joining(Kind):
         """Copy the requests without rows into joined arrays. Raises MemoryError, ExecutionError."""
         sheet = batch.sheet or self._sheet_for(batch.first, max(batch.items, self._last))
         for request in batch.requests:
-            if request.sheet is None:
+            if sheet is not None and request.sheet is None:
                 sheet.place(request)
         batch.sheet = batch.sheet or batch.first.sheet
 
