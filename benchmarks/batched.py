@@ -128,7 +128,7 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
             "by bar": P99 * batch / worst[1],
         },
         {
-            "figure": f"seconds of a request alone, {kind}, times plain",
+            "figure": f"seconds of a request alone, {kind}, over plain's",
             "value": round(alone["ours"] / alone["plain"], 2),
             "bar": ALONE,
             "by bar": ALONE * alone["plain"] / alone["ours"],

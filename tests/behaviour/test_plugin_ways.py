@@ -391,7 +391,7 @@ def test_a_registered_plugin_of_another_release_is_refused(lab: Lab, guard: str)
     code = f"import ortgpu\n{guard}\n{'import onnxruntime' if guard else ''}\n"
     found = seen(machine, code + f"attempt(lambda: {make}({str(lab.models.relu)!r}, providers=[{CUDA!r}]))")
     assert found.get("error") == "LibraryVersionError", found
-    assert "and onnxruntime 1.32.0 is installed" in found["text"]
+    assert "but onnxruntime 1.32.0 is installed" in found["text"]
     assert "onnxruntime==1.32.0" in found["fixes"][0]
 
 

@@ -75,7 +75,7 @@ def kind(parameter: str) -> Any:
     """What ctypes must be told of a parameter: an opaque handle is a pointer, one to be filled in a pointer to one."""
     stars = parameter.count("*") + len(re.findall(r"\bcuda(?:Stream|Event|Graph)_t\b", parameter))
     if stars:
-        is_filled_in = stars == 2 or re.match(r"(float|int|struct \w+|enum \w+) ?\*", parameter)
+        is_filled_in = stars == 2 or re.match(r"(float|int|size_t|struct \w+|enum \w+) ?\*", parameter)
         return "pointer to one" if is_filled_in else "pointer"
     first = parameter.removeprefix("const ").split()[0]
     return {"size_t": ctypes.c_size_t, "unsigned": ctypes.c_uint}.get(first, ctypes.c_int)  # else an int or an enum

@@ -7,6 +7,8 @@ import threading
 from ortgpu import GPUSession
 from tests.programs.on_cpu import NEG, feeds, outcome, report, threads
 
+_kept: list[object] = []  # until the end of the program
+
 
 def the_end_of_the_program_waits_for_what_is_computed() -> None:
     from ortgpu.process.threads import Executor, Outcome
@@ -20,6 +22,7 @@ def the_end_of_the_program_waits_for_what_is_computed() -> None:
         report(done)
 
     executor = Executor(1, "ortgpu-test")
+    _kept.append(executor)
     for _ in range(3):
         executor.submit(Outcome(), work)
     begun.wait()
