@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from queue import Empty, SimpleQueue
+from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
 from .background import AT_EXIT, Thread, logged, may_wait
@@ -22,10 +23,28 @@ from .background import AT_EXIT, Thread, logged, may_wait
 _WORKS_AT_FEEDS = True  # A thread in this module may hold a lock that others need; see pipeline._may_wait.
 
 Result = TypeVar("Result")
+Raised = TypeVar("Raised", bound=BaseException)
 Call = Callable[[], object]
 
 # Seconds. A thread holds the lock of a future for microseconds, unless an interrupt left it locked.
 _PATIENCE = 0.2
+
+
+def is_of_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "ortgpu"
+
+
+def drop_own_frames(error: Raised) -> Raised:
+    """Remove the frames of this library from the traceback of an error, and return the error."""
+    frames, kept = error.__traceback__, list[TracebackType]()
+    while frames is not None:
+        if not is_of_ours(frames.tb_frame):
+            kept.append(frames)
+        frames = frames.tb_next
+    for frame in reversed(kept):
+        frames = TracebackType(frames, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    error.__traceback__ = frames
+    return error
 
 
 class Outcome(Generic[Result]):
@@ -59,7 +78,7 @@ class Outcome(Generic[Result]):
 
     def fail(self, error: BaseException) -> None:
         """Set the error, instead of :meth:`give` or after an interrupt of it."""
-        self._error = error
+        self._error = drop_own_frames(error)
         if self._pending.locked():
             self._pending.release()
 

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..environment.gpu.driver import processes_on
+from ..errors import ExecutionError
 from ..model.weights import bytes_of_weights
 from ..process.background import may_wait, this_thread
 from ..provider.lifetime import device_of, refuse_if_unusable
@@ -206,10 +207,13 @@ def measure(session: PinningSession) -> SessionMemory:
     """Measure the memory of a session as it is. A session that is to be opened again is not opened here."""
     holdings, device = holdings_of(session), device_of(session)
     used = processes_on(device.uuid) if device.uuid is not None else {}
+    reserved = None
+    with contextlib.suppress(ExecutionError):  # The session could not be opened again, and has no arena now.
+        reserved = arena.reserved_bytes(session)
     return SessionMemory(
         budget=holdings.budget,
         weights=holdings.weights_of(session),
-        arena=arena.reserved_bytes(session),
+        arena=reserved,
         arena_in_use=None,
         plans=holdings.bytes_of("plans"),
         graphs=holdings.bytes_of("graphs"),

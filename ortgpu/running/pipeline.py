@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..process.background import is_of_a_handler, may_wait
 from ..process.late import late
-from ..process.threads import Executor, Outcome
+from ..process.threads import Executor, Outcome, drop_own_frames
 from ..provider import lifetime
 from ..provider.settings import DEPTH, MAP_DEPTH, STAGING
 from .pinned import may_be_staged, memory_of
@@ -123,6 +123,8 @@ def _choose_while_running(
     try:
         while not pace.has_ended:
             yield from map(in_line, pace) if pace.in_line else in_threads(pace)
+    except Exception as error:  # noqa: BLE001 - it is raised again
+        raise drop_own_frames(error)  # noqa: B904 - the same error
     finally:
         pace.end()
         runner.pace = pace

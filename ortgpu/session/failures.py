@@ -15,7 +15,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxruntime.capi.onnxruntime_inference_collection import IOBinding  # a tracer may replace the public name
@@ -32,6 +32,7 @@ from ..errors import (
 )
 from ..process.background import may_wait, this_thread
 from ..process.late import late
+from ..process.threads import drop_own_frames, is_of_ours
 from ..provider import lifetime
 from ..provider.interfaces import Opened
 from ..running.memory import give_back
@@ -116,7 +117,7 @@ def call_again(session: Any, error: Exception, call: Callable[[], Any], *, is_bo
     try:
         budget = session._holdings.budget if session._holdings is not None else None
         if budget is None or not isinstance(refusal, GPUOutOfMemoryError):
-            raise refusal
+            raise drop_own_frames(refusal)
         if session._holdings.room:  # Plans and graphs go first, and do not come back.
             session._request = replace(session._request, shares_budget=False)
             _outdate(session)
@@ -193,15 +194,11 @@ def hide_own_frames(error: Raised) -> Raised:
     cause = error.__cause__
     while cause is not None:
         frames = cause.__traceback__
-        while frames is not None and _is_ours(frames.tb_frame):
+        while frames is not None and is_of_ours(frames.tb_frame):
             frames = frames.tb_next
         cause.__traceback__ = frames
         cause = cause.__cause__
     return error
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "ortgpu"
 
 
 def note_text(session: Opened, text: str) -> None:

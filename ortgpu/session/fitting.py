@@ -12,6 +12,7 @@ from ..environment.child_process import ChildFailedError, ChildProcess
 from ..environment.gpu.cuda import initialise
 from ..errors import ExecutionError, GPUError, manual
 from ..model.files import ModelSource
+from ..process.threads import drop_own_frames
 from ..provider.devices import DeviceRequest, check_form, choose_visible, is_cpu, plain_request
 from .request import NAMES, PoolArguments, Unpack, refuse_misspelt
 
@@ -217,6 +218,8 @@ def _ask(child: ChildProcess, function: str, *arguments: Any, timeout: float) ->
             evidence=[str(error)],
             fixes=[manual(f"pass a timeout of more than {timeout:.0f} seconds")] if error.timed_out else [],
         ) from None
+    except Exception as error:  # noqa: BLE001 - it is raised again
+        raise drop_own_frames(error)  # noqa: B904 - the same error
 
 
 def _model_fit(

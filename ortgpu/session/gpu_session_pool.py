@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import GPUError, ProviderRequestError, manual
 from ..process.background import Task, may_wait
-from ..process.threads import FutureOutcome, Outcome
+from ..process.threads import FutureOutcome, Outcome, drop_own_frames
 from ..provider.devices import Device, DeviceRequest
 from ..provider.sizes import divided, memory_by_variable, parse_gpu_size, parse_size
 from .lazily import gpu_session_class
@@ -181,9 +181,9 @@ class GPUSessionPool:
             else:
                 open_sessions(service.add, model, devices, number, arguments, gpu_session_class())
             service.open()
-        except BaseException:
+        except BaseException as error:  # noqa: BLE001 - it is raised again
             service.close(0)
-            raise
+            raise drop_own_frames(error)  # noqa: B904 - the same error
         # The latest requests, running and waiting
         self._submitted: deque[weakref.ref[Outcome[Any]]] = deque(maxlen=2 * service.most)
 

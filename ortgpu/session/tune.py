@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model.files import ModelSource
 from ..process.late import late
+from ..process.threads import drop_own_frames
 from ..provider.requests import parse
 from .tuning.children import Place, Trial, Tuning
 
@@ -77,4 +78,7 @@ def tune(
     from .gpu_session import GPUSession as GPUSession  # raises the reason if ONNX Runtime cannot be imported
 
     request = tuning.Wanted(model, device, feeds, shapes, objective, precision, budget, on_trial, provider_arguments)
-    return tuning.tune_at(Place(), request, record)
+    try:
+        return tuning.tune_at(Place(), request, record)
+    except Exception as error:  # noqa: BLE001 - it is raised again
+        raise drop_own_frames(error)  # noqa: B904 - the same error

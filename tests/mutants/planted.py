@@ -1181,8 +1181,8 @@ MUTANTS = (
         (
             "an interrupted caller leaves its request",
             "session/pool/serving.py",
-            "            request.outcome.cancel()\n            raise\n",
-            "            raise\n",
+            "            request.outcome.cancel()\n            raise drop_own_frames",
+            "            raise drop_own_frames",
         ),
         (
             "a full queue takes everything",

@@ -53,7 +53,7 @@ def test_threads_do_not_notice(reopened: Any) -> None:
 
 
 def test_without_room_each_use_tries_again(reopened: Any) -> None:
-    assert [each[0] for each in reopened["no room"]] == ["GPUOutOfMemoryError"] * 2
+    assert [each[0] for each in reopened["no room"]] == ["GPUOutOfMemoryError"] * 2, reopened["no room"]
     assert reopened["then"] == [1, MIB // 4]
 
 

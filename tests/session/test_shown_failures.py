@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.lab.models import Models
-from tests.support.children import ROOT, Child, child_environment, run_child
+from tests.support.children import ROOT, Child, child_environment, python_arguments, run_child
 
 PROGRAM = ROOT / "tests" / "programs" / "library_failures.py"
 OUR_FRAME = re.compile(r'^  File "[^"]*/ortgpu/(?!ERRORS)[^"]*\.py", line', re.MULTILINE)
@@ -34,6 +34,32 @@ def test_so_has_the_traceback_of_a_wrong_argument(arguments: str) -> None:
     done = run_child([sys.executable, "-c", f"from ortgpu import GPUSession; GPUSession({arguments})"])
     assert done.returncode == 1
     assert 1 <= len(OUR_FRAME.findall(done.stderr)) <= 2, done.stderr
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "GPUSession(model, allow_cpu=True).run(None, wrong)",
+        "list(GPUSession(model, allow_cpu=True).map([wrong]))",
+        "GPUSession(model, allow_cpu=True).batched(max_batch=1).run(None, wrong)",
+        "GPUSessionPool(model, allow_cpu=True).run(None, wrong)",
+        "GPUSessionPool(model, allow_cpu=True).submit(None, wrong).result()",
+        "GPUSessionPool('no such file.onnx', allow_cpu=True)",
+        "ortgpu.tune('no such file.onnx')",
+        "ortgpu.fit('no such file.onnx', device='cpu')",
+    ],
+)
+def test_so_has_that_of_a_use(models: Models, use: str) -> None:
+    code = f"""
+        import numpy, ortgpu
+        from ortgpu import GPUSession, GPUSessionPool
+        model, wrong = {str(models.relu)!r}, {{"no such input": numpy.zeros(1, "f")}}
+        {use}
+    """
+    done = run_child([sys.executable, *python_arguments(code)], env=child_environment({"CUDA_VISIBLE_DEVICES": ""}))
+    assert done.returncode == 1
+    assert "Error" in done.stderr or "NoSuchFile" in done.stderr
+    assert len(OUR_FRAME.findall(done.stderr)) <= 2, done.stderr
 
 
 def test_the_frames_of_the_users_library_are_all_there(models: Models) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, WorkerLostError, manual
 from ...process.background import AT_EXIT, Thread, log, logged, may_wait, this_thread, uninterrupted
-from ...process.threads import Notice, is_in_callback
+from ...process.threads import Notice, drop_own_frames, is_in_callback
 from ...provider import lifetime
 from .requests import Kind, Request
 from .workers import NotBegunError, Worker, twice_lost
@@ -167,9 +167,9 @@ class Service:
         try:
             self.ask(request, limit, raises=raises)
             return request.outcome.result()
-        except BaseException:
+        except BaseException as error:  # noqa: BLE001 - it is raised again
             request.outcome.cancel()
-            raise
+            raise drop_own_frames(error)  # noqa: B904 - the same error
         finally:
             del request
 
