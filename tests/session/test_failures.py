@@ -196,10 +196,10 @@ def test_no_other_run_is_made_again(budget: int | None, text: str, monkeypatch: 
 
 def test_plans_go_before_the_second_run_and_do_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Budget(monkeypatch, room=1 << 30)
-    assert made.session._request.shares_with_plans
+    assert made.session._request.shares_budget
     assert made.call(MEMORY, [1]) == [1]
     assert made.log == ["run", "open again", "give back", "run"]
-    assert not made.session._request.shares_with_plans
+    assert not made.session._request.shares_budget
 
 
 def test_a_binding_of_a_session_that_must_open_again_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:

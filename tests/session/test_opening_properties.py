@@ -135,7 +135,7 @@ def outcome(
         mock.patch.object(opening, "initialise", return_value=cuda),
         mock.patch.object(opening, "context_is_active", return_value=None),
         mock.patch.object(verifying, "context_is_active", return_value=None),
-        mock.patch.object(diagnosing, "inspect_environment", return_value=HEALTHY.environment),
+        mock.patch.object(diagnosing, "UnreadEnvironment", return_value=HEALTHY.environment),
     ):
         try:
             request = SessionRequest(model_of(session.operators), device=device, providers=parse(providers, None))

@@ -121,7 +121,7 @@ def test_where_onnxruntime_cannot_be_imported_making_a_pool_raises_the_cause() -
 def test_allow_cpu_warns_the_caller_of_each_session() -> None:
     found = child("session.pool_opening.allow_cpu_warns_the_caller_of_each_session")
     assert found["devices"] == ["cpu", "cpu"]
-    assert found["warned"] == [["CPUExecutionWarning", program_path("pools")]] * 2
+    assert found["warned"] == [["CPUExecutionWarning", program_path("session.pool_opening")]] * 2
     assert len(set(found["created by"])) == 1
 
 
