@@ -73,7 +73,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def functions_entered() -> None:
-    """Count the functions of ortgpu that a request enters, in all threads: the median of five, since others may come."""
+    """Count the functions of ortgpu that a request enters in all threads, as a median: others may come."""
     entered: Counter[tuple[str, str]] = Counter()
     watches = False
 

@@ -146,7 +146,7 @@ def outcome(
             return error
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     runtime=RUNTIMES,
     cuda=STATES,
