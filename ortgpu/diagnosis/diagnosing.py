@@ -51,6 +51,19 @@ if TYPE_CHECKING:
 
 Check = Callable[[Facts], GPUError | None]
 
+_DRIVER_AND_GPUS: tuple[Check, ...] = (
+    devices.named_device,
+    devices.unsupported,
+    devices.cudnn_without_code,
+    driver.not_found,
+    driver.descriptors_exhausted,
+    driver.linux_driver_in_wsl,
+    driver.too_old,
+    driver.device_files_closed,
+    driver.not_ready,
+    devices.none_visible,
+)
+
 # The order of the checks is the order of likely root causes.
 CHECKS: tuple[Check, ...] = (
     packages.platform_unsupported,
@@ -80,16 +93,7 @@ CHECKS: tuple[Check, ...] = (
     libraries.cudnn_of_other_cuda,
     libraries.cudnn_mixed,
     libraries.not_as_installed,
-    devices.named_device,
-    devices.unsupported,
-    devices.cudnn_without_code,
-    driver.not_found,
-    driver.descriptors_exhausted,
-    driver.linux_driver_in_wsl,
-    driver.too_old,
-    driver.device_files_closed,
-    driver.not_ready,
-    devices.none_visible,
+    *_DRIVER_AND_GPUS,
     packages.plugin_without_device,
     packages.plugin_unregistered,
     opening.unusable,
@@ -108,16 +112,7 @@ CHECKS: tuple[Check, ...] = (
 CHECKS_OF_THE_DRIVER: tuple[Check, ...] = (
     model_checks.collective_ops_missing,
     libraries.cudnn_of_other_cuda,
-    devices.named_device,
-    devices.unsupported,
-    devices.cudnn_without_code,
-    driver.not_found,
-    driver.descriptors_exhausted,
-    driver.linux_driver_in_wsl,
-    driver.too_old,
-    driver.device_files_closed,
-    driver.not_ready,
-    devices.none_visible,
+    *_DRIVER_AND_GPUS,
     opening.unusable,
     devices.busy,
 )

@@ -14,20 +14,8 @@ from ortgpu.environment.child_process import ChildFailedError
 from ortgpu.session.tuning.children import Child
 from tests.programs.child_functions import prepare_in_child, prepared_in_child, raise_key_error
 from tests.support.children import child_environment, run_child
-from tests.support.networks import Network
 
 pytestmark = pytest.mark.timeout(300)  # a search is many children
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four convolutions, whose tensors are v0 to v7; the third one makes v4."""
-    made = Network(0)
-    for _ in range(4):
-        made.add("Relu", made.conv())
-    path = tmp_path_factory.mktemp("tuning") / "network.onnx"
-    path.write_bytes(made.model())
-    return path
 
 
 def test_a_child_goes_on_after_what_it_raised_and_is_another_one_after_its_end() -> None:

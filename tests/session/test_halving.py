@@ -11,23 +11,9 @@ from ortgpu.provider.records import read_record
 from ortgpu.session.tuning.children import Place
 from ortgpu.session.tuning.tuning import Wanted, tune_at
 from tests.session.test_tuning import only
-from tests.support.networks import Network
-from tests.support.tuning_faults import (
-    CPU,
-)
+from tests.support.tuning_faults import CPU
 
 pytestmark = pytest.mark.timeout(300)  # a search is many children
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four convolutions, whose tensors are v0 to v7; the third one makes v4."""
-    made = Network(0)
-    for _ in range(4):
-        made.add("Relu", made.conv())
-    path = tmp_path_factory.mktemp("tuning") / "network.onnx"
-    path.write_bytes(made.model())
-    return path
 
 
 def test_float16_inside_keeps_inputs_and_outputs(

@@ -23,7 +23,6 @@ from ortgpu.session.tuning.children import Beginning, Child, Place, Trial, only_
 from ortgpu.session.tuning.comparing import Comparison, compare
 from ortgpu.session.tuning.trial import results
 from ortgpu.session.tuning.tuning import Search, Wanted, tune_at
-from tests.support.networks import Network
 from tests.support.tuning_faults import (
     CPU,
     FAULTY,
@@ -41,17 +40,6 @@ pytestmark = pytest.mark.timeout(300)  # a search is many children
 def _a_lock_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no test wait for the tuner of another, which has the same CPU in the place of a GPU."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four convolutions, whose tensors are v0 to v7; the third one makes v4."""
-    made = Network(0)
-    for _ in range(4):
-        made.add("Relu", made.conv())
-    path = tmp_path_factory.mktemp("tuning") / "network.onnx"
-    path.write_bytes(made.model())
-    return path
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
