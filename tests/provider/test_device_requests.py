@@ -104,6 +104,17 @@ def test_what_names_a_device_elsewhere() -> None:
     assert [plain_request(each) for each in (None, 2, "auto", True)] == [None, 2, "auto", True]
 
 
+def test_a_device_of_pytorch_is_known_without_its_import() -> None:
+    class OfPyTorch:
+        def __str__(self) -> str:
+            return "cuda:1"
+
+    OfPyTorch.__module__, OfPyTorch.__name__ = "torch", "device"
+    assert plain_request(OfPyTorch()) == "cuda:1"
+    OfPyTorch.__module__ = "other"
+    assert type(plain_request(OfPyTorch())) is OfPyTorch
+
+
 def test_a_device_of_pytorch() -> None:
     torch = pytest.importorskip("torch", reason="needs PyTorch, which ortgpu does not bring")
     assert [plain_request(torch.device(each)) for each in ("cuda", "cuda:1", "cpu")] == ["cuda", "cuda:1", "cpu"]

@@ -219,6 +219,29 @@ def test_close_frees_all_that_the_session_held() -> None:
     session.close()
 
 
+def test_a_session_that_failed_to_open_frees_its_parts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever holds the object and the error: a subclass that goes on with another model, for instance."""
+    made: list[weakref.ref[Any]] = []
+
+    def open_on_gpu(session: Any, construct: Any, request: SessionRequest, *_: object) -> None:
+        construct(request.model, None, providers=["CPUExecutionProvider"])
+        session._stream, session._holdings = Part(), Part()
+        made.extend(map(weakref.ref, (session._sess, session._stream, session._holdings)))
+        raise ProviderRequestError("this GPU is not to be had")
+
+    monkeypatch.setattr("ortgpu.session.opening.open_on_gpu", open_on_gpu)
+    monkeypatch.setattr("ortgpu.session.gpu_session.initialising", lambda: None)
+    session = GPUSession.__new__(GPUSession)
+    with pytest.raises(ProviderRequestError, match="not to be had") as caught:
+        session.__init__(NEG)  # type: ignore[misc]  # as a subclass may
+    assert [part() for part in made] == [None, None, None], "the error still lives"
+    assert caught.value.__traceback__ is not None
+
+
+class Part:
+    """A part of a session that is watched."""
+
+
 def test_a_with_block_closes() -> None:
     with made_session() as session:
         assert session.run(None, {"x": np.ones(1, np.float32)})[0].tolist() == [-1.0]

@@ -53,6 +53,7 @@ def a_build_for_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (["CudaExecutionProvider"], "guarded"),
         (["cuda"], "guarded"),
         (["my_tensorrt"], "guarded"),
+        *(([f"x-{word}"], "guarded") for word in ("cuda", "cudnn", "trt", "tensorrt", "nvidia")),
         (["GPU"], "guarded"),
         ("CUDAExecutionProvider", "guarded"),
         ([3], "guarded"),

@@ -289,6 +289,28 @@ def test_bytes_are_known_by_their_content(record: Path) -> None:
             key_of(GraphOutline(other), None)
 
 
+PLACE: dict[str, Any] = {
+    "graph": "a graph",
+    "weights": "sha256 1",
+    "onnxruntime": "1.31.1",
+    "gpu": "NVIDIA H200",
+    "multiprocessors": 132,
+    "cuda": 13000,
+    "cudnn": 91000,
+    "cublas": 130000,
+    "driver": "580.65.06",
+    "precision": "tf32",
+}
+
+
+@pytest.mark.parametrize("name", PLACE)
+def test_a_record_is_for_one_model_one_gpu_and_the_releases_that_it_was_measured_with(name: str) -> None:
+    here = Key(**PLACE)
+    assert here.difference(Key(**PLACE)) is None
+    for other in ("other", None):
+        assert here.difference(Key(**{**PLACE, name: other})) == f"{name} was {PLACE[name]}, and is {other}"
+
+
 def test_a_record_is_written_as_a_whole_or_not_at_all(record: Path) -> None:
     beyond: Any = object()  # JSON
     before, broken = record.read_bytes(), replace(read_record(record), dimensions={"n": beyond})

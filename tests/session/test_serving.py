@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -534,6 +535,21 @@ def test_workers_are_chosen_under_the_lock(way: str) -> None:
         assert lock.taken
         for each in (worker, other):
             each.runs.clear()
+
+
+def test_the_queue_is_looked_at_under_the_lock() -> None:
+    """Otherwise two threads choose the same request, and the claim of one ends with that of the other."""
+    looks: list[bool] = []
+
+    class Watched(deque[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            looks.append(service._lock._is_owned())  # type: ignore[attr-defined]  # as Condition asks
+            return super().__iter__()
+
+    with serving(Made(0)) as service:
+        service.waiting = Watched()
+        assert run(service) == [0, "feed"]
+        assert looks == [True]
 
 
 def test_many_threads_never_run_more_than_the_workers_can() -> None:
