@@ -5,7 +5,10 @@ import os
 
 import pytest
 
+from tests.support.bytecode import keep_bytecode
 from tests.support.this_machine import GPUs, find_gpus
+
+keep_bytecode()  # before most of what is compiled
 
 # Thousands of children import NumPy, and half of the time of that goes to threads that would multiply matrices.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
