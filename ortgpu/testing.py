@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,6 +25,7 @@ from .process.background import fork_safe_lock, this_thread
 from .process.late import late
 from .provider import requests
 from .provider.devices import Device
+from .provider.sizes import parse_size
 from .session import lazily
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ MiB = 2**20
 LEAK_MARGIN = 64 * MiB
 
 _SETTLING = 2.0  # seconds, because NVML reports freed memory with a delay
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])(I?))?B")
 
 
 class UnmetRequirementError(LookupError):
@@ -100,12 +99,11 @@ def _parse_count(value: object) -> int:
 def _parse_memory(value: object) -> int | None:
     if value is None:
         return None
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    match = _AMOUNT.fullmatch(value.upper()) if isinstance(value, str) else None
-    unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ") if match else 0
-    size = round(float(match[1]) * unit) if match else 0
-    if size <= 0:
+    try:
+        size = 0 if isinstance(value, bool) else parse_size("memory", value)
+    except (TypeError, ValueError):
+        size = 0
+    if not size:
         raise ValueError(f'memory={value!r} is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"')
     return size
 
@@ -216,8 +214,8 @@ def gpu_sessions(device: int | str | None = None, *, allow_cpu: bool = False) ->
         def open_session(
             model: Any, sess_options: Any = None, providers: Any = None, provider_options: Any = None, **options: Any
         ) -> GPUSession:
-            if device is not None and "device" not in options and not _names_device(providers, provider_options):
-                options["device"] = device
+            if not _names_device(providers, provider_options):
+                options.setdefault("device", device)
             if allow_cpu:
                 options.setdefault("allow_cpu", True)
             session: GPUSession = lazily.gpu_session_class()(
@@ -243,8 +241,8 @@ def _names_device(providers: Any, provider_options: Any) -> bool:
 
 
 @contextmanager
-def gpu_leak_check(gpus: Sequence[Device], *, margin: int = LEAK_MARGIN, shared: bool = False) -> Iterator[None]:
-    """Raise AssertionError if more of the GPUs' memory is in use at the end than at the start, beyond ``margin`` bytes.
+def gpu_leak_check(gpus: Sequence[Device], *, shared: bool = False) -> Iterator[None]:
+    """Raise AssertionError if more of the GPUs' memory is in use at the end than at the start, beyond LEAK_MARGIN.
 
     The CUDA context of this process does not count, since it is created before the first measurement. The check
     compares what NVML reports for this process. In most containers NVML does not report single processes. The check
@@ -273,17 +271,17 @@ def gpu_leak_check(gpus: Sequence[Device], *, margin: int = LEAK_MARGIN, shared:
     yield
     grown = _grown(gpus, before)
     deadline = time.monotonic() + _SETTLING
-    while any(growth > margin for growth, _ in grown) and time.monotonic() < deadline:
+    while any(growth > LEAK_MARGIN for growth, _ in grown) and time.monotonic() < deadline:
         time.sleep(0.1)
         grown = _grown(gpus, before)
     leaks = [
         f"{format_bytes(growth)} more on {gpu} than before ({whose})"
         for gpu, (growth, whose) in zip(gpus, grown, strict=True)
-        if growth > margin
+        if growth > LEAK_MARGIN
     ]
     if leaks:
         raise AssertionError(
-            f"GPU memory was left behind: {'; '.join(leaks)}; up to {format_bytes(margin)} are no leak. "
+            f"GPU memory was left behind: {'; '.join(leaks)}; up to {format_bytes(LEAK_MARGIN)} are no leak. "
             "What holds it: a session that was not closed, or an OrtValue or IOBinding that something still refers to"
         )
 
@@ -328,13 +326,13 @@ def _warm_up(gpu: Device) -> None:
     with this_thread.holds, _warming:
         if (os.getpid(), gpu.ordinal) in _warm:
             return
-        _run_once(onnx.parser.parse_model(_MATMUL).SerializeToString(), gpu)
+        _run_once(_MATMUL, gpu)
         with suppress(GPUError):  # Without cuDNN nothing is loaded later either.
-            _run_once(onnx.parser.parse_model(_CONV).SerializeToString(), gpu)
+            _run_once(_CONV, gpu)
         _warm.add((os.getpid(), gpu.ordinal))
 
 
-def _run_once(model: bytes, gpu: Device) -> None:
+def _run_once(text: str, gpu: Device) -> None:
     with gpu_sessions(device=gpu.ordinal) as open_session:
-        session = open_session(model)
+        session = open_session(onnx.parser.parse_model(text).SerializeToString())
         session.run(None, {entry.name: np.zeros(entry.shape, np.float32) for entry in session.get_inputs()})

@@ -48,22 +48,25 @@ def check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | No
     return path
 
 
-@click.command()
-@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--batch", "batches", metavar="N,N,...", callback=parse_batches, help="Batch sizes.  [default: 1,8,64]")
-@click.option(
-    "--rounds", type=click.IntRange(min=5), default=10, show_default=True, help="Blocks of calls for each way."
-)
-@output.inputs_option
-@click.option("--allow-cpu", is_flag=True, help="If no GPU can be used, measure on the CPU, and say so.")
-@click.option(
+plot_option = click.option(
     "--plot",
     metavar="FILE",
     type=output.FileToWrite(),
     callback=check_plot,
     help=f"Draw the figures into a file ({', '.join(PLOTS)}); needs the extra 'bench'.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
+
+
+@click.command()
+@click.argument("model", type=output.MODEL_FILE)
+@click.option("--batch", "batches", metavar="N,N,...", callback=parse_batches, help="Batch sizes.  [default: 1,8,64]")
+@click.option(
+    "--rounds", type=click.IntRange(min=5), default=10, show_default=True, help="Blocks of calls for each way."
+)
+@output.inputs_option
+@click.option("--allow-cpu", is_flag=True, help="If no GPU can be used, measure on the CPU, and say so.")
+@plot_option
+@output.json_option
 def bench(
     model: Path,
     batches: tuple[int, ...] | None,
@@ -98,10 +101,14 @@ def bench(
       "recommended", "shapes"
     A "batch" of null means a fixed batch. In "left_out" it means all batches.
     """
-
     try:
-        with report.quiet() as caught:
-            opened, figures, times = _measure(model, batches, inputs, rounds, allow_cpu)
+        with report.quiet() as caught, contextlib.ExitStack() as stack:
+            with output.progress("Opening the model in each way"):
+                opened = Bench(str(model), stack, allow_cpu=allow_cpu or None)
+            feeds = _feeds(opened, batches, inputs)
+            with output.progress("Measuring"):
+                figures = [figure for batch, feed in feeds.items() for figure in opened.measure(batch, feed, rounds)]
+                times = _times_of_shapes(opened, figures)
     except click.UsageError:
         raise
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
@@ -111,19 +118,20 @@ def bench(
     device, recommended = opened.session.device, recommend(figures)
     on_cpu_because, warned = report.split_warnings(caught)
     if as_json:
-        document = output.document(
-            ok=True,
-            model=str(model),
-            device=report.device_document(device),
-            on_cpu_because=output.error_document(on_cpu_because) if on_cpu_because else None,
-            rounds=rounds,
-            warnings=warned,
-            figures=[figure.document() for figure in figures],
-            left_out=[dataclasses.asdict(way) for way in opened.left_out],
-            recommended=recommended,
-            shapes=[shape.document() for shape in times],
+        output.write_json(
+            output.document(
+                ok=True,
+                model=str(model),
+                device=report.device_document(device),
+                on_cpu_because=output.error_document(on_cpu_because) if on_cpu_because else None,
+                rounds=rounds,
+                warnings=warned,
+                figures=[figure.document() for figure in figures],
+                left_out=[dataclasses.asdict(way) for way in opened.left_out],
+                recommended=recommended,
+                shapes=[dataclasses.asdict(shape) for shape in times],
+            )
         )
-        output.write_json(document)
     else:
         console = output.stdout()
         report.show_warnings(console, warned)
@@ -157,19 +165,6 @@ def _show(console: Console, figures: list[Figure], left_out: list[LeftOut], reco
         output.heading(console, "Recommended settings")
     for sentence in recommended:
         output.line(console, f"  {sentence}")
-
-
-def _measure(
-    model: Path, batches: tuple[int, ...] | None, inputs: Path | None, rounds: int, allow_cpu: bool
-) -> tuple[Bench, list[Figure], list[shape_times.ShapeTimes]]:
-
-    with contextlib.ExitStack() as stack:
-        with output.progress("Opening the model in each way"):
-            opened = Bench(str(model), stack, allow_cpu=allow_cpu or None)
-        feeds = _feeds(opened, batches, inputs)
-        with output.progress("Measuring"):
-            figures = [figure for batch, feed in feeds.items() for figure in opened.measure(batch, feed, rounds)]
-            return opened, figures, _times_of_shapes(opened, figures)
 
 
 def _times_of_shapes(opened: Bench, figures: list[Figure]) -> list[shape_times.ShapeTimes]:
@@ -209,10 +204,7 @@ def _row(figure: Figure) -> tuple[str, ...]:
         _rate(figure.rate.median),
         f"{ratio.median:.2f}" if ratio else "",
         f"{ratio.low:.2f} - {ratio.high:.2f}" if ratio else "",
-        *(
-            "" if milliseconds is None else f"{milliseconds:.3f}"
-            for milliseconds in map(latency.get, ("p50", "p90", "p99"))
-        ),
+        *("" if (time := latency.get(name)) is None else f"{time:.3f}" for name in ("p50", "p90", "p99")),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +11,7 @@ import click
 import ortgpu
 from ortgpu.cli import output, report, shape_times, signals
 from ortgpu.cli.batches import parse_batches
-from ortgpu.cli.bench import check_plot
+from ortgpu.cli.bench import plot_option
 from ortgpu.cli.inputs import read_inputs, refusal
 from ortgpu.diagnosis.probe.probing import RELU
 from ortgpu.process.late import late
@@ -18,11 +19,8 @@ from ortgpu.process.late import late
 if TYPE_CHECKING:
     from ortgpu.cli import divergence
     from ortgpu.cli.figures import plot as pictures
-    from ortgpu.cli.report import SessionReport
     from ortgpu.running import made_inputs
     from ortgpu.session import placement_details
-    from ortgpu.session.placement_details import PlacementDetails
-    from ortgpu.session.tuning.comparing import Comparison
 else:
     placement_details = late("ortgpu.session.placement_details")
     pictures = late("ortgpu.cli.figures.plot")
@@ -33,7 +31,7 @@ CpuNodes = Literal["allow", "warn", "forbid"]
 
 
 @click.command()
-@click.argument("models", metavar="[MODEL]...", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("models", metavar="[MODEL]...", nargs=-1, type=output.MODEL_FILE)
 @click.option("--device", metavar="D", help='Which GPU: an index, "cuda:1", a UUID, or "auto" (most free memory).')
 @click.option(
     "--cpu-nodes",
@@ -59,13 +57,12 @@ CpuNodes = Literal["allow", "warn", "forbid"]
     is_flag=False,
     flag_value="1,8,32",
     callback=parse_batches,
-    help="Only measure the GPU memory that batches take (1,8,32), and which fit; also whether several models do.",
+    help="Only measure the GPU memory that batches take (1,8,32), and which fit; also whether several models do. "
+    "--plot draws it.",
 )
-@click.option(
-    "--plot", metavar="FILE", type=output.FileToWrite(), callback=check_plot, help="With --fit: draw it into a file."
-)
+@plot_option
 @click.option("--verbose", is_flag=True, help="Also show the options bound to the CUDA provider.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
+@output.json_option
 def check(
     models: tuple[Path, ...],
     device: str | None,
@@ -106,12 +103,29 @@ def check(
         raise click.UsageError(f"{'--plot' if plot is not None else 'more than one MODEL'} needs --fit")
     model = models[0] if models else None
     name = str(model) if model else None
+    source = name or RELU
+    feeds, reason, compared, compared_with, details = None, None, None, None, None
+    times: list[shape_times.ShapeTimes] = []
     try:
         with report.quiet() as caught:
-            session_report, compared, compared_with, times = _open_and_run(
-                model, device, cpu_nodes, allow_cpu, runs, inputs, compare, shapes
-            )
-            details = _look_closer(model, device) if placement and session_report.device.is_gpu else None
+            with ortgpu.GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu or None) as session:
+                declared = session.get_inputs()
+                try:
+                    if runs > 0 or compare:
+                        feeds = made_inputs.make_inputs(declared) if inputs is None else read_inputs(inputs, declared)
+                except made_inputs.UnknownInputError as error:
+                    reason = str(error)
+                session_report = report.read(session, feeds if runs > 0 else None, runs, reason, refusal(inputs))
+                try:
+                    times = shape_times.measure(session, shapes) if shapes is not None else []
+                except made_inputs.UnknownInputError as error:
+                    raise click.UsageError(f"--shapes: {error}") from error
+                if compare and feeds is not None and session_report.latency_error is None:
+                    compared, compared_with = divergence.compare_with_cpu(session, source, feeds)
+            if placement and session_report.device.is_gpu:
+                doing = "Opening the model once more, to see why its nodes are where they are"
+                with output.progress(doing), signals.raise_on_signals():
+                    details = placement_details.explain_placement(source, device=device)
     except click.UsageError:
         raise
     except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
@@ -131,7 +145,7 @@ def check(
             document["compared"] = {"error": compared.error, "wrong": wrong} if compared is not None else None
             document["compared_with"] = compared_with
         if shapes is not None:
-            document["shapes"] = [shape.document() for shape in times]
+            document["shapes"] = [asdict(shape) for shape in times]
         document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
         output.write_json(document)
         return int(failed)
@@ -197,42 +211,3 @@ def _show_fit(
         if not as_json:
             output.line(output.stdout(), f"Written: {plot}")
     return int(not ok)
-
-
-def _open_and_run(
-    model: Path | None,
-    device: str | None,
-    cpu_nodes: CpuNodes,
-    allow_cpu: bool,
-    runs: int,
-    file: Path | None,
-    compare: str | None,
-    shapes: tuple[int, ...] | None,
-) -> tuple[SessionReport, Comparison | None, str | None, list[shape_times.ShapeTimes]]:
-    source = str(model) if model else RELU
-    with ortgpu.GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu or None) as session:
-        declared = session.get_inputs()
-        feeds, reason = None, None
-        try:
-            if runs > 0 or compare:
-                feeds = made_inputs.make_inputs(declared) if file is None else read_inputs(file, declared)
-        except made_inputs.UnknownInputError as error:
-            reason = str(error)
-        session_report = report.read(session, feeds if runs > 0 else None, runs, reason, refusal(file))
-        times: list[shape_times.ShapeTimes] = []
-        if shapes is not None:
-            try:
-                times = shape_times.measure(session, shapes)
-            except made_inputs.UnknownInputError as error:
-                raise click.UsageError(f"--shapes: {error}") from error
-        if not compare or feeds is None or session_report.latency_error is not None:
-            return session_report, None, None, times
-        return session_report, *divergence.compare_with_cpu(session, source, feeds), times
-
-
-def _look_closer(model: Path | None, device: str | None) -> PlacementDetails:
-    from ortgpu.session import gpu_session  # noqa: F401 - the child opens a GPUSession
-
-    doing = "Opening the model once more, to see why its nodes are where they are"
-    with output.progress(doing), signals.raise_on_signals():
-        return placement_details.explain_placement(str(model) if model else RELU, device=device)

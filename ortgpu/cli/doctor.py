@@ -11,7 +11,7 @@ import click
 import ortgpu
 from ortgpu.cli import output, redaction, signals
 from ortgpu.cli.findings import Report
-from ortgpu.cli.other_python import diagnose_in, find_python
+from ortgpu.cli.other_python import diagnose_in, python_option
 from ortgpu.diagnosis.requirements import check_inference
 from ortgpu.distributed.diagnosis.requirements import check_training
 from ortgpu.distributed.diagnosis.training import TrainingFacts
@@ -19,20 +19,15 @@ from ortgpu.errors import LauncherConflictError
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
+@output.json_option
 @click.option("--verbose", is_flag=True, help="Show all evidence, and every unusable library with the reason.")
 @click.option(
     "--model",
     metavar="M",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=output.MODEL_FILE,
     help="Judge what this model needs as well, and open it.",
 )
-@click.option(
-    "--python",
-    metavar="PYTHON",
-    callback=find_python,
-    help="Judge the environment of this interpreter, or the virtual environment in this folder.",
-)
+@python_option
 @click.option(
     "--profile",
     type=click.Choice(["inference", "training"]),
@@ -59,9 +54,7 @@ from ortgpu.errors import LauncherConflictError
     help="Leave out user names, home folders, the name of the host, and credentials in addresses.",
 )
 @click.option("--no-probe", is_flag=True, help="Only look: open neither the driver nor a session.")
-@click.option(  # Whole seconds, because "nan" is a float.
-    "--timeout", type=click.IntRange(1, 3600), default=30, show_default=True, help="Seconds that the probe may take."
-)
+@output.probe_timeout_option
 def doctor(
     as_json: bool,
     verbose: bool,

@@ -18,9 +18,9 @@ from rich.console import Console
 import ortgpu
 from ortgpu.cli import output, signals
 from ortgpu.cli.findings import Report
-from ortgpu.cli.other_python import diagnose_in, find_python
+from ortgpu.cli.other_python import diagnose_in, python_option
 from ortgpu.environment.child import interpreter
-from ortgpu.errors import Fix, GPUError
+from ortgpu.errors import Fix, GPUError, counted
 
 Variables = Mapping[str, str]
 
@@ -29,22 +29,10 @@ Variables = Mapping[str, str]
 @click.option("--yes", is_flag=True, help="Do not ask before each command.")
 @click.option("--dry-run", is_flag=True, help="Show the commands and run none.")
 @click.option("--warnings", is_flag=True, help="Run the commands of warnings as well.")
-@click.option(
-    "--model",
-    metavar="M",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Fix what this model needs as well.",
-)
-@click.option(
-    "--python",
-    metavar="PYTHON",
-    callback=find_python,
-    help="Fix the environment of this interpreter, or the virtual environment in this folder.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON document; all else goes to the standard error.")
-@click.option(
-    "--timeout", type=click.IntRange(1, 3600), default=30, show_default=True, help="Seconds that a probe may take."
-)
+@click.option("--model", metavar="M", type=output.MODEL_FILE, help="Fix what this model needs as well.")
+@python_option
+@output.json_option
+@output.probe_timeout_option
 def fix(
     yes: bool, dry_run: bool, warnings: bool, model: Path | None, python: str | None, as_json: bool, timeout: int
 ) -> int:
@@ -60,7 +48,8 @@ def fix(
     Exit code 0: fixed, or nothing was wrong. 1: an error remains and is shown at the end. 2: wrong usage.
 
     \b
-    The JSON document has "schema" (1), "ortgpu", "ok", "model",
+    With --json all else goes to the standard error. The JSON document has
+      "schema" (1), "ortgpu", "ok", "model",
       "commands"   in the order of running: command, code (of the error),
                    status ("ran", "declined", "not run"), exit_status, seconds
       "your_shell" the commands to repeat in your own shell
@@ -72,9 +61,7 @@ def fix(
 
     def judge(environ: Variables) -> ortgpu.Diagnosis:
         with output.progress("Looking at this machine"), signals.raise_on_signals():
-            return diagnose_in(
-                python, model, timeout=timeout, ssh=(), environ=environ, probe=True, profile="inference"
-            )  # fmt: skip
+            return diagnose_in(python, model, timeout=timeout, environ=environ, probe=True, profile="inference")
 
     repair = Repair(console, judge, with_warnings=warnings)
     try:
@@ -231,9 +218,9 @@ class Repair:
         if not code:
             text = f"not fixed: no check finds a fault, and the probe failed: {self.failure}"
         elif planned:
-            text = f"{_counted(len(planned), 'command')} would run (--dry-run)"
+            text = f"{counted(len(planned), 'command')} would run (--dry-run)"
         elif ran:
-            text = f"not fixed: {code} is left; {_counted(len(ran), 'command')} ran"
+            text = f"not fixed: {code} is left; {counted(len(ran), 'command')} ran"
         elif not self.steps:
             text = f"not fixed: {code} has no command that can run here; its fix is above"
         output.line(console, text, style="bold red")
@@ -243,10 +230,6 @@ def _commands(problems: Iterable[GPUError]) -> Iterator[Step]:
     """Yield the commands that this user can run here, in the order of the problems."""
     for problem in problems:
         yield from (Step(text, problem.code) for text in problem.fixes if text.executable and text.kind == "shell")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 _WRITE_VARIABLES = (

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import click
 
 from ortgpu.cli import output, signals
-from ortgpu.cli.other_python import diagnose_in, find_python
+from ortgpu.cli.other_python import diagnose_in, python_option
 from ortgpu.diagnosis.remedies.fixes import why_not_held
 from ortgpu.environment.child import interpreter
 from ortgpu.environment.inspection import Environment
@@ -35,12 +35,7 @@ Tag: py3-none-any
 
 @click.command()
 @click.option("--release", is_flag=True, help="Remove what this command has written.")
-@click.option(
-    "--python",
-    metavar="PYTHON",
-    callback=find_python,
-    help="Hold in the environment of this interpreter, or in the virtual environment in this folder.",
-)
+@python_option
 def hold(release: bool, python: str | None) -> int:
     """Keep later installations from replacing ONNX Runtime's GPU build by the CPU build.
 

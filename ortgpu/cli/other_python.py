@@ -55,6 +55,14 @@ def find_python(_ctx: click.Context, _parameter: click.Parameter, given: str | N
     return os.path.abspath(interpreter_path)  # The target of a link would be outside of the environment.
 
 
+python_option = click.option(
+    "--python",
+    metavar="PYTHON",
+    callback=find_python,
+    help="Look at the environment of this interpreter, or the virtual environment in this folder.",
+)
+
+
 def diagnose_in(
     python: str,
     model: Path | None,

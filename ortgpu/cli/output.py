@@ -56,10 +56,18 @@ class FileToWrite(click.Path):
         return path
 
 
+MODEL_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+# Options of several commands
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem."
+)
+probe_timeout_option = click.option(  # Whole seconds, because "nan" is a float.
+    "--timeout", type=click.IntRange(1, 3600), default=30, show_default=True, help="Seconds that the probe may take."
+)
 inputs_option = click.option(
     "--inputs",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=MODEL_FILE,
     help="Inputs as an .npz file (numpy.savez), one array per input name.",
 )
 

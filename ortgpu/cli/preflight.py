@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 @click.option(  # Whole seconds, because "nan" is a float.
     "--timeout", type=click.IntRange(2, 3600), default=60, show_default=True, help="Seconds that all of it may take."
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Write one JSON document, by rank 0, also when there is a problem."
-)
+@output.json_option
 @click.option(
     "--address", metavar="HOST:PORT", help="Where rank 0 is to listen. Needed by mpirun over several machines."
 )
@@ -41,9 +39,9 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
     Between hosts, and with --address, give all ranks one secret in ORTGPU_PREFLIGHT_SECRET, or in the file that
     ORTGPU_PREFLIGHT_SECRET_FILE names. Without it, whoever reaches rank 0's port can take a rank's place.
 
-    Rank 0 writes the result. On a problem the other ranks write one line each to stderr, or the whole error if rank 0
-    is the problem. If the launcher's variables do not identify rank 0, every rank writes an error about that. Without a
-    launcher only one rank is checked.
+    Rank 0 writes the result or its JSON document. On a problem the other ranks write one line each to stderr, or the
+    whole error if rank 0 is the problem. If the launcher's variables do not identify rank 0, every rank writes an error
+    about that. Without a launcher only one rank is checked.
 
     Exit code 0: no problem. 1: a problem was found. 2: wrong usage.
 

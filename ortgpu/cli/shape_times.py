@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ortgpu.cli import output
@@ -37,9 +38,6 @@ class ShapeTimes:
     changed: float
     planned: float | None
 
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def measure(session: GPUSession, sizes: Sequence[int]) -> list[ShapeTimes]:
     """Run made-up inputs of each size: repeated, alternately without plans, and alternately with plans.
@@ -52,35 +50,22 @@ def measure(session: GPUSession, sizes: Sequence[int]) -> list[ShapeTimes]:
     if made_inputs.batch_dimension(declared) is None:
         raise made_inputs.UnknownInputError("the model has no free batch dimension")
     feeds = {size: made_inputs.make_inputs(declared, size) for size in sizes}
-    plain_session = session._gpu_runner.own
 
-    def seconds(feed: Mapping[str, Any]) -> float:
+    def milliseconds(run: Callable[[None, dict[str, Any], None], object], feed: Mapping[str, Any]) -> float:
         start = time.perf_counter()
-        plain_session.run(session, None, dict(feed), None)
-        return time.perf_counter() - start
+        run(None, dict(feed), None)
+        return round(1e3 * (time.perf_counter() - start), 4)
 
+    without_plans = partial(milliseconds, partial(session._gpu_runner.own.run, session))
     repeated: dict[int, float] = {}
     for size, feed in feeds.items():
-        seconds(feed)
-        repeated[size] = statistics.median(seconds(feed) for _ in range(_REPEATS))
-    changed = _measure_in_turn(feeds, seconds)
+        without_plans(feed)
+        repeated.update(_measure_in_turn({size: feed}, without_plans))
+    changed = _measure_in_turn(feeds, without_plans)
     has_plans = bool(session.warm(list(feeds.values())).kept)
 
-    def planned_seconds(feed: Mapping[str, Any]) -> float:
-        start = time.perf_counter()
-        session.run(None, dict(feed))
-        return time.perf_counter() - start
-
-    planned = _measure_in_turn(feeds, planned_seconds) if has_plans else {}
-    return [
-        ShapeTimes(
-            size,
-            _milliseconds(repeated[size]),
-            _milliseconds(changed[size]),
-            _milliseconds(planned[size]) if size in planned else None,
-        )
-        for size in feeds
-    ]
+    planned = _measure_in_turn(feeds, partial(milliseconds, session.run)) if has_plans else {}
+    return [ShapeTimes(size, repeated[size], changed[size], planned.get(size)) for size in feeds]
 
 
 def show(console: Console, times: Sequence[ShapeTimes]) -> None:
@@ -97,13 +82,6 @@ def show(console: Console, times: Sequence[ShapeTimes]) -> None:
     output.table(console, ("batch", "repeated", "after another", "the same, with plans"), rows)
 
 
-def _measure_in_turn(feeds: Mapping[int, Any], seconds: Any) -> dict[int, float]:
-    seconds_by_size: dict[int, list[float]] = {size: [] for size in feeds}
-    for _ in range(_REPEATS):
-        for size, feed in feeds.items():
-            seconds_by_size[size].append(seconds(feed))
-    return {size: statistics.median(times) for size, times in seconds_by_size.items()}
-
-
-def _milliseconds(seconds: float) -> float:
-    return round(1e3 * seconds, 4)
+def _measure_in_turn(feeds: Mapping[int, Any], time_of: Callable[[Any], float]) -> dict[int, float]:
+    times = [{size: time_of(feed) for size, feed in feeds.items()} for _ in range(_REPEATS)]
+    return {size: statistics.median(each[size] for each in times) for size in feeds}

@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from ortgpu.cli import output, report, signals
 from ortgpu.cli.batches import parse_batches
-from ortgpu.cli.bench import check_plot
+from ortgpu.cli.bench import plot_option
 from ortgpu.cli.inputs import read_inputs
 from ortgpu.errors import GPUError
 from ortgpu.process.late import late
@@ -31,7 +31,7 @@ else:
 
 
 @click.command()
-@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("model", type=output.MODEL_FILE)
 @click.option("--device", metavar="D", help='Which GPU: an index, "cuda:1" or a UUID.')
 @click.option("--batch", "batches", metavar="N,N,...", callback=parse_batches, help="Batch sizes.  [default: 1, or 32]")
 @output.inputs_option
@@ -51,10 +51,8 @@ else:
 )
 @click.option("--budget", type=click.IntRange(min=1), default=60, show_default=True, help="Seconds to try settings.")
 @click.option("--record", metavar="FILE", type=output.FileToWrite(), help="Write the record here, not to the cache.")
-@click.option(
-    "--plot", metavar="FILE", type=output.FileToWrite(), callback=check_plot, help="Draw the times into a file."
-)
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
+@plot_option
+@output.json_option
 def tune(
     model: Path,
     device: str | None,
@@ -82,7 +80,6 @@ def tune(
       "trials", "left_out", "shapes", "seconds"
     A "ratio" is the time divided by the time of plain ONNX Runtime.
     """
-
     if inputs is not None and batches is not None:
         raise click.UsageError("--inputs is one batch: leave --batch out")
     feeds = [read_inputs(inputs)] if inputs is not None else None

@@ -159,18 +159,11 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
         fix = manual("name the folder that the job saves into, and one of the steps that are there")
         raise _error(f"there is {what} in {root}", [there if root.is_dir() else f"{root} is not a folder"], fix)
     try:
-        checkpoint, problems = _verify(root / f"step-{chosen_step}", chosen_step)
+        checkpoint, problems = _verify(root, chosen_step)
     except OSError as error:
         raise _unreadable(root / f"step-{chosen_step}", error) from error
     if checkpoint is None:
-        whole = next(
-            (
-                number
-                for number in reversed(recorded)
-                if number != chosen_step and _is_whole(root / f"step-{number}", number)
-            ),
-            None,
-        )
+        whole = next((step for step in reversed(recorded) if step != chosen_step and _is_whole(root, step)), None)
         fix = manual("no other checkpoint of this folder is whole: copy it again from where it came from")
         if whole is not None:
             fix = python(f"ortgpu.distributed.checkpoint.load({os.fspath(folder)!r}, step={whole})")
@@ -253,15 +246,16 @@ def _write(target: Path, sources: Iterable[Path], state: Any, step: int, world_s
         raise
 
 
-def _is_whole(folder: Path, step: int) -> bool:
+def _is_whole(root: Path, step: int) -> bool:
     try:
-        return _verify(folder, step)[0] is not None
+        return _verify(root, step)[0] is not None
     except OSError:
         return False
 
 
-def _verify(folder: Path, step: int) -> tuple[Checkpoint | None, list[str]]:
+def _verify(root: Path, step: int) -> tuple[Checkpoint | None, list[str]]:
     """Return the checkpoint, or its faults, one line for each file. Raises OSError if it cannot be read."""
+    folder = root / f"step-{step}"
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         content: Mapping[str, Any] = manifest["content"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import GPUError
 from . import verdicts, wire
-from .verdicts import Known, Position
+from .verdicts import Known
 
 logger = logging.getLogger("ortgpu")
 
@@ -197,7 +197,7 @@ class Hub:
             number, step = message["at"]
             if type(number) is not int or not isinstance(step, str):
                 raise wire.GarbledError("its position has the wrong type")
-            self.known.positions[rank] = Position(number, step)
+            self.known.positions[rank] = number, step
         elif "failed" in message:
             self._note(rank, wire.error_from_message(message["failed"], f"rank {rank}"))
         elif "post" in message:

@@ -132,8 +132,7 @@ class Participant:
         self._unresolved: dict[str, tuple[OSError, float]] = {}  # the error, and when to ask again
         self._failure: GPUError | None = None
         self._own_problems: list[GPUError] = []  # as this rank, or its child, found them
-        self._number = 0
-        self._step = verdicts.NOWHERE.step
+        self._number, self._step = verdicts.NOWHERE
         self._has_exchanged = False
 
     @property

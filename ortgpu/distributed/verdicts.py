@@ -161,15 +161,8 @@ def notes(rank: Rank, roster: Sequence[Described]) -> tuple[str, ...]:
 # From what rank 0 knows
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """The number of steps that the child of a rank has begun, and the name of the last one."""
-
-    number: int
-    step: str
-
-
-NOWHERE = Position(0, "starting")
+Position = tuple[int, str]  # the number of steps that the child of a rank has begun, and the name of the last one
+NOWHERE: Position = (0, "starting")
 
 
 @dataclass(slots=True)
@@ -182,9 +175,6 @@ class Known:
     positions: dict[int, Position] = field(default_factory=dict)
     failures: dict[int, GPUError] = field(default_factory=dict)
     has_exchanged: bool = False  # every rank's facts are known to all
-
-    def position_of(self, rank: int) -> Position:
-        return self.positions.get(rank, NOWHERE)
 
     @property
     def all_came(self) -> bool:
@@ -244,7 +234,7 @@ def unfit(known: Known, rank: int, host: str, release: object, world_size: objec
 
 
 def gone(known: Known, rank: int) -> DistributedError:
-    step = known.position_of(rank).step
+    _, step = known.positions.get(rank, NOWHERE)
     return _unfinished(
         known,
         (rank,),
@@ -257,11 +247,11 @@ def gone(known: Known, rank: int) -> DistributedError:
 
 def timeout_error(known: Known) -> DistributedError:
     """Return the error at the deadline. It names the ranks that are behind, else those that report no timeout."""
-    positions = {rank: known.position_of(rank) for rank in known.hosts}
-    least = min(position.number for position in positions.values())
-    behind = tuple(rank for rank, position in positions.items() if position.number == least)
+    positions = {rank: known.positions.get(rank, NOWHERE) for rank in known.hosts}
+    least = min(number for number, _ in positions.values())
+    behind = tuple(rank for rank, (number, _) in positions.items() if number == least)
     silent = tuple(rank for rank in positions if rank not in known.failures)
-    furthest = max(positions.values(), key=lambda position: position.number).step
+    _, furthest = max(positions.values(), key=lambda position: position[0])
     if len(behind) < len(positions):
         late, summary = behind, f"{named(behind)} had not come to this by the deadline: {furthest}"
     elif 0 < len(silent) < len(positions):
@@ -273,7 +263,7 @@ def timeout_error(known: Known) -> DistributedError:
         tuple(sorted(late)),
         furthest,
         summary,
-        [f"rank {rank} on {known.hosts[rank]}: {position.step}" for rank, position in sorted(positions.items())],
+        [f"rank {rank} on {known.hosts[rank]}: {step}" for rank, (_, step) in sorted(positions.items())],
         [
             manual(f"look at {named(late)} first: the last step that it began is named above"),
             manual("if it was only slow, give it more time: the timeout"),

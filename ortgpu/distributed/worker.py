@@ -290,12 +290,7 @@ def load_nccl() -> tuple[str, str]:
             fixes=[remedies.install(environment, [f"nvidia-nccl-cu{environment.cuda_major or 13}"])],
             missing=("libnccl.so.2",),
         ) from error
-    return ".".join(map(str, parse_version_number(number))), path
-
-
-def parse_version_number(number: int) -> tuple[int, int, int]:
-    """Return 2.28.9 for 22809 (NCCL_VERSION in nccl.h)."""
-    return number // 10_000, number % 10_000 // 100, number % 100
+    return f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}", path  # NCCL_VERSION in nccl.h
 
 
 def make_unique_id() -> bytes:

@@ -25,7 +25,6 @@ from ortgpu.distributed.environment import (
     read_network,
     read_training_packages,
 )
-from ortgpu.distributed.worker import parse_version_number
 from ortgpu.environment.libraries.places import LINUX, SearchPlaces
 from tests.lab import Stubs
 from tests.support.made_files import package, program, write
@@ -241,11 +240,6 @@ def test_copies_are_found_in_the_order_in_which_they_are_loaded(tmp_path: Path) 
 
 def test_no_nccl(tmp_path: Path) -> None:
     assert read_nccl(places(tmp_path)).chosen is None
-
-
-@pytest.mark.parametrize(("number", "version"), [(22809, (2, 28, 9)), (20903, (2, 9, 3))])
-def test_version_number(number: int, version: tuple[int, int, int]) -> None:
-    assert parse_version_number(number) == version
 
 
 def library(stubs: Stubs, folder: Path, body: str) -> Path:

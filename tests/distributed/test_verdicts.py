@@ -9,7 +9,7 @@ import pytest
 
 from ortgpu.distributed import verdicts
 from ortgpu.distributed.reports import OWN_VERSION, Collective, RankFacts
-from ortgpu.distributed.verdicts import BETWEEN_HOSTS, NCCL_BETWEEN_HOSTS, Described, Known, Position
+from ortgpu.distributed.verdicts import BETWEEN_HOSTS, NCCL_BETWEEN_HOSTS, Described, Known
 from ortgpu.distributed.wire import GarbledError, error_to_message
 from ortgpu.environment.ranks import Rank
 from ortgpu.errors import (
@@ -41,7 +41,7 @@ def known(world_size: int = 3, *failures: GPUError | None, **changes: Any) -> Kn
         world_size,
         "127.0.0.1:21000",
         {rank: f"host{rank}" for rank in range(world_size)},
-        {rank: Position(2, "second") for rank in range(world_size)},
+        dict.fromkeys(range(world_size), (2, "second")),
         {rank: error for rank, error in enumerate(failures) if error is not None},
     )
     return dataclasses.replace(found, **changes)
@@ -204,7 +204,6 @@ def test_who_is_missing_and_awaited() -> None:
     assert (some.all_came, some.missing) == (False, (1,))
     assert [some.awaits(rank) for rank in (-1, 0, 1, 2, 3)] == [False, False, True, False, False]
     assert known().all_came
-    assert Known(1, "here").position_of(0) == Position(0, "starting")
 
 
 @pytest.mark.parametrize(("has_exchanged", "kind"), [(False, RendezvousError), (True, CollectiveTimeoutError)])
@@ -229,7 +228,7 @@ def timed_out() -> CollectiveTimeoutError:
 @pytest.mark.parametrize(
     ("changes", "ranks", "summary"),
     [
-        ({"positions": {0: Position(3, "third"), 2: Position(3, "third")}}, (1,), "rank 1 had not come to this"),
+        ({"positions": {0: (3, "third"), 2: (3, "third")}}, (1,), "rank 1 had not come to this"),
         ({"failures": {0: timed_out(), 2: timed_out()}}, (1,), "rank 1 did not come back from this"),
         ({}, (0, 1, 2), "no rank came back from this"),
         ({"failures": {rank: timed_out() for rank in range(3)}}, (0, 1, 2), "no rank came back from this"),

@@ -19,7 +19,9 @@ WRONG = {
     "count=0": "count=0 is not a number of GPUs: a positive int",
     "count=True": "count=True is not a number of GPUs: a positive int",
     "count='2'": "count='2' is not a number of GPUs: a positive int",
-    "memory='8'": 'memory=\'8\' is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"',
+    "memory='8 GB of it'": (
+        'memory=\'8 GB of it\' is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"'
+    ),
     "memory='-1GiB'": 'memory=\'-1GiB\' is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"',
     "memory=0": 'memory=0 is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"',
     "memory=8.5": 'memory=8.5 is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"',
