@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from queue import Empty, SimpleQueue
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from .background import AT_EXIT, Thread, logged, may_wait
@@ -30,15 +30,11 @@ Call = Callable[[], object]
 _PATIENCE = 0.2
 
 
-def is_of_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "ortgpu"
-
-
 def drop_own_frames(error: Raised) -> Raised:
     """Remove the frames of this library from the traceback of an error, and return the error."""
     frames, kept = error.__traceback__, list[TracebackType]()
     while frames is not None:
-        if not is_of_ours(frames.tb_frame):
+        if str(frames.tb_frame.f_globals.get("__name__", "")).partition(".")[0] != "ortgpu":
             kept.append(frames)
         frames = frames.tb_next
     for frame in reversed(kept):
@@ -117,9 +113,16 @@ class RobustFuture(Future[Result]):
         return is_cancelled
 
     def _invoke_callbacks(self) -> None:
-        callbacks: list[Any] = self._done_callbacks  # type: ignore[attr-defined]  # not in typeshed
-        if callbacks:
-            _call_all(callbacks, self)
+        thread = threading.get_ident()
+        is_outermost = thread not in _in_callbacks
+        _in_callbacks.add(thread)
+        try:
+            for callback in self._done_callbacks:  # type: ignore[attr-defined]  # not in typeshed
+                with logged("a callback of a future raised"):
+                    callback(self)
+        finally:
+            if is_outermost:
+                _in_callbacks.discard(thread)
 
 
 _in_callbacks: set[int] = set()  # The ids of threads.
@@ -128,19 +131,6 @@ _in_callbacks: set[int] = set()  # The ids of threads.
 def is_in_callback() -> bool:
     """Return True if this thread calls the callbacks of a RobustFuture."""
     return threading.get_ident() in _in_callbacks
-
-
-def _call_all(callbacks: list[Any], future: Future[Any]) -> None:
-    thread = threading.get_ident()
-    is_outermost = thread not in _in_callbacks
-    _in_callbacks.add(thread)
-    try:
-        for callback in callbacks:
-            with logged("a callback of a future raised"):
-                callback(future)
-    finally:
-        if is_outermost:
-            _in_callbacks.discard(thread)
 
 
 class FutureOutcome(Outcome[Result]):

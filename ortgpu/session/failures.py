@@ -32,7 +32,7 @@ from ..errors import (
 )
 from ..process.background import may_wait, this_thread
 from ..process.late import late
-from ..process.threads import drop_own_frames, is_of_ours
+from ..process.threads import drop_own_frames
 from ..provider import lifetime
 from ..provider.interfaces import Opened
 from ..running.memory import give_back
@@ -183,21 +183,14 @@ def _found(session: Opened, text: str, exception: str | None) -> GPUError | None
 
 
 def hide_own_frames(error: Raised) -> Raised:
-    """Return an error without traceback, and remove the first frames of its causes if they are of this library.
-
-    The traceback of a cause then begins in the caller's library. At the level DEBUG the log has all frames.
-    """
+    """Return an error without traceback, its causes without frames of this library. At DEBUG the log has all frames."""
     if logger.isEnabledFor(logging.DEBUG):
         # Log the text alone: a handler may keep the error, and the error keeps the half-made session.
         logger.debug("%s", "".join(traceback.format_exception(error)))
     error.__traceback__ = None
     cause = error.__cause__
     while cause is not None:
-        frames = cause.__traceback__
-        while frames is not None and is_of_ours(frames.tb_frame):
-            frames = frames.tb_next
-        cause.__traceback__ = frames
-        cause = cause.__cause__
+        cause = drop_own_frames(cause).__cause__
     return error
 
 

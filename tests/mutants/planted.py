@@ -2252,8 +2252,8 @@ MUTANTS = (
         (
             "a callback that raises ends the others",
             "process/threads.py",
-            '            with logged("a callback of a future raised"):\n                callback(future)',
-            "            callback(future)",
+            '                with logged("a callback of a future raised"):\n                    callback(self)',
+            "                callback(self)",
         ),
         (
             "one thread more than allowed",
