@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any
 
-from ..errors import ExecutionError, Fix, manual
+from ..errors import ExecutionError, manual
 from ..process import parent
 from ..process.channel import Channel, PickledError, avoid_standard_streams, log_record
 from .child import cause_of_death, kill_group, output_file, python_command
@@ -91,7 +91,11 @@ class ChildProcess:
                         stdin.write(their.share(self.process.pid))
                 failed.pop_all()
         except (OSError, ValueError) as error:  # A NUL in an argument is a ValueError.
-            raise _not_started(error) from None
+            remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "let this process start other processes")
+            if isinstance(error, FileNotFoundError):
+                remedy = "run this in a program of the Python interpreter, which is not frozen"
+            refusal = ExecutionError("a child process cannot be started", evidence=[str(error)], fixes=[manual(remedy)])
+            raise refusal from None
         self.channel = Channel(ours)
 
     def __enter__(self) -> ChildProcess:
@@ -115,7 +119,7 @@ class ChildProcess:
             ChildFailedError: the process ended, or was killed because it did not answer within ``timeout`` seconds.
             Exception: the function raised it, or an argument does not pickle.
         """
-        request = parent.Request(pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL))
+        request = pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
         until = None if timeout is None else time.monotonic() + timeout
         try:
             self.channel.send(request, timeout=timeout)
@@ -201,14 +205,6 @@ class ChildProcess:
         self.channel.close()
         if self._output is not None:
             self._output.close()
-
-
-def _not_started(error: Exception) -> ExecutionError:
-    number = getattr(error, "errno", None)
-    remedy: str | Fix = _REMEDIES.get(number or 0, "let this process start other processes")
-    if isinstance(error, FileNotFoundError):
-        remedy = "run this in a program of the Python interpreter, which is not frozen"
-    return ExecutionError("a child process cannot be started", evidence=[str(error)], fixes=[manual(remedy)])
 
 
 _REMEDIES = {

@@ -80,10 +80,6 @@ class Channel:
                 self.shut()
             raise
 
-    def has_message(self, timeout: float | None) -> bool:
-        """Wait for a message, or the end of the channel, for up to ``timeout`` seconds. False: nothing came."""
-        return self._is_ready(None if timeout is None else max(timeout, 0))
-
     def receive(self, timeout: float | None = None) -> Any:
         """Return a message.
 
@@ -111,19 +107,17 @@ class Channel:
         return data
 
     def _wait_until(self, until: float | None, *, to_send: bool = False) -> None:
-        if not self._is_ready(None if until is None else max(until - time.monotonic(), 0), to_send=to_send):
+        if not self.has_message(None if until is None else until - time.monotonic(), to_send=to_send):
             raise TimeoutError("the other process did not answer in time")
 
-    def _is_ready(self, timeout: float | None, *, to_send: bool = False) -> bool:
+    def has_message(self, timeout: float | None, *, to_send: bool = False) -> bool:
+        """Wait for a message, the end of the channel, or room ``to_send``, for up to ``timeout`` seconds."""
         if self._end.fileno() < 0:
             raise EOFError
+        timeout = None if timeout is None else max(timeout, 0)
         if sys.platform == "win32":
             ends = [self._end]
-            return any(
-                select.select(
-                    [] if to_send else ends, ends if to_send else [], [], None if timeout is None else max(timeout, 0)
-                )
-            )
+            return any(select.select([] if to_send else ends, ends if to_send else [], [], timeout))
         waiting = select.poll()
         waiting.register(self._end, select.POLLOUT if to_send else select.POLLIN)
         return bool(waiting.poll(None if timeout is None else timeout * 1000))

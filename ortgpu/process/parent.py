@@ -1,7 +1,8 @@
 """The child's side of a child process: it calls the functions that its parent names, one after another.
 
-``main`` is all of the program. The process ends at once when its parent ends or closes the channel; if the system gives
-it no thread, after the function that runs.
+A request is a pickled pair of the function, or its name as "module:function", and its arguments. It is pickled within
+the message, so a failure to unpickle it is an exception of the request. ``main`` is all of the program. The process
+ends at once when its parent ends or closes the channel; if the system gives it no thread, after the function that runs.
 """
 
 from __future__ import annotations
@@ -21,17 +22,6 @@ from typing import Any, NoReturn
 
 from .background import Thread
 from .channel import Channel, PickledError
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A function to be called in the child.
-
-    ``call`` is a pair of the function, or its name as "module:function", and its arguments. It is pickled within the
-    message, so a failure to unpickle it is an exception of the request.
-    """
-
-    call: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +65,7 @@ def main() -> NoReturn:
     records.addHandler(_Records(control))
     records.setLevel(level)
     records.propagate = False
-    requests: SimpleQueue[Request] = SimpleQueue()
+    requests: SimpleQueue[bytes] = SimpleQueue()
     try:
         Thread(lambda: _watch(control, requests), "ortgpu-parent").start()
     except RuntimeError:  # The limit on threads is reached, and the parent may ask for it.
@@ -116,7 +106,7 @@ class _Records(QueueHandler):
             self._control.send(record)
 
 
-def _watch(control: Channel, requests: SimpleQueue[Request]) -> None:
+def _watch(control: Channel, requests: SimpleQueue[bytes]) -> None:
     """Pass on the parent's requests. End the process when the parent closes the channel or has ended."""
     with suppress(BaseException):
         while True:
@@ -131,10 +121,10 @@ def _serve_without_thread(control: Channel) -> NoReturn:
     os._exit(0)
 
 
-def _answer(control: Channel, request: Request) -> None:
+def _answer(control: Channel, request: bytes) -> None:
     answer: object
     try:
-        function, arguments = pickle.loads(request.call)  # noqa: S301 - of the parent
+        function, arguments = pickle.loads(request)  # noqa: S301 - of the parent
         if isinstance(function, str):
             module, _, name = function.partition(":")
             function = getattr(importlib.import_module(module), name)
