@@ -86,7 +86,11 @@ def build_branches(
     inputs = [value for value in graph.input if value.name not in weights or value.name in overridable]
     fixed = {value.name for value in inputs}
     unchanged = fixed | direct_outputs
-    copied = {tensor.name for tensor in graph.initializer if _is_small(tensor)}
+    copied = {
+        tensor.name
+        for tensor in graph.initializer
+        if tensor.data_location != TensorProto.EXTERNAL and _bytes_of(tensor) < _SMALL
+    }
     for node in _all_nodes(graph):
         if node.domain == _CHANNELS_LAST and node.op_type in _TRANSPOSE_WEIGHTS:
             copied.update(node.input[1:])
@@ -100,7 +104,12 @@ def build_branches(
     prefix = "branch"
     while any(name.startswith(prefix) for name in shared):
         prefix += "_"
-    copies = [_renamed(source, f"{prefix}{number}/", shared) for number in range(branches)]
+    copies = []
+    for number in range(branches):
+        copies.append(GraphProto())
+        copies[-1].CopyFrom(source)
+        copies[-1].name = f"{prefix}{number}"
+        _add_prefix(copies[-1], f"{prefix}{number}/", shared)
     tree = _tree(copies, chosen_by, outputs, prefix)
 
     new = ModelProto()
@@ -146,14 +155,6 @@ def _branch_source(graph: GraphProto, inside: Iterable[TensorProto], outputs: Co
     if originals:
         _rename(source, originals)
     return source
-
-
-def _renamed(source: GraphProto, prefix: str, shared: Collection[str]) -> GraphProto:
-    branch = GraphProto()
-    branch.CopyFrom(source)
-    branch.name = prefix.rstrip("/")
-    _add_prefix(branch, prefix, shared)
-    return branch
 
 
 def _add_prefix(graph: GraphProto, prefix: str, shared: Collection[str]) -> None:
@@ -230,10 +231,6 @@ def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
             yield attribute.g
         elif attribute.type == AttributeProto.GRAPHS:
             yield from attribute.graphs
-
-
-def _is_small(tensor: TensorProto) -> bool:
-    return tensor.data_location != TensorProto.EXTERNAL and _bytes_of(tensor) < _SMALL
 
 
 def _bytes_of(tensor: TensorProto) -> int:

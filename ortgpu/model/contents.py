@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from .files import NO_REGULAR_FILE, ModelSource, is_ort_format, is_special_file, open_model
-from .outline import UNREADABLE, Graph, GraphOutline, Tensor
+from .outline import HEAD, UNREADABLE, Graph, GraphOutline, Tensor
 from .protobuf import TooManyFieldsError
 
 # The limit for one protobuf message: https://protobuf.dev/programming-guides/encoding/#size-limit
@@ -77,10 +76,8 @@ def describe_model(outline: GraphOutline) -> ModelFacts:
 
 
 def _no_model(name: str, head: bytes, why: str) -> ModelFacts:
-    kind = _kind_of_file(head)
-    if kind is None:
-        return ModelFacts(name, problem=f"not an ONNX model: {why}")
-    return ModelFacts(name, problem=f"not an ONNX model: it is {kind.what}", fix=kind.fix)
+    what, fix = _kind_of_file(head)
+    return ModelFacts(name, problem=f"not an ONNX model: {why if what is None else f'it is {what}'}", fix=fix)
 
 
 def _operators_of(outline: GraphOutline) -> frozenset[tuple[str, str]]:
@@ -153,34 +150,27 @@ def _why_without(path: str, size: int) -> str | None:
     """Return why ``size`` bytes of a file cannot be read, or None if they can."""
     try:
         with open_model(path) as file:
-            kind = _kind_of_file(file.read(_HEAD))
+            what, _ = _kind_of_file(file.read(HEAD))
             total = os.fstat(file.fileno()).st_size
     except (OSError, ValueError) as error:  # ValueError: no file can have this name.
         return (getattr(error, "strerror", None) or str(error)).lower()
     if total >= size:
         return None
-    return f"it has {total} bytes, and the model needs {size}" + (f": it is {kind.what}" if kind is not None else "")
-
-
-_HEAD = 512  # bytes, enough to tell the kind
-
-
-class _FileKind(NamedTuple):
-    what: str
-    fix: str
+    return f"it has {total} bytes, and the model needs {size}" + (f": it is {what}" if what is not None else "")
 
 
 _DOWNLOAD = "download the file itself: this is what a server sends in its place, for an error or to sign in"
-_POINTER = _FileKind(
+_POINTER = (
     "a pointer of Git LFS, in place of the file",
     "fetch the file itself: run git lfs pull in its repository, or download it again",
 )
-_ORT = _FileKind(
-    "a model in ONNX Runtime's own format", "give the file a name that ends in .ort, by which ONNX Runtime knows it"
+_ORT = (
+    "a model in ONNX Runtime's own format",
+    "give the file a name that ends in .ort, by which ONNX Runtime knows it",
 )
-_ARCHIVE = _FileKind("an archive", "unpack it; or if torch.save wrote it, export the model to ONNX with torch")
+_ARCHIVE = ("an archive", "unpack it; or if torch.save wrote it, export the model to ONNX with torch")
 
-# Offset, the bytes there, and the kind of file
+# Offset, the bytes there, and what the file is, with the fix
 _SIGNATURES = (
     (0, b"version https://git-lfs.github.com/spec/", _POINTER),
     (4, b"ORTM", _ORT),
@@ -190,12 +180,12 @@ _SIGNATURES = (
 _TEXTS = ((b"<!doctype html", "a web page"), (b"<html", "a web page"), (b"<?xml", "XML"), (b"{", "JSON"))
 
 
-def _kind_of_file(head: bytes) -> _FileKind | None:
+def _kind_of_file(head: bytes) -> tuple[str, str] | tuple[None, None]:
     for at, signature, kind in _SIGNATURES:
         if head.startswith(signature, at):
             return kind
     text = head.lstrip().lower()
-    return next((_FileKind(what, _DOWNLOAD) for start, what in _TEXTS if text.startswith(start)), None)
+    return next(((what, _DOWNLOAD) for start, what in _TEXTS if text.startswith(start)), (None, None))
 
 
 # Only builds with NCCL register these operators (core/graph/contrib_ops/collective_defs.cc).

@@ -126,7 +126,11 @@ class _Flow:
         """Return the key of a node in the placement. ``prefix`` is put before names within a function."""
         if node.operator == b"CastLike":  # No provider has it; its function is a Cast without a name.
             return b"Cast", b""
-        name = _placed_name(node.name)
+        name = node.name
+        try:
+            name.decode()
+        except UnicodeDecodeError:  # A placement has no name for it.
+            name = b""
         key = node.operator, prefix + name if name else b""
         return key if key in self._placed else (node.operator, name)
 
@@ -206,12 +210,3 @@ def _source_of(tensor: Tensor) -> int:
 def _given(value: Value) -> int:
     sizes = None if value.shape is None else [_FEW + 1 if size is None else size for size in value.shape]
     return _SMALL if sizes is not None and math.prod(sizes) <= _FEW else _GIVEN
-
-
-def _placed_name(name: bytes) -> bytes:
-    """Return the name as a placement has it: empty if it is not UTF-8."""
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return b""
-    return name

@@ -29,23 +29,15 @@ def is_special_file(model: ModelSource) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def stamp_of(file: ModelSource | None) -> tuple[int, ...] | None:
-    """Return a stamp that changes with the content of a file. None for bytes, or if there is no file."""
+def stamp_of(file: ModelSource | int | None) -> tuple[int, ...] | None:
+    """Return a stamp that changes with the content of a file, by its path or descriptor. None: bytes, or no file."""
     if file is None or isinstance(file, bytes):
         return None
     try:
-        return _stamp(os.stat(file))
+        status = os.stat(file)
     except (OSError, ValueError):
         return None
-
-
-def stamp_of_descriptor(descriptor: int) -> tuple[int, ...]:
-    """Return the stamp of an open file, even if its path leads elsewhere now."""
-    return _stamp(os.fstat(descriptor))
-
-
-def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class FileContent:

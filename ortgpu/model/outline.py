@@ -265,14 +265,14 @@ class GraphOutline:
     def _read_in_steps(self) -> Generator[Content | None, None, None]:
         """Yield None once the model is open and wherever there are more parts than may be read, then the content."""
         if isinstance(self.model, bytes):
-            self._head, self._size = self.model[:_HEAD], len(self.model)
+            self._head, self._size = self.model[:HEAD], len(self.model)
             yield None
             yield from self._read_parts(self.model)
             return
         with open_model(os.fspath(self.model)) as file:
             data = FileContent(file)
             self._size = len(data)
-            self._head = data[:_HEAD]
+            self._head = data[:HEAD]
             yield None
             yield from self._read_parts(data)
 
@@ -329,7 +329,7 @@ class Content(NamedTuple):
     infos: list[bytes]  # messages with types and shapes of values within the main graph
 
 
-_HEAD = 512  # bytes that are enough to tell a kind of file
+HEAD = 512  # bytes that are enough to tell a kind of file
 _MOST_FIELDS = 1_000_000  # of the model, of its graph and of large tensors
 _ASKED_FOR = frozenset((1, 5, 11, 12))  # of a graph
 _COUNTED = (1, 5)  # nodes and initializers

@@ -14,7 +14,7 @@ from ...environment.child_process import ChildProcess
 from ...environment.packages.plugins import environ_of_child
 from ...errors import ExecutionError, manual
 from ...model.contents import data_files
-from ...model.files import ModelSource, stamp_of_descriptor
+from ...model.files import ModelSource, stamp_of
 from ...process.background import is_of_a_handler
 from ...process.channel import avoid_standard_streams
 from ...provider.devices import Device, DeviceRequest
@@ -43,7 +43,7 @@ class Opening:
     """
 
     path: str | None
-    files: Sequence[tuple[str, tuple[int, ...]]]
+    files: Sequence[tuple[str, tuple[int, ...] | None]]
     channels: int
     devices: list[DeviceRequest] | None
     place: int
@@ -79,7 +79,7 @@ class Launch:
         self.channels, self.deadlines, self.feeds = channels, deadlines, feeds
         self._session_class = session_class
         self._path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
-        self._files: list[tuple[str, tuple[int, ...]]] = []
+        self._files: list[tuple[str, tuple[int, ...] | None]] = []
         self._descriptors: list[int] = []
         self._environ = environ_of_child()
         try:
@@ -103,7 +103,7 @@ class Launch:
 
     def _keep(self, location: str, descriptor: int) -> None:
         self._descriptors.append(descriptor)
-        self._files.append((location, stamp_of_descriptor(descriptor)))
+        self._files.append((location, stamp_of(descriptor)))
 
     def start(self) -> tuple[ChildProcess, list[tuple[socket.socket, list[int]]]]:
         """Start a process that inherits the model and the channels. Raises ExecutionError.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ExecutionError, ProviderRequestError, manual
-from ...model.files import is_ort_format, stamp_of, stamp_of_descriptor
+from ...model.files import is_ort_format, stamp_of
 from ...process import parent
 from ...process.background import Thread
 from ...process.channel import Channel, PickledError
@@ -99,7 +99,7 @@ def _open_kept(opening: Opening, descriptors: list[int], open_session: Any, opti
     Raises ExecutionError if a file was written to meanwhile: its old content is gone.
     """
     for (location, stamp), descriptor in zip(opening.files, descriptors, strict=True):
-        if stamp_of_descriptor(descriptor) != stamp and opening.path is not None:
+        if stamp_of(descriptor) != stamp and opening.path is not None:
             raise ExecutionError(
                 f"{location} has changed since the pool was opened, so that no worker can be replaced",
                 fixes=[manual("write a new model to another file and rename it over the old one; open a new pool")],
