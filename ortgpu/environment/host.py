@@ -196,27 +196,21 @@ def _read_container(root: Path | None, environ: Mapping[str, str]) -> str | None
         if os.path.lexists(root / mark):
             return name
     start = re.search(r"(?:^|\0)container=([^\0]+)", read_text(root / "proc/1/environ"))
-    container = start[1] if start else read_text(root / "run/systemd/container")
-    container = container.strip()
-    if container and container != "wsl":  # systemd counts WSL as a container, but Host has a field for it.
-        return container
-    return None
+    container = (start[1] if start else read_text(root / "run/systemd/container")).strip()
+    # systemd counts WSL as a container, but Host has a field for it.
+    return container if container not in ("", "wsl") else None
 
 
 def _read_display_vendors(root: Path) -> frozenset[int] | None:
-    vendors = set()
+    folder, vendors = root / "sys/bus/pci/devices", set()
     try:
-        devices = list((root / "sys/bus/pci/devices").iterdir())
+        names = os.listdir(folder)
     except OSError:
         return None
-    for device in devices:
-        try:
-            kind = int(read_text(device / "class"), 16)
-            vendor = int(read_text(device / "vendor"), 16)
-        except ValueError:
-            continue
-        if kind >> 16 == _DISPLAY_CLASS:
-            vendors.add(vendor)
+    for name in names:
+        with suppress(ValueError):
+            if int(read_text(folder / name / "class"), 16) >> 16 == _DISPLAY_CLASS:
+                vendors.add(int(read_text(folder / name / "vendor"), 16))
     return frozenset(vendors)
 
 

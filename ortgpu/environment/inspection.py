@@ -84,10 +84,10 @@ class UnreadEnvironment(Environment):
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _READ and name not in _DERIVED:
+        if name not in _FACTS:
             raise AttributeError(name)
         with untranslated():
-            value = _READ[name]() if name in _READ else _DERIVED[name](self)
+            value = _FACTS[name](self)
         object.__setattr__(self, name, value)
         return value
 
@@ -142,15 +142,13 @@ def _missing_from_the_system(environment: Environment) -> tuple[str, ...]:
     return tuple(dict.fromkeys(absent))
 
 
-_READ: Final[dict[str, Callable[[], Any]]] = {
-    "host": read_host,
-    "installer": read_installer,
-    "packages": read_packages,
-    "mapped": read_mapped_libraries,
-    "driver": read_driver,
-    "variables": read_variables,
-}
-_DERIVED: Final[dict[str, Callable[[Environment], Any]]] = {
+_FACTS: Final[dict[str, Callable[[Environment], Any]]] = {
+    "host": lambda _: read_host(),
+    "installer": lambda _: read_installer(),
+    "packages": lambda _: read_packages(),
+    "mapped": lambda _: read_mapped_libraries(),
+    "driver": lambda _: read_driver(),
+    "variables": lambda _: read_variables(),
     "extension": lambda environment: _read(environment.packages.onnxruntime.extension),
     "bridge": lambda environment: _read(environment.packages.onnxruntime.bridge),
     "provider": _read_provider,
@@ -163,7 +161,6 @@ _DERIVED: Final[dict[str, Callable[[Environment], Any]]] = {
 
 
 def plain_data(value: Any) -> Any:
-    """Return a record and its content as plain data, for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (tuple, list, set, frozenset)):

@@ -47,7 +47,6 @@ class Rank:
     master_address: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the numbers contradict each other, or are too large."""
         if self.world_size > MOST_RANKS:
             raise ValueError(f"{self.world_size} ranks are more than {MOST_RANKS}, the most that ortgpu counts")
         if not (0 <= self.rank < self.world_size and 0 <= self.local_rank < self.local_world_size <= self.world_size):
@@ -235,10 +234,6 @@ def _number(name: str, text: str, evidence: tuple[str, ...]) -> int:
 
 
 def _contradiction(claims: list[_Claim]) -> LauncherConflictError:
-    statements = [
-        f"{claim.launcher} says rank {claim.rank} of {claim.world_size}: {', '.join(claim.variables)}"
-        for claim in claims
-    ]
     # Exported variables are likelier to be left over. Between two launchers only the user can choose.
     doubtful = [claim for claim in claims if claim.launcher == "environment"] or claims
     fixes = []
@@ -248,7 +243,10 @@ def _contradiction(claims: list[_Claim]) -> LauncherConflictError:
         fixes.append(manual(f"if {why}, unset {', '.join(entry.partition('=')[0] for entry in claim.variables)}"))
     return LauncherConflictError(
         "the variables of two launchers contradict each other about which rank this is",
-        evidence=statements,
+        evidence=[
+            f"{claim.launcher} says rank {claim.rank} of {claim.world_size}: {', '.join(claim.variables)}"
+            for claim in claims
+        ],
         fixes=fixes,
     )
 

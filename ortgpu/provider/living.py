@@ -72,7 +72,10 @@ class SessionRecord:
 def register(session: Opened, kind: SessionKind = "GPUSession") -> None:
     """Remember ``session`` while it lives. An "unguarded" session is only listed: no guard verified it."""
     kind = "guarded" if getattr(type(session), "_guards", None) is not None else kind
-    lifetime.watch(session, kind, _creator_of(session))
+    _, frame = _creator(session, sys._getframe(1))
+    name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name) if frame is not None else None
+    creator = f"{frame.f_code.co_filename}:{frame.f_lineno} {name}" if frame is not None else None
+    lifetime.watch(session, kind, creator)
 
 
 def attribute(session: Opened, to: Opened) -> None:
@@ -145,14 +148,6 @@ def stacklevel(session: object) -> int:
     """Return the stacklevel for a warning by the calling function that points to the creator of ``session``."""
     level, _ = _creator(session, sys._getframe(1))
     return level
-
-
-def _creator_of(session: object) -> str | None:
-    _, frame = _creator(session, sys._getframe(1))
-    if frame is None:
-        return None
-    code = frame.f_code
-    return f"{code.co_filename}:{frame.f_lineno} {getattr(code, 'co_qualname', code.co_name)}"
 
 
 def list_makers(session: object) -> list[str]:

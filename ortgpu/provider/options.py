@@ -71,7 +71,16 @@ class Carried:
 
     def copied(self) -> Any:
         """Return new, equal SessionOptions. Without ``make`` they have only the readable settings."""
-        return self.make() if self.make is not None else _copied(_state_of(self.options))
+        if self.make is not None:
+            return self.make()
+        options = onnxruntime.SessionOptions()
+        for name in _PROPERTIES:
+            if hasattr(options, name):
+                setattr(options, name, getattr(self.options, name))
+        for key in _entry_names():
+            if (value := config_entry(self.options, key)) is not None:
+                options.add_session_config_entry(key, value)
+        return options
 
 
 def _arrived(make: Callable[[], Any] | None) -> Carried:
@@ -86,25 +95,6 @@ def not_sent() -> ProviderRequestError:
         fixes=[manual("pass a function of a module that makes them: sess_options=make_options")],
         requested="sess_options",
     )
-
-
-def _copied(state: dict[str, dict[str, Any]]) -> Any:
-    options = onnxruntime.SessionOptions()
-    for name, value in state["properties"].items():
-        if hasattr(options, name):
-            kind = type(getattr(options, name))
-            setattr(options, name, value if kind in (str, bool, int) else kind(value))
-    for key, value in state["entries"].items():
-        options.add_session_config_entry(key, value)
-    return options
-
-
-def _state_of(options: Any) -> dict[str, dict[str, Any]]:
-    """Return the options as plain data."""
-    properties = {name: getattr(options, name) for name in _PROPERTIES if hasattr(options, name)}
-    entries = {key: value for key in _entry_names() if (value := config_entry(options, key)) is not None}
-    plain = {name: value if isinstance(value, (str, bool, int)) else int(value) for name, value in properties.items()}
-    return {"properties": plain, "entries": entries}
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from ..errors import Fix, PlacementError, counted, escape_controls, manual
 from ..model.data_flow import Key, Places, computing_nodes
 from ..model.files import is_ort_format
 from ..model.outline import UNREADABLE, GraphOutline
-from .interfaces import AssignedNodes, NativeSession, Node, Opened
+from .interfaces import AssignedNodes, NativeSession, Opened
 from .options import RECORDING_KEY, config_entry
 from .requests import CPU, CUDA
 from .runtime import load_runtime
@@ -99,15 +99,12 @@ class _Recorded(NamedTuple):
     def nodes(self, provider: str | None = None) -> tuple[PlacedNode, ...]:
         """Return the nodes of one provider, or all nodes."""
         return tuple(
-            self._computing(name, op_type, domain)
+            PlacedNode(name, op_type, domain, CPU, "compute", self.divided_by)
             if place == CPU and (op_type, name) in self.computing
             else PlacedNode(name, op_type, domain, place, kind_of(op_type, domain, place))
             for name, op_type, domain, place in self.rows
             if provider in (None, place)
         )
-
-    def _computing(self, name: str, op_type: str, domain: str) -> PlacedNode:
-        return PlacedNode(name, op_type, domain, CPU, "compute", self.divided_by)
 
 
 @dataclass(frozen=True)
@@ -229,11 +226,14 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
 
 
 def _rows_of(part: AssignedNodes) -> list[tuple[str, str, str, str]]:
-    provider, nodes = part.ep_name, part.get_nodes()
-    try:
-        return [(node.name, node.op_type, node.domain, provider) for node in nodes]
-    except UnicodeDecodeError:
-        return [(_name_of(node), node.op_type, node.domain, provider) for node in nodes]
+    provider, rows = part.ep_name, []
+    for node in part.get_nodes():
+        try:
+            name = node.name
+        except UnicodeDecodeError:  # ONNX Runtime accepts such names, but its bindings do not.
+            name = ""
+        rows.append((name, node.op_type, node.domain, provider))
+    return rows
 
 
 def _has_short_floats(session: Opened, outline: GraphOutline | None) -> bool:
@@ -275,15 +275,6 @@ def _computing_nodes(
             return frozenset()
         outline = GraphOutline(model)
     return computing_nodes(outline, (value.name for value in inner.inputs_meta), placed)
-
-
-def _name_of(node: Node) -> str:
-    """Return the name of a node. Empty if it is not UTF-8: ONNX Runtime accepts such names, its bindings do not."""
-    try:
-        name: str = node.name
-    except UnicodeDecodeError:
-        return ""
-    return name
 
 
 def _is_of_ort_format(session: Opened, *, without_options: bool) -> bool:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from ..environment.gpu.driver import load_libcuda
-from ..environment.libraries.library_file import read_elf, read_library, this_machine, wrong_machine
+from ..environment.libraries.library_file import read_library, this_machine, wrong_machine
 from ..environment.libraries.loader import loaded_plugin
 from ..environment.libraries.loader_words import blames_numpy
 from ..environment.libraries.wheel import cuda_major_of, release_wanted, uses_internals
@@ -170,7 +170,7 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
     if sys.platform != "linux" or installed.provider_library is None:
         return None, None
     paths = (installed.extension, installed.bridge)
-    native = [read_elf(path) for path in paths if path and os.path.exists(path)]
+    native = [read_library(path) for path in paths if path and os.path.exists(path)]
     host = this_machine()
     problems = (f"{file.path}: {why}" for file in native if (why := file.problem or wrong_machine(file.machine, host)))
     damage = next(problems, None)
@@ -221,8 +221,10 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
     The plugin is never unregistered: sessions of others may use it by then.
     """
     path = runtime.provider_library or ""
-    if _is_for_newer_cuda(path):  # Its first call of CUDA would fail and may end the process.
-        return "newer CUDA", None
+    *_, supported = load_libcuda()
+    cuda_major = cuda_major_of(read_library(path).needed)
+    if supported is not None and cuda_major is not None and supported[0] < cuda_major:
+        return "newer CUDA", None  # Its first call of CUDA would fail and may end the process.
     loose = runtime.arrival is not None and runtime.arrival.way == "registered by the program"
     if loose and registered_library() is None and path == loaded_plugin():
         return "no device", None  # The file may be another ONNX Runtime's, so it is not registered.
@@ -244,12 +246,6 @@ def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple
         if "already registered" not in str(error):  # A registered plugin lists no device.
             return None, str(error).rpartition(" with error: ")[2]
     return (None if registered_library() is not None else "no device"), None
-
-
-def _is_for_newer_cuda(path: str) -> bool:
-    *_, supported = load_libcuda()
-    cuda_major = cuda_major_of(read_library(path).needed)
-    return supported is not None and cuda_major is not None and supported[0] < cuda_major
 
 
 def load_lazily_opened(stems: frozenset[str]) -> Runtime:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu.environment.libraries.catalogue import LIBRARIES, spec_for
-from ortgpu.environment.libraries.library_file import exported_names, imported_names, read_pe
+from ortgpu.environment.libraries.library_file import exported_names, imported_names, read_library
 from ortgpu.environment.libraries.loader_windows import is_of_the_system, lacking_functions
 from ortgpu.environment.libraries.places import WINDOWS, SearchPlaces
 from ortgpu.environment.libraries.search import resolve
@@ -106,7 +106,7 @@ def test_every_library_of_the_wheels_is_in_the_catalogue_or_of_no_use(site: Site
     unknown = {path.name for path in found if spec_for(path.name) is None}
     assert [name for name in unknown if not UNUSED.fullmatch(name)] == []
     for path in found:
-        spec, file = spec_for(path.name), read_pe(path)
+        spec, file = spec_for(path.name), read_library(path)
         assert (file.problem, file.machine) == (None, "x86_64"), path
         if spec is not None:
             assert file.name == path.name == spec.dlls[site.release.cuda]
@@ -134,7 +134,7 @@ def test_all_of_it_can_be_loaded_in_order_and_fits_together(site: Site, tmp_path
     absent = {one.soname for one in found if one.chosen is None}
     assert [name for name in absent if not name.endswith("_infer64_9.dll")] == []
     for position, path in enumerate(order):
-        linked = {name for name in read_pe(path).needed if spec_for(name)}
+        linked = {name for name in read_library(path).needed if spec_for(name)}
         assert linked <= {os.path.basename(earlier) for earlier in order[:position]}, path
         assert list(lacking_functions(path, order)) == []
     assert list(lacking_functions(provider.path, [*order, provider_beside(provider.path, "shared")])) == []

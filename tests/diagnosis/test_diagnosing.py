@@ -30,9 +30,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return read
 
-    for table in (inspection._READ, inspection._DERIVED):
-        for name in table:
-            monkeypatch.setitem(table, name, reading(name))
+    for name in inspection._FACTS:
+        monkeypatch.setitem(inspection._FACTS, name, reading(name))
     return names
 
 

@@ -22,7 +22,7 @@ from ortgpu.environment.libraries.catalogue import (
     spec_for,
     wheel_name,
 )
-from ortgpu.environment.libraries.library_file import read_elf
+from ortgpu.environment.libraries.library_file import read_library
 from ortgpu.environment.libraries.wheel import ProviderLibrary, read_provider
 
 EACH = pytest.mark.parametrize("spec", LIBRARIES, ids=lambda spec: spec.stem)
@@ -219,5 +219,5 @@ def test_what_an_installed_library_links_comes_before_it(spec: LibrarySpec, prov
     before = set(spec.after)
     while added := {stem for known in before for stem in BY_STEM[known].after} - before:
         before |= added
-    linked = {found.stem for soname in read_elf(paths[0]).needed if (found := spec_for(soname))}
+    linked = {found.stem for soname in read_library(paths[0]).needed if (found := spec_for(soname))}
     assert linked <= before

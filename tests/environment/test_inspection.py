@@ -24,19 +24,19 @@ def test_all_facts_are_read_at_once() -> None:
 def test_an_unread_fact_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def read(name: str) -> str:
+    def read(name: str, _: object) -> str:
         calls.append(name)
         return name
 
-    for name in inspection._READ:
-        monkeypatch.setitem(inspection._READ, name, partial(read, name))
+    for name in inspection._FACTS:
+        monkeypatch.setitem(inspection._FACTS, name, partial(read, name))
     environment: Any = UnreadEnvironment(driver="known")
     assert (environment.driver, environment.host, environment.host) == ("known", "host", "host")
     assert calls == ["host"]
 
 
 def test_each_fact_has_its_reader() -> None:
-    assert {field.name for field in fields(Environment)} == inspection._READ.keys() | inspection._DERIVED.keys()
+    assert {field.name for field in fields(Environment)} == inspection._FACTS.keys()
     assert not hasattr(UnreadEnvironment(), "another_fact")
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.environment.libraries.library_file import LibraryFile, find_section, read_elf
+from ortgpu.environment.libraries.library_file import LibraryFile, find_section, read_library
 from tests.lab.stubs import Stubs, compiler
 
 READELF = shutil.which("readelf")
@@ -58,7 +58,7 @@ def read_bytes(scratch: Path, data: bytes) -> LibraryFile:
     scratch.write_bytes(data)
     section = find_section(scratch, ".dynstr")
     assert section is None or (section[0] >= 0 and section[0] + section[1] <= len(data))
-    elf = read_elf(scratch)
+    elf = read_library(scratch)
     assert elf.path == str(scratch)
     if elf.problem is not None:
         assert elf.problem
@@ -81,7 +81,7 @@ def test_there_are_real_libraries() -> None:
 
 @EACH_REAL
 def test_a_real_library_is_whole(path: Path) -> None:
-    elf = read_elf(path)
+    elf = read_library(path)
     assert elf.problem is None
     assert elf.machine == os.uname().machine
     assert any(name.startswith("libc.so") for name in elf.needed)
@@ -103,7 +103,7 @@ def test_the_tiny_library_as_binutils_reads_it(tiny: Path) -> None:
 def assert_as_readelf(path: Path) -> None:
     command = [READELF or "", "--wide", "--dynamic", "--sections", "--segments", str(path)]
     text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-    elf = read_elf(path)
+    elf = read_library(path)
 
     def values(tag: str) -> list[str]:
         return re.findall(rf"\({tag}\).*\[(.*)\]", text)
@@ -122,7 +122,7 @@ def assert_as_readelf(path: Path) -> None:
 
 
 def test_the_tiny_library(tiny: Path) -> None:
-    elf = read_elf(tiny)
+    elf = read_library(tiny)
     assert elf.problem is None
     assert elf.soname == "libtiny.so.3"
     assert elf.needed[0] == "libm.so.6"
@@ -139,7 +139,7 @@ def test_a_section_that_is_not_there(tiny: Path) -> None:
 def test_path_objects_and_names_that_are_not_utf8(tiny: Path, tmp_path: Path) -> None:
     strange = os.path.join(tmp_path, os.fsdecode(b"lib\xff\xfe.so"))
     shutil.copy(tiny, strange)
-    elf = read_elf(strange)
+    elf = read_library(strange)
     assert elf.problem is None
     assert elf.path == strange
 
@@ -181,11 +181,11 @@ def test_absent_folder_and_impossible_names(tmp_path: Path) -> None:
         (file / "below.so", "not a directory"),
         (tmp_path / ("n" * 300), "name too long"),
     ):
-        problem = read_elf(path).problem
+        problem = read_library(path).problem
         assert problem is not None
         assert words in problem
         assert find_section(path, ".text") is None
-    assert read_elf("nul\0byte").problem
+    assert read_library("nul\0byte").problem
     assert find_section("nul\0byte", ".text") is None
 
 
@@ -226,7 +226,7 @@ def test_a_real_library_cut_off(path: Path, part: float, tmp_path: Path) -> None
     size = int(path.stat().st_size * part)
     cut = sparse_copy(path, tmp_path / path.name)
     os.truncate(cut, size)
-    problem = read_elf(cut).problem
+    problem = read_library(cut).problem
     assert problem is not None
     assert problem.startswith("truncated")
     section = find_section(cut, ".rodata")
@@ -317,7 +317,7 @@ def test_a_table_of_absurd_size_is_not_read(tiny: Path, scratch: Path) -> None:
         at += 16
     scratch.write_bytes(patched(data, at + 8, struct.pack("<Q", 1 << 32)))
     os.truncate(scratch, 1 << 33)
-    problem = read_elf(scratch).problem
+    problem = read_library(scratch).problem
     scratch.unlink()
     assert problem == "damaged: absurd table size"
 

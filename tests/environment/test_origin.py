@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.packages.origin import ON_AN_INDEX, words_for_extra
+from ortgpu.environment.packages.origin import words_for_extra
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = "Requires-Dist: rich>=13\nRequires-Dist: ray[data,serve]<3,>=2.51; extra == 'ray'\n"
@@ -40,7 +40,7 @@ def test_a_clone_a_wheel_and_a_repository(tmp_path: Path, monkeypatch: pytest.Mo
     for number, (origin, expected) in enumerate(cases):
         installed_from(tmp_path / str(number), **origin)
         monkeypatch.syspath_prepend(tmp_path / str(number))
-        assert words_for_extra("ray", on_an_index=False) == expected
+        assert words_for_extra("ray") == expected
 
 
 def test_an_origin_that_is_gone_leaves_the_clone_or_the_requirements(
@@ -48,12 +48,7 @@ def test_an_origin_that_is_gone_leaves_the_clone_or_the_requirements(
 ) -> None:
     installed_from(tmp_path / "site", url=(tmp_path / "gone").as_uri(), dir_info={})
     monkeypatch.syspath_prepend(tmp_path / "site")
-    assert words_for_extra("ray", on_an_index=False) == [f"{ROOT}[ray]"], "this test runs in a clone"
+    assert words_for_extra("ray") == [f"{ROOT}[ray]"], "this test runs in a clone"
     elsewhere = tmp_path / "site" / "ortgpu" / "environment" / "packages" / "origin.py"
     monkeypatch.setattr("ortgpu.environment.packages.origin.__file__", str(elsewhere))
-    assert words_for_extra("ray", on_an_index=False) == ["ray[data,serve]<3,>=2.51"]
-
-
-def test_one_constant_changes_when_an_index_has_it() -> None:
-    assert words_for_extra("ray", on_an_index=True) == ["ortgpu[ray]"]
-    assert not ON_AN_INDEX
+    assert words_for_extra("ray") == ["ray[data,serve]<3,>=2.51"]

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..libraries.library_file import defines
-from ..packages.metadata import DEFAULT_FOLDERS, LINUX_ROOT, mapped_libraries, read_below, read_maps, read_text
+from ..packages.metadata import (
+    DEFAULT_FOLDERS,
+    LINUX_ROOT,
+    list_names,
+    mapped_libraries,
+    read_below,
+    read_maps,
+    read_text,
+)
 from ..variables import entries_of
 
 LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -117,7 +125,8 @@ def read_driver(root: Path | None = LINUX_ROOT, *, unasked: Collection[Asked] = 
     never to return. They are not called, and count as present without an answer.
     """
     path, error, version = (LIBCUDA, None, None) if "libcuda" in unasked else load_libcuda()
-    nodes = _read_device_nodes(root) if root is not None else ()  # NVML may create them, so they are read first.
+    names = sorted(list_names(root / "dev")) if root is not None else ()  # NVML may create them, so they come first.
+    nodes = tuple(f"/dev/{name}" for name in names if name.startswith("nvidia") or name in ("dxg", "nvmap"))
     nvml = Nvml(False, "not asked", None, None, ()) if "nvml" in unasked else read_nvml()
     if root is None:
         return Driver(path, error, version, kernel_version=None, device_nodes=(), nvml=nvml)
@@ -254,14 +263,6 @@ def read_driver_version() -> str | None:
     return parse_kernel_version(read_below(LINUX_ROOT, "proc/driver/nvidia/version")) or read_nvml().driver_version
 
 
-def _read_device_nodes(root: Path) -> tuple[str, ...]:
-    try:
-        names = sorted(os.listdir(root / "dev"))
-    except OSError:
-        return ()
-    return tuple(f"/dev/{name}" for name in names if name.startswith("nvidia") or name in ("dxg", "nvmap"))
-
-
 def _refused(root: Path, path: str) -> RefusedNode | None:
     file = root / path.lstrip("/")
     try:
@@ -270,7 +271,10 @@ def _refused(root: Path, path: str) -> RefusedNode | None:
         elif re.fullmatch(r"/dev/(nvidia\d+|nvmap)", path) and not os.access(file, os.R_OK | os.W_OK):
             raise PermissionError(errno.EACCES, "not opened: that would wake the GPU")
     except PermissionError as error:
-        return RefusedNode(path, errno.errorcode[error.errno or errno.EACCES], _group_of(file), _mode_refuses(file))
+        group = None
+        with suppress(OSError, KeyError, NotImplementedError):
+            group = file.group()
+        return RefusedNode(path, errno.errorcode[error.errno or errno.EACCES], group, _mode_refuses(file))
     except OSError:
         pass  # There is no driver behind it. The driver's own words tell that fault.
     return None
@@ -285,12 +289,6 @@ def _mode_refuses(file: Path) -> bool:
         return True
     shift = 6 if info.st_uid == os.geteuid() else 3 if info.st_gid in (os.getegid(), *os.getgroups()) else 0
     return info.st_mode >> shift & 0o6 != 0o6
-
-
-def _group_of(file: Path) -> str | None:
-    with suppress(OSError, KeyError, NotImplementedError):
-        return file.group()
-    return None
 
 
 @contextmanager
@@ -322,6 +320,9 @@ def _read_gpu(nvml: Any, index: int, refusals: list[Exception]) -> GPU:
     capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", device)
     memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", device)
     mig = _ask(nvml, "nvmlDeviceGetMigMode", device)
+    slots = (_ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", device) or 0) if mig and mig[0] else 0
+    parts = (_ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", device, slot) for slot in range(slots))
+    instances = [part for part in parts if part is not None]  # Other slots are empty.
     return GPU(
         index=index,
         uuid=_string(_ask(nvml, "nvmlDeviceGetUUID", device)),
@@ -331,18 +332,9 @@ def _read_gpu(nvml: Any, index: int, refusals: list[Exception]) -> GPU:
         memory_free=int(memory.free) if memory else None,
         compute_mode=_COMPUTE_MODES.get(_ask(nvml, "nvmlDeviceGetComputeMode", device)),
         mig_enabled=bool(mig[0]) if mig else None,
-        mig_uuids=_read_mig_uuids(nvml, device) if mig and mig[0] else (),
+        mig_uuids=tuple(filter(None, (_string(_ask(nvml, "nvmlDeviceGetUUID", part)) for part in instances))),
         pci_bus_id=_string(getattr(_ask(nvml, "nvmlDeviceGetPciInfo", device), "busId", None)),
     )
-
-
-def _read_mig_uuids(nvml: Any, device: Any) -> tuple[str, ...]:
-    uuids = []
-    for index in range(_ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", device) or 0):
-        instance = _ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", device, index)
-        if instance is not None:  # Slots without an instance are empty.
-            uuids.append(_string(_ask(nvml, "nvmlDeviceGetUUID", instance)))
-    return tuple(uuid for uuid in uuids if uuid)
 
 
 def _words(error: Exception) -> str:

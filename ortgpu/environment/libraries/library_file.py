@@ -63,25 +63,13 @@ class _DamagedError(Exception):
 _UNREADABLE = (OSError, _DamagedError, ValueError, struct.error, OverflowError, MemoryError)
 
 
-def read_library(path: str | os.PathLike[str]) -> LibraryFile:
-    """Read one file. Never raises for its content or its absence: see ``problem`` of the result."""
-    return _read(path, _kind_of(path))
-
-
-def read_elf(path: str | os.PathLike[str]) -> LibraryFile:
-    return _read(path, _Elf)
-
-
-def read_pe(path: str | os.PathLike[str]) -> LibraryFile:
-    return _read(path, _Dll)
-
-
 def _kind_of(path: str | os.PathLike[str]) -> type[_Elf | _Dll]:
     return _Dll if os.fspath(path)[-4:].lower() in (".dll", ".pyd") else _Elf
 
 
-def _read(path: str | os.PathLike[str], kind: type[_Elf | _Dll]) -> LibraryFile:
-    name = os.fspath(path)
+def read_library(path: str | os.PathLike[str]) -> LibraryFile:
+    """Read one file. Never raises for its content or its absence: see ``problem`` of the result."""
+    name, kind = os.fspath(path), _kind_of(path)
     try:
         mode = os.stat(name).st_mode
         if stat.S_ISFIFO(mode):
@@ -123,9 +111,9 @@ def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] |
 
 def read_section(path: str | os.PathLike[str], wanted: str) -> bytes | None:
     """Return the content of a section, or None if the file has no such section, or is damaged."""
+    section = find_section(path, wanted)
     # The file is not mapped, because the process dies if another one truncates a mapped file.
     with suppress(*_UNREADABLE), open(path, "rb") as file:
-        section = _kind_of(path)(file).find_section(wanted)
         if section is not None:
             file.seek(section[0])
             return file.read(section[1])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Union
 from ...process.untranslated import untranslated
 from ..packages.metadata import mapped_libraries, read_maps
 from ..packages.plugins import CUDA_LIBRARY
-from .library_file import read_elf
+from .library_file import read_library
 from .loader_windows import WindowsLoader
 
 if TYPE_CHECKING:
@@ -138,5 +138,5 @@ def only_loaded(paths: Iterable[str]) -> tuple[str, ...]:
         if not os.path.exists(path)
         or is_loaded(path)
         or is_loaded(os.path.basename(path))
-        or is_loaded(read_elf(path).soname)
+        or is_loaded(read_library(path).soname)
     )

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from .catalogue import spec_for
-from .library_file import exported_names, imported_names, read_pe
+from .library_file import exported_names, imported_names, read_library
 
 DRIVER = "nvcuda.dll"
 
@@ -172,7 +172,7 @@ def words_of(code: int, path: str, loaded: Iterable[str], folders: Iterable[str]
         function, library, where = lacked
         return f"it takes {function} from {library}, and {where} of this process does not have that {number}"
     if code == _BAD_FORMAT:
-        why = read_pe(path).problem or "damaged, or built for another kind of processor than this Python"
+        why = read_library(path).problem or "damaged, or built for another kind of processor than this Python"
         return f"{why} {number}"
     return {
         _ACCESS_DENIED: f"permission denied {number}",
@@ -192,7 +192,7 @@ def missing_dependency(path: str, loaded: Iterable[str], folders: Iterable[str])
     names = {_name(file) for file in loaded}
     waiting, everywhere = [path], (os.path.dirname(path), *folders)
     while waiting:
-        for name in read_pe(waiting.pop()).needed:
+        for name in read_library(waiting.pop()).needed:
             if name.lower() in names or is_of_the_system(name):
                 continue
             names.add(name.lower())
@@ -206,7 +206,7 @@ def missing_dependency(path: str, loaded: Iterable[str], folders: Iterable[str])
 def lacking_functions(path: str, loaded: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """Yield a missing function, the DLL that this file imports it from, and the loaded file of that name."""
     by_name = {_name(file): file for file in loaded}
-    for library in read_pe(path).needed:
+    for library in read_library(path).needed:
         where = by_name.get(library.lower())
         had = exported_names(where) if where is not None else None
         taken = imported_names(path, library)

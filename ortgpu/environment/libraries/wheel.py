@@ -82,11 +82,6 @@ class ProviderLibrary:
         return cuda_major_of(self.needed)
 
     def coverage(self, capability: tuple[int, int], variables: Mapping[str, str] | None = None) -> Coverage | None:
-        """Return ``native`` for machine code, ``jit`` for PTX that the driver compiles at first use, None if unknown.
-
-        ``variables``: environment variables of the process. Two of them make CUDA ignore machine code or PTX (CUDA
-        Programming Guide, "CUDA Environment Variables").
-        """
         return coverage_by(self.architectures, capability, variables)
 
 
@@ -95,7 +90,11 @@ def coverage_by(
     capability: tuple[int, int],
     variables: Mapping[str, str] | None = None,
 ) -> Coverage | None:
-    """Return :meth:`ProviderLibrary.coverage` of any library that holds code for these architectures."""
+    """Return ``native`` for machine code, ``jit`` for PTX that the driver compiles at first use, None if unknown.
+
+    ``variables``: environment variables of the process. Two of them make CUDA ignore machine code or PTX (CUDA
+    Programming Guide, "CUDA Environment Variables").
+    """
     if not architectures:
         return None
     ignored = {code for name, code in PASSED_OVER.items() if (variables or {}).get(name) == "1"}

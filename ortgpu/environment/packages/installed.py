@@ -163,6 +163,7 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_contents:
     Runtime is seen.
     """
     places, package = _arrive(search_path)
+    numpy = _spec_of("numpy", search_path)
     distributions = [dist for place in places for dist in list_distributions(place)]
     has_cpu_build = any(dist.name == "onnxruntime" for dist in distributions)
     requirers = (
@@ -186,7 +187,7 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_contents:
             or (dist.name.startswith(_OTHER_PREFIXES) and not _ENGINE_NAME.fullmatch(dist.name))
         ),
         refused=read_refused(strings_of(search_path), package.folder),
-        numpy_file=_file_of_module("numpy", search_path),
+        numpy_file=numpy.origin if numpy is not None and numpy.has_location else None,
         held=tuple(_held(distributions)),
         hiding_standard=tuple(_hiding_standard(places)),
     )
@@ -221,11 +222,6 @@ def _hiding_standard(places: Iterable[Place]) -> Iterator[str]:
                 path if module != name else os.path.join(path, "__init__.py")
             ):
                 yield path
-
-
-def _file_of_module(name: str, search_path: Sequence[str] | None) -> str | None:
-    spec = _spec_of(name, search_path)
-    return spec.origin if spec is not None and spec.has_location else None
 
 
 def _spec_of(name: str, search_path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
@@ -276,15 +272,6 @@ class _Package:
     shadowed_by: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """A distribution that claims to have installed an `onnxruntime` folder."""
-
-    found: MetadataFolder
-    home: str  # the `onnxruntime` folder
-    entries: tuple[RecordEntry, ...] | None
-
-
 def _find_onnxruntime(places: Sequence[Place]) -> _Package:
     """Search like the import system: in each place for a package, then a module file; at the end for a bare folder."""
     leftover = shadow = None
@@ -326,20 +313,30 @@ def _read_onnxruntime(
     # A wheel with a name of its own, made without setuptools, shows in RECORD only. Reading every RECORD is slow, so it
     # is done only if the folder would otherwise have no owner.
     claims = _claims(found, thorough=False)
-    if folder and not any(_is_same(claim.home, folder) for claim in claims):
+    if folder and not any(_is_home(folder, dist) for dist, _ in claims):
         claims = _claims(found, thorough=True)
     owners: list[Distribution] = []
     elsewhere: list[Distribution] = []
-    for claim in claims:
-        mine = folder is not None and _is_same(claim.home, folder)
-        (owners if mine else elsewhere).append(_describe(claim, compare_contents))
+    for dist, entries in claims:
+        owner = Distribution(
+            dist.name,
+            dist.read_version(),
+            dist.location,
+            *_missing_and_altered(entries or (), dist, by_content=compare_contents),
+            record_readable=entries is not None,
+            folder=dist.folder,
+        )
+        (owners if folder is not None and _is_home(folder, dist) else elsewhere).append(owner)
     capi = os.path.join(folder, "capi") if folder else None
     names = frozenset(list_names(capi) if capi else ())
     build = parse_assignments(read_text(os.path.join(capi, "build_and_package_info.py"))) if capi else {}
     plugins = read_plugins(places)
     built_in = _first_of(capi, names, [provider_file_name("cuda", system) for system in FILE_NAMES])
     extension = _first_of(capi, names, _extension_names(names))
-    cuda = _cuda_of_driver(plugins)
+    cuda = None
+    if sum(plugin.library is not None for plugin in plugins) > 1:  # The driver decides among several packages.
+        *_, supported = load_libcuda()
+        cuda = supported[0] if supported is not None else None
     loaded = loaded_plugin() if in_process and built_in is None else None
     arrival = choose_arrival(built_in, extension, plugins, in_process=in_process, driver_cuda=cuda, loaded=loaded)
     return OnnxRuntime(
@@ -360,14 +357,6 @@ def _read_onnxruntime(
     )
 
 
-def _cuda_of_driver(plugins: Sequence[PluginPackage]) -> int | None:
-    """Return the major version of CUDA that the driver supports, if there are several packages to choose from."""
-    if sum(plugin.library is not None for plugin in plugins) < 2:
-        return None
-    *_, version = load_libcuda()
-    return version[0] if version is not None else None
-
-
 # Requirements with a marker for an extra or a system do not match, because markers are not evaluated.
 _REQUIREMENT: Final = re.compile(
     rb"(?im)^Requires-Dist:[ \t]*onnxruntime(?![\w.-])(?!.*\b(extra|sys_platform|os_name|platform_\w+)\b)"
@@ -384,8 +373,15 @@ def _imported_as(folder: str | None, *there: str | None) -> tuple[str, str] | No
     return (str(name), str(version)) if same and (name, version) != there else None
 
 
-def _claims(found: Sequence[MetadataFolder], *, thorough: bool) -> list[_Claim]:
-    claims = []
+def _is_home(folder: str, dist: MetadataFolder) -> bool:
+    return _is_same(os.path.join(dist.location, "onnxruntime"), folder)
+
+
+def _claims(
+    found: Sequence[MetadataFolder], *, thorough: bool
+) -> list[tuple[MetadataFolder, tuple[RecordEntry, ...] | None]]:
+    """Return the distributions that claim to have installed an `onnxruntime` folder, with their RECORD."""
+    claims: list[tuple[MetadataFolder, tuple[RecordEntry, ...] | None]] = []
     for dist in found:
         top_level = (dist.read("top_level.txt") or b"").split()
         is_named = b"onnxruntime" in top_level or (not top_level and _ENGINE_NAME.fullmatch(dist.name) is not None)
@@ -393,31 +389,16 @@ def _claims(found: Sequence[MetadataFolder], *, thorough: bool) -> list[_Claim]:
             continue
         record = dist.read("RECORD")
         entries = parse_record(record) if record is not None else None
-        home = os.path.join(dist.location, "onnxruntime")
         if entries and any(entry.path.startswith("onnxruntime/") for entry in entries):
-            claims.append(_Claim(dist, home, entries))
+            claims.append((dist, entries))
         # An empty metadata folder is no installation, and neither is a RECORD of other files.
         elif is_named and entries is None and (record or dist.read("METADATA") or dist.read("PKG-INFO")):
-            claims.append(_Claim(dist, home, None))
+            claims.append((dist, None))
     return claims
 
 
 def _is_same(one: str, other: str) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
-
-
-def _describe(claim: _Claim, compare_contents: bool) -> Distribution:
-    metadata = claim.found
-    missing, altered = _missing_and_altered(claim.entries or (), metadata, by_content=compare_contents)
-    return Distribution(
-        metadata.name,
-        metadata.read_version(),
-        metadata.location,
-        missing_files=missing,
-        altered_files=altered,
-        record_readable=claim.entries is not None,
-        folder=metadata.folder,
-    )
 
 
 def _extension_names(names: Iterable[str]) -> list[str]:

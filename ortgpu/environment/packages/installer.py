@@ -88,11 +88,8 @@ def quote_program(path: str, *, windows: bool) -> str:
 
 
 def install_extra(extra: str) -> str:
-    """Return the command that adds an extra of ortgpu to this environment."""
-    windows = os.name == "nt"
-    return " ".join(
-        [read_installer().install, *(quoted(word, windows=windows) for word in origin.words_for_extra(extra))]
-    )
+    words = (quoted(word, windows=os.name == "nt") for word in origin.words_for_extra(extra))
+    return " ".join([read_installer().install, *words])
 
 
 def read_installer() -> Installer:
@@ -102,27 +99,20 @@ def read_installer() -> Installer:
     spec = PathFinder.find_spec("pip")
     has_pip = spec is not None and spec.origin is not None  # A spec without origin is any folder of that name.
     installer = _uv(python) if not has_pip and shutil.which("uv") else _pip(python, has_pip)
+    windows = os.name == "nt"
+    hold = f"{quote_program(interpreter.lender or python, windows=windows)} -m ortgpu hold"
+    if interpreter.lender is not None:
+        hold += f" --python {quoted(python, windows=windows)}"
+    configuration = read_text(os.path.join(sys.prefix, "pyvenv.cfg"))
     return replace(
         installer,
         hidden=_hidden_by(installer.folder),
         obstacle=_why_not_written(installer.folder) or installer.obstacle,
-        for_one_run=_is_for_one_run(),
+        # `uv run --with` makes a temporary environment: docs.astral.sh/uv, "Running commands".
+        for_one_run=re.search("^extends-environment", configuration, re.MULTILINE) is not None,
         manager=_read_manager(),
-        hold=_words_to_hold(python),
+        hold=hold,
     )
-
-
-def _words_to_hold(python: str) -> str:
-    windows, lender = os.name == "nt", interpreter.lender
-    if lender is None:
-        return f"{quote_program(python, windows=windows)} -m ortgpu hold"
-    return f"{quote_program(lender, windows=windows)} -m ortgpu hold --python {quoted(python, windows=windows)}"
-
-
-def _is_for_one_run() -> bool:
-    """Return True in the temporary environment that `uv run --with` makes: docs.astral.sh/uv, "Running commands"."""
-    lines = read_text(os.path.join(sys.prefix, "pyvenv.cfg")).splitlines()
-    return any(line.startswith("extends-environment") for line in lines)
 
 
 def _read_manager() -> Manager | None:
@@ -133,11 +123,10 @@ def _read_manager() -> Manager | None:
     except OSError:  # The working directory is gone.
         return None
     managers = [
-        replace(manager, lock=os.path.join(project, manager.lock))
+        replace(manager, lock=lock)
         for manager in _MANAGERS
-        if shutil.which(manager.name)
+        if os.path.isfile(lock := os.path.join(project, manager.lock)) and shutil.which(manager.name)
     ]
-    managers = [manager for manager in managers if os.path.isfile(manager.lock)]
     return managers[0] if name == ".venv" and is_here and len(managers) == 1 else None
 
 
@@ -175,14 +164,9 @@ def _pip(interpreter: str, is_there: bool) -> Installer:
     users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     folders = _resolved(*site.getsitepackages(), *users, folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     owned = tuple(path for path in folders if _is_below(path, _resolved(sys.prefix))) if _is_virtual() else folders
-    owned_folders = owned if folder in packages else (folder,)
+    own = owned if folder in packages else (folder,)
     return Installer(
-        "pip",
-        f"{pip} install{managed}",
-        f"{pip} uninstall -y{managed}",
-        folder=folder,
-        own=owned_folders,
-        obstacle=obstacle,
+        "pip", f"{pip} install{managed}", f"{pip} uninstall -y{managed}", folder=folder, own=own, obstacle=obstacle
     )
 
 

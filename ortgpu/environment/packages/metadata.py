@@ -144,7 +144,7 @@ def absolute(path: str) -> str:
         return ""
 
 
-def list_names(folder: str) -> list[str]:
+def list_names(folder: str | os.PathLike[str]) -> list[str]:
     """Return the names in a folder; none if it is absent, unreadable, not a folder, or not a path at all."""
     try:
         return os.listdir(folder)

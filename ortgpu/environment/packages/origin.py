@@ -7,22 +7,16 @@ import os
 import re
 from importlib import metadata
 from pathlib import Path
-from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-#: Whether a package index has ortgpu. If none has, no printed command fetches it by its name.
-ON_AN_INDEX: Final = False
 
-
-def words_for_extra(extra: str, *, on_an_index: bool = ON_AN_INDEX) -> list[str]:
+def words_for_extra(extra: str) -> list[str]:
     """Return the arguments of `pip install` and `uv pip install` that add an extra to this copy of ortgpu.
 
     They name the clone, wheel or repository that it was installed from (direct_url.json). If that is unknown or gone,
     they name the requirements of the extra.
     """
-    if on_an_index:
-        return [f"ortgpu[{extra}]"]
     try:
         installed = metadata.distribution("ortgpu")
         origin = json.loads(installed.read_text("direct_url.json") or "{}")
