@@ -12,13 +12,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from .background import AT_EXIT, Thread, logged, may_wait
+from .background import AT_EXIT, Thread, logged, may_wait, this_thread
 
 _WORKS_AT_FEEDS = True  # A thread in this module may hold a lock that others need; see pipeline._may_wait.
 
@@ -206,6 +206,53 @@ class Notice:
     def take(self, timeout: float | None = None) -> bool:
         """Wait for it, and take it. Return False if it did not come within ``timeout`` seconds."""
         return self._absent.acquire(timeout=-1 if timeout is None else timeout)
+
+
+class Turns:
+    """The turns of calls that only so many threads make at a time, as the runs of one session."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._turns: SimpleQueue[bool] = SimpleQueue()
+        for _ in range(count):
+            self._turns.put(True)
+
+    def take(self) -> None:
+        """Wait for a turn. Another thread may give it back."""
+        self._turns.get()
+
+    def give(self) -> None:
+        self._turns.put(True)
+
+    @contextlib.contextmanager
+    def all(self) -> Iterator[None]:
+        """Wait for the runs at work, and keep others waiting meanwhile. Only one thread at a time may do that."""
+        taken = 0
+        try:
+            for _ in range(self._count):
+                taken += self._turns.get()
+            yield
+        finally:
+            for _ in range(taken):
+                self._turns.put(True)
+
+    def run(self, call: Any, *arguments: Any, **named: Any) -> Any:
+        """Make a call as soon as it gets a turn, and return its result.
+
+        A signal handler or finalizer amid another run does not wait: its thread may have the turn that it would get.
+        """
+        return self.run_in_turn(call, *arguments, **named) if may_wait() else call(*arguments, **named)
+
+    def run_in_turn(self, call: Any, *arguments: Any, **named: Any) -> Any:
+        """Make a call as :meth:`run` does, and wait in any case. This thread must have no turn."""
+        # An interrupt before `try` would lose a turn. The step of this loop is in C, and signals are seen after calls.
+        for turn in iter(self._turns.get, None):
+            try:
+                with this_thread.has_turn:
+                    return call(*arguments, **named)
+            finally:
+                self._turns.put(turn)
+        return None
 
 
 class Executor:

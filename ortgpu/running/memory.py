@@ -9,19 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ..environment.gpu.driver import processes_on
 from ..errors import ExecutionError
 from ..model.weights import bytes_of_weights
-from ..process.background import may_wait, this_thread
 from ..provider.lifetime import device_of, refuse_if_unusable
 from . import arena
 
 if TYPE_CHECKING:
+    from ..process.threads import Turns
     from .pinned import PinnedMemory, PinningSession
 
 
@@ -43,53 +41,6 @@ class Holder(Protocol):
 
     def give_back(self) -> None:
         """Free the memory that no run uses at this moment. Runs at work keep theirs."""
-
-
-class Turns:
-    """The turns of the runs of one session."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._turns: SimpleQueue[bool] = SimpleQueue()
-        for _ in range(count):
-            self._turns.put(True)
-
-    def take(self) -> None:
-        """Wait for a turn. Another thread may give it back."""
-        self._turns.get()
-
-    def give(self) -> None:
-        self._turns.put(True)
-
-    @contextlib.contextmanager
-    def all(self) -> Iterator[None]:
-        """Wait for the runs at work, and keep others waiting meanwhile. Only one thread at a time may do that."""
-        taken = 0
-        try:
-            for _ in range(self._count):
-                taken += self._turns.get()
-            yield
-        finally:
-            for _ in range(taken):
-                self._turns.put(True)
-
-    def run(self, call: Any, *arguments: Any, **named: Any) -> Any:
-        """Make a call as soon as it gets a turn, and return its result.
-
-        A signal handler or finalizer amid another run does not wait: its thread may have the turn that it would get.
-        """
-        return self.run_in_turn(call, *arguments, **named) if may_wait() else call(*arguments, **named)
-
-    def run_in_turn(self, call: Any, *arguments: Any, **named: Any) -> Any:
-        """Make a call as :meth:`run` does, and wait in any case. This thread must have no turn."""
-        # An interrupt before `try` would lose a turn. The step of this loop is in C, and signals are seen after calls.
-        for turn in iter(self._turns.get, None):
-            try:
-                with this_thread.has_turn:
-                    return call(*arguments, **named)
-            finally:
-                self._turns.put(turn)
-        return None
 
 
 class Holdings:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..model.tensor_types import DTYPES
 from ..process.background import holds_lock, this_thread
+from ..process.threads import Turns
 from ..provider.lifetime import device_of
 from .copying import IN_THREADS_FROM, Copier, Transfer
 from .cudart import CudaRuntime
@@ -59,9 +59,7 @@ class StagedRuns:
         self._options = onnxruntime.RunOptions()
         self._runtime = runtime
         self._copier = Copier(runtime, threads, piece)
-        self._turns: SimpleQueue[bool] = SimpleQueue()
-        for _ in range(_AT_A_TIME):
-            self._turns.put(True)
+        self._turns = Turns(_AT_A_TIME)
 
     def run(self, session: PinningSession, output_names: Any, feed: Any) -> list[Any] | None:
         """Run the model and return the results. None if the arguments need plain ``run``. May raise anything."""
@@ -79,17 +77,13 @@ class StagedRuns:
             return None
         fetched = native.OrtValueVector()
         places = [self._places[self._outputs[name]] for name in names]
-        # SimpleQueue, not Semaphore: an interrupt before `try` would lose the slot. The step of this loop is in C, and
-        # the interpreter checks for signals after calls, not between the step and `try`.
-        for turn in iter(self._turns.get, None):
-            try:
-                # Returns with complete outputs, as the run option disable_synchronize_execution_providers is not set.
-                with this_thread.holds:
-                    inner.run_with_ortvaluevector(self._options, list(given), values, names, fetched, places)
-            finally:
-                self._turns.put(turn)
-            break
+        self._turns.run_in_turn(self._compute, inner, list(given), values, names, fetched, places)
         return self._results(memory, names, fetched)
+
+    def _compute(self, inner: Any, *arguments: Any) -> None:
+        # Returns with complete outputs, as the run option disable_synchronize_execution_providers is not set.
+        with this_thread.holds:
+            inner.run_with_ortvaluevector(self._options, *arguments)
 
     def _feed(self, inner: Any, memory: PinnedMemory, given: dict[str, Any]) -> Any:
         """Copy the inputs to the device and return them as ONNX Runtime's values. None if they need plain ``run``."""

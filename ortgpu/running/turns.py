@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import GPUError
 from ..process.reminders import Reminder
-from .memory import Turns, holdings_of, trim
+from ..process.threads import Turns
+from .memory import holdings_of, trim
 from .plain_runs import PlainRunner
 
 if TYPE_CHECKING:

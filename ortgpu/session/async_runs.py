@@ -19,8 +19,8 @@ from ..process.background import Thread, fork_safe_lock, this_thread
 from . import failures
 
 if TYPE_CHECKING:
+    from ..process.threads import Turns
     from ..provider.interfaces import Opened
-    from ..running.memory import Turns
 
 
 class _Called:

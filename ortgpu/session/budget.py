@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Fix, GPUOutOfMemoryError, InsufficientDeviceMemoryError, ProviderRequestError, manual
+from ..process.threads import Turns
 from ..provider.options import config_entry
 from ..provider.requests import CUDA, TENSORRT, ProviderList
 from ..provider.settings import LIMIT
-from ..running.memory import Holdings, Turns, measure
+from ..running.memory import Holdings, measure
 
 if TYPE_CHECKING:
     from ..running.plain_runs import RunningSession

@@ -1700,19 +1700,19 @@ MUTANTS = (
         "running/test_memory.py",
         (
             "a run takes no turn",
-            "running/memory.py",
+            "process/threads.py",
             "return self.run_in_turn(call, *arguments, **named) if may_wait() else call(",
             "return call(",
         ),
         (
             "a run that raises keeps its turn",
-            "running/memory.py",
+            "process/threads.py",
             "            finally:\n                self._turns.put(turn)\n        return None",
             "            finally:\n                pass\n        return None",
         ),
         (
             "one turn counts as all",
-            "running/memory.py",
+            "process/threads.py",
             "for _ in range(self._count):\n                taken",
             "for _ in range(1):\n                taken",
         ),

@@ -27,8 +27,9 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu import CPUExecutionWarning, GPUSession, GPUSessionPool, PerformanceWarning
+from ortgpu.process.threads import Turns
 from ortgpu.provider.options import Carried
-from ortgpu.running.memory import Turns, holdings_of
+from ortgpu.running.memory import holdings_of
 from ortgpu.running.plain_runs import PlainRunner
 from ortgpu.running.shape_returns import Policy
 from ortgpu.running.shaped_runs import ShapedRunner

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ortgpu.errors import ExecutionError
+from ortgpu.process.threads import Turns
 from ortgpu.running import memory as module
-from ortgpu.running.memory import Holdings, SessionMemory, Turns
+from ortgpu.running.memory import Holdings, SessionMemory
 from tests.lab.fixtures import Lab
 from tests.lab.installed import older_than
 from tests.support.cpu_session import child

@@ -13,7 +13,7 @@ from tests.programs.on_cpu import NEG, model, outcome, report, threads
 
 
 def only_so_many_runs_are_at_work() -> None:
-    from ortgpu.running.memory import Turns
+    from ortgpu.process.threads import Turns
     from ortgpu.running.plain_runs import PlainRunner
     from ortgpu.running.turns import take_turns
 
@@ -52,7 +52,7 @@ def only_so_many_runs_are_at_work() -> None:
 
 
 def a_run_within_a_run_does_not_wait_for_the_turn_of_its_own_thread() -> None:
-    from ortgpu.running.memory import Turns
+    from ortgpu.process.threads import Turns
     from ortgpu.running.plain_runs import PlainRunner
     from ortgpu.running.turns import take_turns
 
