@@ -13,8 +13,7 @@ from ortgpu.provider.lifetime import device_of
 from ortgpu.provider.settings import SETTINGS, Settings
 from ortgpu.session.tuning.children import LONGEST_START, ON_CPU, Child, Place, first_line
 from ortgpu.session.tuning.comparing import TOLERANCE, Comparison, compare, several_runs
-from ortgpu.session.tuning.halving import LARGE, source_of
-from ortgpu.session.tuning.trial import open_at, results
+from ortgpu.session.tuning.trial import LARGE, open_at, results, source_of
 from ortgpu.session.tuning.tuning import asked, results_of_cpu
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ REASONS = {
     ".session.opening": "imported while the driver initialises: neither waits for the other",
     ".session.placement_details": _RARE,
     ".session.pool.batching": _RARE,
-    ".session.tuning.halving": _RARE,
+    ".session.pool.sessions": _ENGINE,
     ".session.tuning.trial": _ENGINE,
     ".session.tuning.tuning": _ENGINE,
     ".session.verifying": "imported while the driver initialises: neither waits for the other",

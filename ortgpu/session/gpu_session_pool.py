@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import GPUError, ProviderRequestError, manual
 from ..process.background import Task, may_wait
+from ..process.late import late
 from ..process.threads import FutureOutcome, Outcome, drop_own_frames
 from ..provider.devices import Device, DeviceRequest
 from ..provider.sizes import divided, memory_by_variable, parse_gpu_size, parse_size
 from .lazily import gpu_session_class
-from .pool.requests import Request
 from .pool.serving import CLOSING, LostDevice, Service
-from .pool.sessions import SessionFeeds, SessionWorker, open_sessions
-from .pool.workers import Feeds, Worker, wait_for_all
+from .pool.workers import Feeds, Request, Worker, wait_for_all
 from .request import NAMES, PINNED_MEMORY_LIMIT, BatchedOptions, PoolArguments, Unpack, refuse_misspelt
 
 if TYPE_CHECKING:
@@ -33,7 +32,10 @@ if TYPE_CHECKING:
 
     from ..running.onnxruntimes import Results
     from .gpu_session import GPUSession
+    from .pool import sessions
     from .pool.batching import Batched
+else:
+    sessions = late("ortgpu.session.pool.sessions")
 
 __all__ = ["GPUSessionPool", "LostDevice", "WorkerHealth"]
 
@@ -163,24 +165,24 @@ class GPUSessionPool:
             arguments["memory"] = divided(size, max(number, 1))
         if isolate:
             # This import is late because it imports numpy, and a session diagnoses the absence of numpy.
-            from .pool.host_feeds import ProcessFeeds
+            from .pool.isolated import ProcessFeeds, open_processes
 
             feeds = copies = ProcessFeeds(
                 parse_size("pinned_memory_limit", options.get("pinned_memory_limit", PINNED_MEMORY_LIMIT))
             )
         else:
-            feeds = SessionFeeds(lambda: service.serving)
+            from .gpu_session import GPUSession as GPUSession  # raises the reason if ONNX Runtime cannot be imported
+
+            feeds = sessions.SessionFeeds(lambda: service.serving)
         self._service = service = Service("ortgpu-pool", "GPUSessionPool", feeds)
         # End it too if the pool is dropped without close().
         weakref.finalize(self, service.let_go).atexit = False
         service.model = model
         try:
             if isolate:
-                from .pool.isolated import open_processes
-
                 open_processes(service, model, devices, number, arguments, gpu_session_class, deadlines, copies)
             else:
-                open_sessions(service.add, model, devices, number, arguments, gpu_session_class())
+                sessions.open_sessions(service.workers.append, model, devices, number, arguments, gpu_session_class())
             service.open()
         except BaseException as error:  # noqa: BLE001 - it is raised again
             service.close(0)
@@ -191,8 +193,8 @@ class GPUSessionPool:
     @property
     def sessions(self) -> tuple[GPUSession, ...]:
         """The open GPUSessions that serve requests. With ``isolate`` they are in other processes, and this is empty."""
-        sessions: Any = [worker.session for worker in self._service.serving if isinstance(worker, SessionWorker)]
-        return tuple(sessions)
+        found: Any = [worker.session for worker in self._service.serving if worker.session is not None]
+        return tuple(found)
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -1187,7 +1187,7 @@ MUTANTS = (
         (
             "a full queue takes everything",
             "session/pool/serving.py",
-            "if len(self.waiting) < limit or self._count(joining) < limit:",
+            "if len(self.waiting) < limit or sum(each.joining is joining for each in list(self.waiting)) < limit:",
             "if True:",
         ),
         (
@@ -1229,7 +1229,7 @@ MUTANTS = (
         (
             "a replaceable worker takes its gpu along",
             "session/pool/serving.py",
-            "        if worker.is_replaceable:\n",
+            "        if not alone and worker.replace(error):\n",
             "        if False:\n",
         ),
         (
@@ -1305,25 +1305,25 @@ MUTANTS = (
         ),
         (
             "requests for other outputs are joined",
-            "session/pool/requests.py",
+            "session/pool/workers.py",
             "and self.form == other.form and self.names == other.names",
             "and self.form == other.form",
         ),
         (
             "requests of other shapes are joined",
-            "session/pool/requests.py",
+            "session/pool/workers.py",
             "self.joining is other.joining and self.form == other.form and",
             "self.joining is other.joining and",
         ),
         (
             "requests of two services are joined",
-            "session/pool/requests.py",
+            "session/pool/workers.py",
             "return self.joining is other.joining and self.form",
             "return self.form",
         ),
         (
             "requests that run alone are joined",
-            "session/pool/requests.py",
+            "session/pool/workers.py",
             "    if self.form is None:\n            return self is other\n",
             "    pass\n",
         ),
@@ -1450,8 +1450,8 @@ MUTANTS = (
         (
             "neighbours are never negative",
             "session/pool/joinable.py",
-            "_CHANGES = _enlarged, _zeroed, _negated, _spoilt",
-            "_CHANGES = _zeroed, _spoilt",
+            "for each in (_LARGE, _ZERO, _NEGATIVE, _NAN):",
+            "for each in (_ZERO, _NAN):",
         ),
     ),
     *_planted(

@@ -17,10 +17,9 @@ import pytest
 from ortgpu.errors import ProviderFailureError
 from ortgpu.process.threads import Outcome
 from ortgpu.provider.devices import Device
-from ortgpu.session.pool.joined import Buffers, Declared, Joining
-from ortgpu.session.pool.requests import Request
+from ortgpu.session.pool.joined import Declared, Joining
 from ortgpu.session.pool.serving import Service
-from ortgpu.session.pool.workers import Feeds, Worker
+from ortgpu.session.pool.workers import Feeds, Request, Worker
 
 DEADLINE = 30
 
@@ -150,9 +149,9 @@ def joining(
 ) -> Iterator[tuple[Joining, Service, Running]]:
     memory = memory or Memory()
     worker, service = Running(function), Service("ortgpu-test", "GPUSessionPool", memory)
-    service.add(worker)
+    service.workers.append(worker)
     service.open()
-    made = Joining(service, most, 0.0, Buffers(memory, 3))
+    made = Joining(service, most, 0.0)
     made.sizes = sizes
     try:
         yield made, service, worker
@@ -231,7 +230,7 @@ def test_requests_run_together_and_each_gets_its_own_part() -> None:
             None,
             item(2),
             Outcome(),
-            Joining(service, 8, 0.0, made.buffers),
+            Joining(service, 8, 0.0),
             1,
             ITEMS.items_and_form(item(2), 8)[1],
         ),
@@ -324,7 +323,7 @@ def test_an_item_of_a_failed_run_is_nobodys_padding() -> None:
         return [feed["x"] * 2]
 
     with joining(refusing, sizes=(4, 8)) as (made, service, worker):
-        made.buffers.add_known(ITEMS.items_and_form(item(1), 8)[1])
+        made.known.append(ITEMS.items_and_form(item(1), 8)[1])
         bad = [request(made, service, item(number)) for number in (1, np.nan, np.nan)]
         assert [type(result).__name__ for result in together(made, service, worker, bad)][1:] == ["ValueError"] * 2
         for _ in range(2):
@@ -332,34 +331,37 @@ def test_an_item_of_a_failed_run_is_nobodys_padding() -> None:
             assert [type(result) for result in together(made, service, worker, good)] == [list, list]
 
 
+def no_service(**attributes: Any) -> Any:
+    return SimpleNamespace(**attributes)
+
+
 def test_nothing_is_written_to_memory_that_is_gone() -> None:
     """A session has lost its GPU, and its pinned memory with it."""
     memory = Memory()
-    buffers = Buffers(memory, 3)
-    made = SimpleNamespace(buffers=buffers)
-    asked = Request(SimpleNamespace(), None, item(1), Outcome(), None, 1, "form")
-    before = buffers.take(asked, 4, 8)
-    buffers.give_back(before)
-    assert made.buffers.take(asked, 4, 8).arrays is before.arrays, "memory is used again"
-    buffers.give_back(before)
+    made = Joining(no_service(feeds=memory, most=2), 8, 0.0)
+    asked = Request(no_service(), None, item(1), Outcome(), None, 1, "form")
+    before = made.take(asked, 4)
+    made.give_back(before)
+    assert made.take(asked, 4).arrays is before.arrays, "memory is used again"
+    made.give_back(before)
     memory.identity = (2,)
-    after = buffers.take(asked, 4, 8)
+    after = made.take(asked, 4)
     assert after.arrays is not before.arrays
-    buffers.give_back(before)
-    assert buffers.take(asked, 4, 8).arrays is not before.arrays
-    buffers.give_back(after)
-    buffers.close()
-    assert not buffers._idle
+    made.give_back(before)
+    assert made.take(asked, 4).arrays is not before.arrays
+    made.give_back(after)
+    made.close()
+    assert not made._idle
 
 
 def test_rows_go_to_one_request_each() -> None:
-    buffers = Buffers(Memory(), 3)
-    asked = [Request(SimpleNamespace(), None, item(n + 1, n + 1), Outcome(), None, n + 1, "form") for n in range(3)]
-    sheet = buffers.take(asked[0], 3, 3)
+    made = Joining(no_service(feeds=Memory(), most=2), 3, 0.0)
+    asked = [Request(no_service(), None, item(n + 1, n + 1), Outcome(), None, n + 1, "form") for n in range(3)]
+    sheet = made.take(asked[0], 3)
     assert [sheet.place(each) for each in asked] == [True, True, False]
     assert sheet.arrays["x"].tolist() == [[1, 1], [2, 2], [2, 2]]
     assert [each.row for each in asked[:2]] == [0, 1]
     assert not sheet.takes(asked[0]), "no row is left"
-    other = Request(SimpleNamespace(), ["y"], item(1), Outcome(), None, 1, "form")
-    assert not buffers.take(asked[0], 3, 3).takes(other)
-    assert not buffers.take(other, 3, 3).takes(asked[0])
+    other = Request(no_service(), ["y"], item(1), Outcome(), None, 1, "form")
+    assert not made.take(asked[0], 3).takes(other)
+    assert not made.take(other, 3).takes(asked[0])

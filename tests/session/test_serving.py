@@ -21,9 +21,8 @@ from ortgpu.errors import (
 )
 from ortgpu.process.threads import FutureOutcome, Outcome
 from ortgpu.provider.devices import Device
-from ortgpu.session.pool.requests import Kind, Request
 from ortgpu.session.pool.serving import Service
-from ortgpu.session.pool.workers import Feeds, NotBegunError, Worker
+from ortgpu.session.pool.workers import Feeds, Kind, NotBegunError, Request, Worker
 
 DEADLINE = 30  # seconds; nothing here takes a tenth of one
 ECC = ProviderFailureError("the GPU reports an uncorrectable memory error", library="CUDA", status="214")
@@ -40,6 +39,7 @@ class Made(Worker):
         self.ran: list[Any] = []
         self.refused: list[GPUError] = []
         self.replaced: list[GPUError] = []
+        self.is_replaceable = False
         self.closed = 0
         self.loses: tuple[type[GPUError], ...] = ()
 
@@ -59,11 +59,13 @@ class Made(Worker):
     def has_lost(self, error: ExecutionError) -> bool:
         return isinstance(error, self.loses)
 
-    def refuse(self, error: ExecutionError) -> None:
+    def refuse(self, error: GPUError) -> None:
         self.refused.append(error)
 
-    def replace(self, error: ExecutionError) -> None:
-        self.replaced.append(error)
+    def replace(self, error: GPUError) -> bool:
+        if self.is_replaceable:
+            self.replaced.append(error)
+        return self.is_replaceable
 
     def close(self, timeout: float | None) -> None:
         self.closed += 1
@@ -80,7 +82,7 @@ class Passed(Feeds):
 def serving(*workers: Made, **options: Any) -> Iterator[Service]:
     service = Service("ortgpu-test", "GPUSessionPool", Passed(), **options)
     for worker in workers:
-        service.add(worker)
+        service.workers.append(worker)
     service.open()
     try:
         yield service

@@ -122,7 +122,7 @@ def test_there_is_only_so_much_room(memory: SharedArrays) -> None:
     places = memory.put([floats(4)])
     assert memory.try_empty((memory.size,), np.dtype(np.int8)) is None
     assert memory.try_empty((0,), np.dtype(np.int8)) is None
-    memory.begin()
+    memory.used = 0
     assert memory.try_empty((memory.size,), np.dtype(np.int8)) is not None
     assert memory.try_empty((1,), np.dtype(np.int8)) is None
     assert np.array_equal(memory.array(places[0]), floats(4))

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -394,3 +395,15 @@ def test_shapes_types_and_other_values() -> None:
     assert compare(["a"], ["a"], ["b"])[1] is not None
     empty = np.zeros((0, 3), np.float32)
     assert compare(empty, empty, empty) == (0.0, None)
+
+
+def test_float16_inside_keeps_inputs_and_outputs(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "precision")
+    wanted = Wanted(network, precision="float16", budget=60)
+    found = tune_at(replace(CPU, opener=Place().opener), wanted, tmp_path / "record.json")
+    halves = [each for each in found.trials if each.settings.get("precision") == "float16"]
+    assert halves
+    assert 0 < (halves[0].error or 0) < 2e-2
+    assert read_record(tmp_path / "record.json").key.weights.startswith("sha256 ")

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import GPUError, QueueFullError, manual
-from ...process.background import uninterrupted
+from ...process.background import logged, uninterrupted
+from ...process.late import late
 from ...process.threads import FutureOutcome, Outcome
 from ...running.pipeline import copy_names
 from . import joinable
-from .joined import Buffers, Declared, Joining
-from .requests import Awaited, Mailbox, Request
+from .joined import Declared, Joining
 from .serving import Service
-from .sessions import SessionFeeds, SessionWorker, import_for_runs
+from .workers import Request
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,9 +30,52 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # Type checkers bring this module; typing has Self since Python 3.11.
 
     from ...running.onnxruntimes import Results
+    from . import sessions
     from .sessions import OpenSession
+else:
+    sessions = late("ortgpu.session.pool.sessions")
 
 _LOOK = 0.01  # seconds between two looks at the remaining batches
+
+
+class Awaited(Outcome[Any]):
+    """The outcome of a request for a task of an event loop."""
+
+    def __init__(self, mailbox: Mailbox, answer: asyncio.Future[Any]) -> None:
+        super().__init__()
+        self._mailbox, self._answer = mailbox, answer
+
+    def give(self, result: Any) -> None:
+        self._mailbox.put(self._answer, result, None)
+
+    def fail(self, error: BaseException) -> None:
+        self._mailbox.put(self._answer, None, error)
+
+
+class Mailbox:
+    """Passes outcomes to an event loop, many at a time, since waking the loop is the most expensive step."""
+
+    def __init__(self) -> None:
+        self._outcomes: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._is_called = False
+
+    def put(self, answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        self._outcomes.append((answer, result, error))
+        if not self._is_called:
+            self._is_called = True
+            with logged("an event loop raised"), contextlib.suppress(RuntimeError):  # The loop may be closed.
+                answer.get_loop().call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_called = False
+        while self._outcomes:
+            answer, result, error = self._outcomes.popleft()
+            if answer.done():  # The task was cancelled.
+                continue
+            if error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(error)
 
 
 class Batched:
@@ -94,21 +139,19 @@ class Batched:
         self._service, self._is_alone = service, is_alone
         inputs_, outputs = service.serving[0].declared
         self._declared = Declared(inputs_)
-        buffers = Buffers(service.feeds, service.most + 1)
-        self._joining = Joining(service, most, wait, buffers)
+        self._joining = Joining(service, most, wait)
         if most > 1:
             if service.model is not None:
                 joinable.refuse_known(service.model)
             feed = joinable.example(inputs_, inputs, most)
 
-            def run_all(feed: Any) -> Sequence[Any]:
-                outputs: Sequence[Any] = service.run(object(), None, feed)
-                return outputs
+            def run_all(feed: Any) -> Any:
+                return service.run(object(), None, feed)
 
             joinable.check(run_all, feed, [output.name for output in outputs], made_up=inputs is None)
             feed, _ = service.feeds.copied(feed)  # Batches are in such memory, and runs are timed.
             self._joining.sizes = joinable.sizes_of(run_all, feed, service.most, warm)
-            buffers.add_known(self._declared.items_and_form(feed, most)[1])
+            self._joining.known.append(self._declared.items_and_form(feed, most)[1])
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Results:
@@ -182,7 +225,7 @@ class Batched:
                     raise TimeoutError(f"after {timeout} s, joined requests still run")
                 time.sleep(_LOOK)
         joining.sheet = None
-        joining.buffers.close()
+        joining.close()
 
     def __enter__(self) -> Self:
         return self
@@ -220,10 +263,11 @@ class Batched:
 
 def batched_session(session: OpenSession, **options: Any) -> Batched:
     """Return a service of one session. The session stays open when the service is closed or dropped."""
-    worker = SessionWorker(session, 0)
-    service = Service("ortgpu-batched", "service of joined requests", SessionFeeds(lambda: (worker,)), owns=False)
-    import_for_runs()
-    service.add(worker)
+    worker = sessions.SessionWorker(session, 0)
+    service = Service(
+        "ortgpu-batched", "service of joined requests", sessions.SessionFeeds(lambda: (worker,)), owns=False
+    )
+    service.workers.append(worker)
     service.model = session._request.model
     try:
         service.open()

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import logging
+import os
+import pickle
+import socket
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from ...environment.child_process import ChildFailedError
-from ...errors import ExecutionError, GPUError, WorkerLostError, manual
-from ...model.files import ModelSource
-from ...process.background import Thread, log, logged
-from ...process.channel import Channel, PickledError
+import numpy as np
+from numpy.typing import NDArray
+
+from ...environment.child_process import ChildFailedError, ChildProcess
+from ...environment.packages.installed import locate_packages
+from ...environment.packages.plugins import environ_of_child
+from ...errors import ExecutionError, GPUError, ProviderRequestError, WorkerLostError, manual
+from ...model.contents import data_files
+from ...model.files import ModelSource, stamp_of
+from ...process.background import Thread, cached_property, is_of_a_handler, log, logged
+from ...process.channel import Channel, PickledError, avoid_standard_streams
 from ...process.threads import Notice, Outcome
 from ...provider import living
 from ...provider.devices import Device, DeviceRequest, plain_request
 from ...provider.interfaces import Value
-from .launching import WARM, Deadlines, Launch, Opened, portable
+from ...provider.options import not_sent
+from ...provider.runtime import load_runtime
+from ...running.pinned import OrdinaryMemory
+from ...running.pipeline import mapping
+from . import worker_process
 from .serving import Service
-from .shared_memory import Exchange
-from .workers import NotBegunError, Worker, check, named, options_of_others, wait_for_all
+from .shared_memory import Exchange, memory_file
+from .worker_process import WARM, Opened, Opening
+from .workers import Feeds, NotBegunError, Worker, check, named, options_of_others, wait_for_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from .host_feeds import ProcessFeeds
+    from ...running.copying import ParallelCopy
     from .sessions import OpenSession
 
 # Seconds. A model of many gigabytes on a network disk takes minutes to open; a longer opening is a hang.
@@ -45,11 +55,164 @@ _GIVEN_UP = 30.0  # If no new process opens a session in these seconds after a d
 # A worker needs one thread more than a session in this process, since they copy to and from shared memory.
 _THREADS_PER_DEVICE = 4
 
+_HOST = 1, 3  # DLDeviceType: kDLCPU, kDLCUDAHost
+_NO_DEVICE = -1  # The threads that copy feeds belong to no device.
 _MOST_SHAPES = 4096  # the most known shapes of a process
 
-#: The function that a worker process calls: it opens the session and serves the channels.
-SERVE = "ortgpu.session.pool.worker_process:serve"
-_ALIVE = "ortgpu.session.pool.worker_process:is_alive"
+SERVE: Any = worker_process.serve  # A worker process calls it first.
+
+Deadlines = tuple[float | None, float | None]  # seconds for a run, and for the first run of a shape
+
+
+class ProcessFeeds(Feeds):
+    """Copies arrays of the host. Several threads copy a large array into reused memory. Threads may share the object.
+
+    ``limit`` is the most bytes to keep for later copies.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._memory = OrdinaryMemory(limit)
+
+    def pass_through(self, feed: Any) -> dict[str, NDArray[Any]]:
+        return {name: _host_array(name, value) for name, value in mapping(feed).items()}
+
+    def copied(self, feed: Any, waits: Iterable[Callable[[], object]] = ()) -> tuple[Any, bool]:
+        return {name: self.copy_of(array) for name, array in self.pass_through(feed).items()}, True
+
+    def copy_of(self, array: NDArray[Any]) -> NDArray[Any]:
+        if array.nbytes < self.large:
+            return array.copy()
+        copy = self._memory.empty(array.shape, array.dtype)
+        self.fill(copy, array)
+        return copy
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        return self._memory.empty(shape, dtype)
+
+    def close(self) -> None:
+        self._memory.close()
+
+    @cached_property
+    def _threads(self) -> ParallelCopy | None:
+        arrival = locate_packages().onnxruntime.arrival
+        if arrival is not None and arrival.way == "bundled plugin":
+            return None  # Importing the plugin may use CUDA, and the program must be able to fork.
+        if load_runtime().module is None:
+            return None
+        try:
+            from ...running.copying import copy_threads, parallel_copy  # Import it late: it imports ONNX Runtime.
+        except (ImportError, OSError):  # too many files are open
+            return None
+        return parallel_copy(copy_threads(), _NO_DEVICE)
+
+
+def _host_array(name: str, value: Any) -> NDArray[Any]:
+    """Return a NumPy array over the memory of a value.
+
+    Raises ProviderRequestError if it is no array of numbers on the host.
+    """
+    if isinstance(value, np.ndarray):
+        if not value.dtype.hasobject and value.dtype.kind not in "SU":
+            return np.asarray(value)  # A subclass may copy differently.
+        what = "text"
+    elif hasattr(value, "__dlpack_device__") and type(value).__module__.partition(".")[0] != "onnxruntime":
+        if int(value.__dlpack_device__()[0]) in _HOST:
+            return np.from_dlpack(value)
+        what = "on a GPU"
+    else:
+        what = f"a {type(value).__name__}"
+    raise ProviderRequestError(
+        f"input {name!r} is {what}, and a pool with isolate=True takes arrays of numbers on the host",
+        fixes=[manual("pass a NumPy array of numbers, or use a pool without isolate, or a GPUSession")],
+        requested="isolate",
+    )
+
+
+class Launch:
+    """The model, the arguments and the environment that all processes of a pool share.
+
+    The files of the model stay open, so that a new process serves the same model even after a change of the path.
+    Raises ExecutionError if there is no room for a model as bytes, or no more files can be open.
+    """
+
+    def __init__(
+        self,
+        model: ModelSource,
+        session_class: Callable[[], Any],
+        channels: int,
+        deadlines: Deadlines,
+        feeds: ProcessFeeds,
+    ) -> None:
+        self.channels, self.deadlines, self.feeds = channels, deadlines, feeds
+        self._session_class = session_class
+        self._path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
+        self._files: list[tuple[str, tuple[int, ...] | None]] = []
+        self._descriptors: list[int] = []
+        self._environ = environ_of_child()
+        try:
+            if isinstance(model, bytes):
+                self._keep("", memory_file("ortgpu-model"))
+                with open(self._descriptors[0], "wb", closefd=False) as file:
+                    file.write(model)
+            elif self._path is not None:
+                self._keep_file(self._path, self._path)
+                for location in data_files(self._path) if self._files else ():
+                    self._keep_file(location, os.path.join(os.path.dirname(self._path), location))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise _not_prepared(error) from None
+            raise
+
+    def _keep_file(self, location: str, path: str) -> None:
+        with suppress(FileNotFoundError, PermissionError, ValueError):  # The session raises the reason.
+            self._keep(location, avoid_standard_streams(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)))
+
+    def _keep(self, location: str, descriptor: int) -> None:
+        self._descriptors.append(descriptor)
+        self._files.append((location, stamp_of(descriptor)))
+
+    def start(self) -> tuple[ChildProcess, list[tuple[socket.socket, list[int]]]]:
+        """Start a process that inherits the model and the channels. Raises ExecutionError.
+
+        Return the channels, too: a socket, and files in memory for feeds and for results.
+        """
+        channels: list[tuple[socket.socket, list[int]]] = []
+        numbers: list[int] = []
+        with ExitStack() as failed, ExitStack() as theirs:
+            try:
+                for _ in range(self.channels):
+                    our, their = socket.socketpair()
+                    failed.callback(our.close)
+                    numbers.append(avoid_standard_streams(their.detach()))
+                    theirs.callback(os.close, numbers[-1])
+                    for name in ("ortgpu-feeds", "ortgpu-results"):
+                        numbers.append(memory_file(name))
+                        failed.callback(os.close, numbers[-1])
+                    channels.append((our, numbers[-2:]))
+            except OSError as error:
+                raise _not_prepared(error) from None
+            process = ChildProcess(environ=self._environ, descriptors=[*numbers, *self._descriptors])
+            failed.pop_all()
+            return process, channels
+
+    def opening(self, devices: list[DeviceRequest] | None, place: int, options: Mapping[str, Any]) -> Opening:
+        return Opening(self._path, self._files, self.channels, devices, place, self._session_class, options)
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def _not_prepared(error: OSError) -> ExecutionError:
+    return ExecutionError(
+        "a worker process cannot be prepared",
+        evidence=[str(error)],
+        fixes=[
+            manual("give this process more open files (ulimit -n) and larger ones (ulimit -f)"),
+            manual("give its container more memory"),
+        ],
+    )
 
 
 class WorkerProcess:
@@ -64,12 +227,7 @@ class WorkerProcess:
         self.shapes: set[object] = set()  # the shapes of feeds that have run
         self.reason: str | None = None  # the cause of its end, if more is known than its exit status
         self.must_answer = False  # True: it is killed if it does not answer within some seconds.
-        self._is_lost = self._has_ended = False
-
-    @property
-    def is_ready(self) -> bool:
-        """True while it can run requests."""
-        return self.has_opened and not self._is_lost
+        self.is_lost = self._has_ended = False
 
     def borrow(self) -> Exchange:
         """Return an idle exchange, as soon as there is one. Raises NotBegunError if the process has ended."""
@@ -91,12 +249,12 @@ class WorkerProcess:
                 self._idle.pop().close()
 
     def kill(self, reason: str) -> None:
-        self._is_lost = True
+        self.is_lost = True
         self.child.kill(reason)
 
     def lose(self) -> None:
         """Send no more requests, and tell the process to end."""
-        self._is_lost = True
+        self.is_lost = True
         self.child.channel.shut()
 
     def wait(self) -> None:
@@ -106,12 +264,12 @@ class WorkerProcess:
                 self.child.until = None
                 if self.must_answer:  # Another thread sets this first.
                     self.child.until = time.monotonic() + _DEATH
-                self.child.ask(_ALIVE)
+                self.child.ask(worker_process.is_alive)
         except ChildFailedError:
             pass  # The process ended, or did not answer.
         except BaseException as error:  # noqa: BLE001 - the process says why it ends
             self.reason = f"{type(error).__name__}: {getattr(error, 'summary', error)}"
-        self._is_lost = True
+        self.is_lost = True
         self.child.cause()  # This call kills a process that does not end.
         for exchange in self.exchanges:  # A thread that waits for an answer closes its own exchange.
             exchange.channel.shut()
@@ -129,8 +287,6 @@ class WorkerProcess:
 
 class ProcessWorker(Worker):
     """A worker process, and the thread that starts it, and replaces it when it dies. It joins its service at once."""
-
-    is_replaceable = True
 
     def __init__(
         self,
@@ -151,14 +307,14 @@ class ProcessWorker(Worker):
         self._ending = Notice()
         self._is_ending = False
         self._keeper = Thread(self._keep, f"ortgpu-keep-{self.number}")
-        service.add(self)
+        service.workers.append(self)
         self._keeper.start()
 
     @property
     def process(self) -> WorkerProcess | None:
         """The present process, if it can run requests."""
         current = self._current
-        return current if current is not None and current.is_ready else None
+        return current if current is not None and current.has_opened and not current.is_lost else None
 
     @property
     def capacity(self) -> int:  # type: ignore[override]  # it changes when a process dies
@@ -186,22 +342,21 @@ class ProcessWorker(Worker):
         return child.pid if child is not None and child.returncode is None else None
 
     def run(self, output_names: Any, feed: Any) -> list[NDArray[Any]]:
-        return self._ask(output_names, feed, {_shapes_of(feed)}, self._launch.deadlines)
+        return self._ask(output_names, [feed], self._launch.deadlines)
 
     def warm(self, feeds: Sequence[Mapping[str, Any]]) -> None:
-        arrays = {(place, name): array for place, feed in enumerate(feeds) for name, array in feed.items()}
-        self._ask(WARM, arrays, {_shapes_of(feed) for feed in feeds}, (None, None))
+        self._ask(WARM, feeds, (None, None))
 
-    def _ask(
-        self, names: Any, arrays: Mapping[Any, NDArray[Any]], shapes: set[object], deadlines: Deadlines
-    ) -> list[NDArray[Any]]:
+    def _ask(self, names: Any, feeds: Sequence[Mapping[str, NDArray[Any]]], deadlines: Deadlines) -> list[NDArray[Any]]:
         process, is_read = self.process, False
         if process is None:
             raise NotBegunError
+        shapes = {frozenset((name, array.shape) for name, array in feed.items()) for feed in feeds}
         exchange, seconds = process.borrow(), deadlines[0 if shapes <= process.shapes else 1]
         try:
             try:
-                exchange.send((names, list(arrays)), list(arrays.values()))
+                arrays = [array for feed in feeds for array in feed.values()]
+                exchange.send((names, [list(feed) for feed in feeds]), arrays)
                 is_read = True
                 answer, outputs = exchange.receive(seconds)
             except (EOFError, OSError) as error:
@@ -219,10 +374,11 @@ class ProcessWorker(Worker):
         finally:
             process.give_back(exchange)
 
-    def replace(self, error: ExecutionError) -> None:
+    def replace(self, error: GPUError) -> bool:
         process = self.process
         if process is not None:
             process.kill(f"a run failed there and succeeded elsewhere: {error.summary}")
+        return True
 
     def begin_ending(self) -> None:
         self._is_ending = True
@@ -266,7 +422,10 @@ class ProcessWorker(Worker):
             if process is not None and process.has_opened:
                 died = time.monotonic()
             fruitless = 0 if process is not None and process.has_result else fruitless + 1
-            self.last_error = error if isinstance(error, GPUError) else self._not_replaced(error)
+            if not isinstance(error, GPUError):
+                fix = "open the model in a GPUSession, which shows what is wrong with it"
+                error = self._error(" cannot be replaced", f"{type(error).__name__}: {error}", fix)
+            self.last_error = error
             self.is_lost = time.monotonic() - died >= _GIVEN_UP
             end = "" if self.is_lost else "; another one is started"
             log(logging.WARNING, "%s%s", self.last_error.summary, end, name="ortgpu.pool")
@@ -287,7 +446,19 @@ class ProcessWorker(Worker):
             if self._is_ending:
                 process.lose()
             opening = self._launch.opening(self._devices, self._place, self._options)
-            self._begin_with(process, process.child.ask(SERVE, opening, timeout=_OPENING))
+            opened: Opened = process.child.ask(SERVE, opening, timeout=_OPENING)
+            is_first, self._device = self._device is None, opened.device
+            process.has_opened = True
+            if is_first:
+                # Ordinals change when a GPU is gone. The next process must not go to the CPU.
+                self._devices = [plain_request(opened.device) if opened.device.is_gpu else opened.chosen[self._place]]
+                self._place = 0
+                if opened.device.is_gpu:
+                    self._options = options_of_others(self._options)
+                self.opened.give(opened)
+            self._service.notice(self)
+            if self._is_ending:
+                process.lose()
         except ChildFailedError as failed:
             if process is not None and failed.timed_out:
                 process.reason = f"it had no session after {_OPENING:g} s"
@@ -300,24 +471,6 @@ class ProcessWorker(Worker):
             process.kill("it opened no session")
         process.wait()
         return process, self._lost(process) if error is None else error
-
-    def _begin_with(self, process: WorkerProcess, opened: Opened) -> None:
-        is_first, self._device = self._device is None, opened.device
-        process.has_opened = True
-        if is_first:
-            # Ordinals change when a GPU is gone. The next process must not go to the CPU.
-            self._devices = [plain_request(opened.device) if opened.device.is_gpu else opened.chosen[self._place]]
-            self._place = 0
-            if opened.device.is_gpu:
-                self._options = options_of_others(self._options)
-            self.opened.give(opened)
-        self._service.notice(self)
-        if self._is_ending:
-            process.lose()
-
-    def _not_replaced(self, error: BaseException) -> WorkerLostError:
-        fix = "open the model in a GPUSession, which shows what is wrong with it"
-        return self._error(" cannot be replaced", f"{type(error).__name__}: {error}", fix)
 
     def _lost(self, process: WorkerProcess) -> WorkerLostError:
         cause = process.cause()
@@ -332,8 +485,24 @@ class ProcessWorker(Worker):
         return WorkerLostError(f"{place}{what}: {cause}", fixes=[manual(fix)], **details)
 
 
-def _shapes_of(feed: Mapping[str, NDArray[Any]]) -> object:
-    return frozenset((name, array.shape) for name, array in feed.items())
+def portable(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options after a check that they pickle. Raises TypeError or ProviderRequestError otherwise."""
+    carried = dict(options)
+    sess_options = carried.get("sess_options")
+    if sess_options is not None and not callable(sess_options):
+        if type(sess_options).__name__ != "SessionOptions":
+            raise TypeError(
+                f"sess_options must be a function that returns SessionOptions, with isolate=True, not {sess_options!r}"
+            )
+        raise not_sent()
+    for name, value in carried.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            raise TypeError(f"{name} of a GPUSessionPool with isolate=True must pickle: {error}") from None
+    return carried
 
 
 def open_processes(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ALONE = 4  # number of items to compare with runs of a single item
 _DEAR = 2.0  # If a new shape takes this many times as long as the largest run, runs are padded.
+_LARGE, _ZERO, _NEGATIVE, _NAN = range(4)  # changes of items
 _WORTHWHILE = 0.9  # A smaller size must take less than this share of the next larger size's time.
 
 _FREE = manual(
@@ -113,11 +114,13 @@ def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> Non
     for position, name in enumerate(names):
         right = np.concatenate([outputs[position] for outputs in alone])
         _refuse_if(name, compare(right, right, whole[position][few], TOLERANCE)[1])
-    for base in (feed, *(_changed(feed, change, number >= 0) for change in (_enlarged, _negated))):
+    for change in (None, _LARGE, _NEGATIVE):
         try:
-            usual = (whole, again) if base is feed else [_outputs(run, base, names) for _ in range(2)]
+            usual: Sequence[Any] = (whole, again)
+            if change is not None:
+                usual = [_outputs(run, _changed(feed, change, number >= 0), names) for _ in range(2)]
             for mask in (number % 2 == 0, number % 2 == 1):
-                for neighbours in _neighbours(base, feed, mask):
+                for neighbours in _neighbours(feed, change, mask):
                     beside = _outputs(run, neighbours, names)
                     for position, name in enumerate(names):
                         same, repeated, changed = (outputs[position][mask] for outputs in (*usual, beside))
@@ -132,64 +135,41 @@ def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> Non
         raise refused("every item gave the same outputs, which does not show that items are independent")
 
 
-def _neighbours(base: Arrays, feed: Arrays, kept: NDArray[Any]) -> Iterator[Arrays]:
-    """Yield feeds with the ``kept`` items of ``base``, and with other items in all other places.
-
-    Integers stay in the range of the feed, since an index beyond it may end a CUDA context. Integers of 8 bits leave
-    the range, because they are seldom indices.
-    """
-    if base is not feed:
-        yield {name: np.concatenate([feed[name], array])[_mixed(kept)] for name, array in base.items()}
+def _neighbours(feed: Arrays, change: int | None, kept: NDArray[Any]) -> Iterator[Arrays]:
+    """Yield feeds with the ``kept`` items, changed or as they are, and with other items in all other places."""
+    if change is not None:
+        yield _changed(feed, change, kept)
         return
     number = np.arange(len(kept))
     other = np.minimum(number ^ 1, len(kept) - 2 + len(kept) % 2) if len(kept) > 1 else number
     yield _items(feed, np.where(kept, number, other))
-    for change in _CHANGES:
-        yield _changed(feed, change, ~kept)
+    for each in (_LARGE, _ZERO, _NEGATIVE, _NAN):
+        yield _changed(feed, each, ~kept)
 
 
-def _mixed(kept: NDArray[Any]) -> NDArray[Any]:
-    mixed: NDArray[Any] = np.arange(len(kept)) + len(kept) * kept
-    return mixed
-
-
-def _changed(feed: Arrays, change: Callable[[Any], Any], which: NDArray[Any]) -> Arrays:
+def _changed(feed: Arrays, change: int, which: NDArray[Any]) -> Arrays:
     changed = {name: np.array(array) for name, array in feed.items()}
-    with np.errstate(over="ignore"):
-        for array in changed.values():
-            array[which] = change(array[which])
+    for array in changed.values():
+        array[which] = np.broadcast_to(_extremes(array)[change], array.shape)[which]
     return changed
 
 
-def _is_float(array: NDArray[Any]) -> bool:
-    return array.dtype.kind == "f"
+def _extremes(array: NDArray[Any]) -> tuple[Any, Any, Any, Any]:
+    """Return large, zero, negative and NaN values for the places of an array.
 
-
-def _enlarged(array: NDArray[Any]) -> NDArray[Any]:
-    if _is_float(array):
-        return np.asarray(1000 * (array + 1), array.dtype)  # This is far from zero even for zeros.
-    if array.dtype.itemsize == 1 and array.dtype.kind in "iu":
-        return np.full_like(array, np.iinfo(array.dtype).max - 55)
-    return array.copy() if array.dtype.hasobject or not array.size else np.full_like(array, array.max())
-
-
-def _zeroed(array: NDArray[Any]) -> NDArray[Any]:
+    Integers stay in their range, since an index beyond it may end a CUDA context. Integers of 8 bits leave the range,
+    because they are seldom indices.
+    """
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return 1000 * (array + 1), 0, -1 - array, np.nan  # The first is far from zero even for zeros.
     if array.dtype.hasobject or not array.size:
-        return array.copy()
-    return np.zeros_like(array) if _is_float(array) or array.dtype.itemsize == 1 else np.full_like(array, array.min())
-
-
-def _negated(array: NDArray[Any]) -> NDArray[Any]:
+        return array, array, array, array
     if array.dtype == np.bool_:
-        return ~array
-    return np.asarray(np.subtract(-1, array), array.dtype) if _is_float(array) else array.copy()
-
-
-def _spoilt(array: NDArray[Any]) -> NDArray[Any]:
-    return np.full_like(array, np.nan) if _is_float(array) else array.copy()
-
-
-_CHANGES = _enlarged, _zeroed, _negated, _spoilt
+        return array.max(), False, ~array, array
+    if array.dtype.itemsize == 1 and array.dtype.kind in "iu":
+        return np.iinfo(array.dtype).max - 55, 0, array, array
+    return array.max(), array.min(), array, array
 
 
 def _refuse_if(name: str, wrong: str | None) -> None:

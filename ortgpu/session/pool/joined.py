@@ -20,7 +20,7 @@ from ...model.tensor_types import DTYPES
 from ...process.background import attempt, this_thread
 from ...provider import lifetime
 from ...running.pinned import STAGED_FROM
-from .requests import Kind
+from .workers import Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from ...process.threads import Notice
     from ...provider.interfaces import Value
     from ...running.onnxruntimes import Results
-    from .requests import Request
-    from .workers import Feeds, Worker
+    from .workers import Feeds, Request, Worker
 
     Arrays = dict[str, NDArray[Any]]
 
@@ -43,25 +42,32 @@ _WORKS_AT_FEEDS = True  # Threads in this module may hold locks that others need
 class Joining(Kind):
     """The kind of the requests of one Batched, and the rules for joining them.
 
+    Sheets for the next batches are kept. Their rows without a request hold items of earlier runs. Threads take or give
+    back a sheet by single steps of C, without a lock.
+
     Args:
         service: the Service. Its module stands above this one.
         max_batch: the most items of a run.
         max_wait: seconds.
-        buffers: keeps joined arrays.
 
     Attributes:
         sizes: the sizes of padded runs, in ascending order. Empty: any number of items runs unpadded.
+        known: the forms that have run. For any other ONNX Runtime plans the run anew, whatever its size.
         sheet: the joined arrays with rows for the next requests.
     """
 
-    def __init__(self, service: Any, max_batch: int, max_wait: float, buffers: Buffers) -> None:
+    def __init__(self, service: Any, max_batch: int, max_wait: float) -> None:
         super().__init__()
-        self.max_batch, self.max_wait, self.buffers = max_batch, max_wait, buffers
+        self.max_batch, self.max_wait = max_batch, max_wait
         self.sizes: tuple[int, ...] = ()
         self.sheet: Sheet | None = None
         self._service = service
+        self._feeds: Feeds = service.feeds
         self._last = 1  # items of the last run
         self._opening = threading.RLock()
+        self._source: tuple[int, ...] = ()
+        self._idle: deque[Sheet] = deque(maxlen=service.most + 1)
+        self.known: deque[object] = deque(maxlen=max(service.most + 1, 16))
 
     def keep(self, request: Request) -> None:
         """Copy the arrays of a request into rows of a batch, or into their own memory: the caller may change them."""
@@ -87,7 +93,7 @@ class Joining(Kind):
         if copies:
             request.feed = copies
         else:
-            request.feed, request.is_copied = self.buffers.feeds.copied(request.feed)
+            request.feed, request.is_copied = self._feeds.copied(request.feed)
 
     def _sheet_for(self, request: Request, items: int) -> Sheet | None:
         """Return joined arrays with rows for requests like this one, and for about so many items of a batch.
@@ -95,7 +101,7 @@ class Joining(Kind):
         Return None while another thread opens them, since that thread may be stopped. Raises MemoryError,
         ExecutionError.
         """
-        source = self.buffers.source()
+        source = self.source()
         with this_thread.holds, attempt(self._opening) as is_free:
             if not is_free:
                 return None
@@ -105,10 +111,50 @@ class Joining(Kind):
                 if sheet is not None:
                     sheet.seal()
                     if not sheet.end:
-                        self.buffers.give_back(sheet)
+                        self.give_back(sheet)
                 rows = min(_ROOM * max(items, request.items), self.max_batch)
-                self.sheet = sheet = self.buffers.take(request, rows, self.max_batch)
+                self.sheet = sheet = self.take(request, rows)
             return sheet
+
+    def source(self) -> tuple[int, ...]:
+        """Return the present identity of the memory.
+
+        Arrays in other memory must not be written to: CUDA may have freed it.
+
+        Raises:
+            ExecutionError: a session is closed, or has lost its GPU.
+        """
+        source = self._feeds.source()
+        if source != self._source:
+            self._source = source
+            self._idle.clear()
+        return source
+
+    def take(self, request: Request, rows: int) -> Sheet:
+        """Return a sheet of at least ``rows`` rows for requests like this one. Raises MemoryError, ExecutionError."""
+        source = self.source()
+        for sheet in list(self._idle):
+            if sheet.form == request.form and sheet.capacity >= rows and sheet.source == source:
+                with contextlib.suppress(ValueError):  # Another thread may have taken the sheet.
+                    self._idle.remove(sheet)
+                    # Return a new object: a stopped thread of a caller may still take rows from the old one.
+                    return Sheet(request, sheet.arrays, sheet.capacity, source, sheet.valid, self._feeds)
+        # The size grows in steps, so that it seldom grows.
+        rows = max(rows, min(1 << (rows - 1).bit_length(), self.max_batch))
+        arrays = {}
+        for name, array in request.feed.items():
+            shape = (rows, *array.shape[1:])
+            is_small = array.dtype.hasobject or math.prod(shape) * array.itemsize < STAGED_FROM
+            arrays[name] = np.empty(shape, array.dtype) if is_small else self._feeds.empty(shape, array.dtype)
+        return Sheet(request, arrays, rows, source, 0, self._feeds)
+
+    def give_back(self, sheet: Sheet) -> None:
+        if sheet.source == self._source:
+            self._idle.append(sheet)
+
+    def close(self) -> None:
+        """Free all unused memory."""
+        self._idle.clear()
 
     def serve(self, first: Request, notice: Notice) -> None:
         service = self._service
@@ -126,7 +172,12 @@ class Joining(Kind):
                 # Requests without rows are copied before the run, and the run raises the error.
                 with contextlib.suppress(Exception):
                     self._place(batch)
-            seconds = self._seconds_until_start(batch)
+            seconds: float | None = 0  # to wait if nothing happens; None: until another batch ends
+            if not (batch.is_full or self.is_closed or service.is_closed):
+                if service.runs_of(self) >= len(service.serving):
+                    seconds = None
+                elif batch.items < self._last:
+                    seconds = max(0, first.arrived + self.max_wait - time.monotonic())
             if seconds == 0 and (batch.sheet is not sheet or not is_settled):
                 assert batch.sheet is not None
                 notice.take(batch.sheet.seal())
@@ -175,16 +226,6 @@ class Joining(Kind):
                 sheet.place(request)
         batch.sheet = batch.sheet or batch.first.sheet
 
-    def _seconds_until_start(self, batch: Batch) -> float | None:
-        """Return the seconds that a batch has to wait if nothing happens. None: until another batch ends."""
-        if batch.is_full or self.is_closed or self._service.is_closed:
-            return 0
-        if self._service.runs_of(self) >= len(self._service.serving):
-            return None
-        if batch.items >= self._last:
-            return 0
-        return max(0, batch.first.arrived + self.max_wait - time.monotonic())
-
     def _answer(self, batch: Batch, worker: Worker) -> None:
         """Run the requests together. If the run fails and the GPU is not the cause, run each request alone."""
         error: BaseException | None = None
@@ -201,11 +242,11 @@ class Joining(Kind):
             lifetime.let_go_of_variables(raised)  # arrays
             error = raised
         if error is None:  # After an error a row may hold an invalid item, and must not be padding later.
-            if self.sizes:
-                self.buffers.add_known(batch.first.form)
+            if self.sizes and batch.first.form not in self.known:
+                self.known.append(batch.first.form)
             if batch.sheet is not None:
                 batch.sheet.valid = max(batch.sheet.valid, batch.items)
-                self.buffers.give_back(batch.sheet)
+                self.give_back(batch.sheet)
         batch.sheet = None  # Release it before the waiting threads continue.
         if rows and (
             not results if error is None else isinstance(error, Exception) and not isinstance(error, GPUError)
@@ -230,7 +271,10 @@ class Declared:
     """The declared inputs of a model. Only a request that conforms to them can be joined with others."""
 
     def __init__(self, inputs: Sequence[Value]) -> None:
-        self._inputs = [(value.name, DTYPES.get(value.type), _other_axes(value.shape)) for value in inputs]
+        self._inputs = []  # For each: name, type, and the axes but the first. None: a free axis, an unknown shape.
+        for value in inputs:
+            axes = [length if isinstance(length, int) and length >= 0 else None for length in value.shape[1:]]
+            self._inputs.append((value.name, DTYPES.get(value.type), axes if value.shape else None))
 
     def items_and_form(self, feed: Any, most: int) -> tuple[int, object]:
         """Return the number of items and the form. A feed gets no form if it would make a joined run fail."""
@@ -317,70 +361,6 @@ class Sheet:
         return not self.left and items == self.end
 
 
-class Buffers:
-    """Sheets for the next batches. Rows without a request hold items of earlier runs.
-
-    Only threads of the service use it. They take or give back a sheet by single steps of C, so it needs no lock.
-
-    Args:
-        feeds: gives memory.
-        most: the number of sheets and of forms to keep.
-    """
-
-    def __init__(self, feeds: Feeds, most: int) -> None:
-        self.feeds = feeds
-        self._source: tuple[int, ...] = ()
-        self._idle: deque[Sheet] = deque(maxlen=most)
-        self._known: deque[object] = deque(maxlen=max(most, 16))
-
-    def knows(self, form: object) -> bool:
-        """Return True if a batch of this form has run. Otherwise ONNX Runtime plans the run anew, whatever its size."""
-        return form in self._known
-
-    def add_known(self, form: object) -> None:
-        if form not in self._known:
-            self._known.append(form)
-
-    def source(self) -> tuple[int, ...]:
-        """Return the present identity of the memory.
-
-        Arrays in other memory must not be written to: CUDA may have freed it.
-
-        Raises:
-            ExecutionError: a session is closed, or has lost its GPU.
-        """
-        source = self.feeds.source()
-        if source != self._source:
-            self._source = source
-            self._idle.clear()
-        return source
-
-    def take(self, request: Request, rows: int, most: int) -> Sheet:
-        """Return a sheet of at least ``rows`` rows for requests like this one. Raises MemoryError, ExecutionError."""
-        source = self.source()
-        for sheet in list(self._idle):
-            if sheet.form == request.form and sheet.capacity >= rows and sheet.source == source:
-                with contextlib.suppress(ValueError):  # Another thread may have taken the sheet.
-                    self._idle.remove(sheet)
-                    # Return a new object: a stopped thread of a caller may still take rows from the old one.
-                    return Sheet(request, sheet.arrays, sheet.capacity, source, sheet.valid, self.feeds)
-        rows = max(rows, min(1 << (rows - 1).bit_length(), most))  # The size grows in steps, so that it seldom grows.
-        arrays = {}
-        for name, array in request.feed.items():
-            shape = (rows, *array.shape[1:])
-            is_small = array.dtype.hasobject or math.prod(shape) * array.itemsize < STAGED_FROM
-            arrays[name] = np.empty(shape, array.dtype) if is_small else self.feeds.empty(shape, array.dtype)
-        return Sheet(request, arrays, rows, source, 0, self.feeds)
-
-    def give_back(self, sheet: Sheet) -> None:
-        if sheet.source == self._source:
-            self._idle.append(sheet)
-
-    def close(self) -> None:
-        """Free all unused memory."""
-        self._idle.clear()
-
-
 class Batch:
     """Requests like the first one. A thread collects them.
 
@@ -420,19 +400,19 @@ class Batch:
         The first run of a form is not padded, since ONNX Runtime plans it anyhow. Raises MemoryError, ExecutionError.
         """
         rows, joining = self.items, self.joining
-        if joining.sizes and joining.buffers.knows(self.first.form):
+        if joining.sizes and self.first.form in joining.known:
             rows = joining.sizes[bisect.bisect_left(joining.sizes, rows)]
         sheet = self.sheet
         if sheet is not None and (
             not sheet.is_whole(self.items)
             or any(request.sheet is not sheet for request in self.requests)
-            or sheet.source != joining.buffers.source()
+            or sheet.source != joining.source()
         ):
             sheet = self.sheet = None
         if len(self.requests) == 1 and rows == self.items:
             return self.requests[0].feed, 0
         if sheet is None or sheet.capacity < rows:
-            sheet = self.sheet = joining.buffers.take(self.first, rows, joining.max_batch)
+            sheet = self.sheet = joining.take(self.first, rows)
             for request in self.requests:
                 sheet.place(request)
             sheet.seal()
@@ -453,8 +433,3 @@ class Batch:
             [output[request.row : request.row + request.items].copy() for output in outputs]
             for request in self.requests
         ]
-
-
-def _other_axes(shape: Sequence[int | str | None]) -> list[int | None] | None:
-    """Return the lengths of all axes but the first, with None for a free axis. Return None for an unknown shape."""
-    return [length if isinstance(length, int) and length >= 0 else None for length in shape[1:]] if shape else None

@@ -18,18 +18,16 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, WorkerLostError, manual
 from ...process.background import AT_EXIT, Thread, log, logged, may_wait, this_thread, uninterrupted
 from ...process.threads import Notice, drop_own_frames, is_in_callback
 from ...provider import lifetime
-from .requests import Kind, Request
-from .workers import NotBegunError, Worker, twice_lost
+from .workers import Kind, NotBegunError, Request, Worker, twice_lost
 
 if TYPE_CHECKING:
     from ...model.files import ModelSource
@@ -140,7 +138,7 @@ class Service:
         while True:
             if self.is_closed or self.is_draining or not self.serving or (joining is not None and joining.is_closed):
                 raise self.why_over(joining)
-            if len(self.waiting) < limit or self._count(joining) < limit:
+            if len(self.waiting) < limit or sum(each.joining is joining for each in list(self.waiting)) < limit:
                 break
             if raises is not None:
                 raise raises()
@@ -191,7 +189,10 @@ class Service:
         """Answer all refused requests. It takes no lock; an interrupt must not reach it."""
         for request in list(self.waiting):
             if self.is_refused(request) and self.forget(request):
-                request.refuse(partial(self.why_over, request.joining))
+                if request.outcome.begin():
+                    request.outcome.fail(self.why_over(request.joining))
+                else:  # It was cancelled.
+                    request.outcome.drop()
 
     def why_over(self, joining: Kind | None = None) -> GPUError:
         if joining is not None and joining.is_closed:
@@ -277,9 +278,6 @@ class Service:
 
     # For workers
 
-    def add(self, worker: Worker) -> None:
-        self.workers.append(worker)
-
     def open(self) -> None:
         """Serve with all workers that are not lost. Raises RuntimeError if the system gives no threads."""
         self.most = sum(worker.most for worker in self.workers)
@@ -292,11 +290,8 @@ class Service:
     def notice(self, worker: Worker) -> None:
         """Serve with a worker that can run requests again, or without a lost one. The worker's own thread calls it."""
         self._own.add(threading.get_ident())
-        removed: Sequence[LostDevice] = ()
-        with this_thread.holds, self._lock:
-            if worker.is_lost and worker.last_error is not None:
-                removed = self._remove([worker], worker.last_error)
-        self._say_lost(removed)
+        if worker.is_lost and worker.last_error is not None:
+            self._take_out(worker, worker.last_error, is_lost=True, alone=True)
         self._wake_all()
 
     @property
@@ -395,18 +390,14 @@ class Service:
         """Return a worker for a collected batch, or None if there is none now."""
         worker = self._claim(batch)
         if worker is not None:
-            joining.collector = None
-            self._busy.remove(notice)
-            if self.waiting:  # Some requests came while the batch was still collecting.
-                self._wake()
+            self.stop_collecting(joining, notice)
         return worker
 
     def stop_collecting(self, joining: Kind, notice: Notice) -> None:
-        """Stop the collection of a batch without a run."""
         joining.collector = None
-        with suppress(ValueError):
-            self._busy.remove(notice)
-        self._wake()
+        self._busy.remove(notice)
+        if self.waiting:  # Some requests came while the batch was still collecting.
+            self._wake()
 
     def answer(self, request: Request, worker: Worker | None = None) -> None:
         """Run a request alone, on ``worker`` or on the least busy one, and answer it."""
@@ -508,51 +499,37 @@ class Service:
 
     # Lost GPUs
 
-    def _take_out(self, worker: Worker, error: ExecutionError, *, is_lost: bool) -> None:
+    def _take_out(self, worker: Worker, error: GPUError, *, is_lost: bool, alone: bool = False) -> None:
         """Remove the GPU of ``worker``, and other GPUs if the same error ends their sessions.
 
-        A worker process is replaced instead.
+        A worker process is replaced instead. ``alone``: it could not be replaced, and only this worker is removed.
         """
-        if worker.is_replaceable:
-            worker.replace(error)
+        if not alone and worker.replace(error):
             return
         with this_thread.holds, self._lock:
-            gone = [peer for peer in self.serving if peer.place == worker.place or peer.shares(error)]
+            gone = [worker]
+            if not alone:
+                gone = [peer for peer in self.serving if peer.place == worker.place or peer.shares(error)]
             if not is_lost and len(gone) == len(self.serving):
                 return  # Keep the last GPU: a passing failure must not empty the pool.
-            if is_lost:
-                for peer in gone:
-                    peer.refuse(error)
             # Keep a copy, because the traceback of the original holds the arrays of a request.
-            removed = self._remove(gone, lifetime.fresh_copy(error))
-        self._say_lost(removed)
-
-    def _remove(self, gone: Sequence[Worker], error: GPUError) -> Sequence[LostDevice]:
-        """Serve without some workers. Return their GPUs, if no worker is left on them. The caller holds the lock."""
-        for worker in gone:
-            worker.is_lost, worker.last_error = True, error
-        self.serving = tuple(worker for worker in self.serving if not worker.is_lost)
-        remaining_places = {worker.place for worker in self.workers if not worker.is_lost}
-        devices = {worker.place: worker.device for worker in gone if worker.place not in remaining_places}
-        lost = tuple(LostDevice(device, error) for device in devices.values())
-        self.lost += lost
-        return lost
-
-    def _say_lost(self, removed: Sequence[LostDevice]) -> None:
-        """Log the removed GPUs, and refuse the waiting requests if no GPU is left.
-
-        The caller must not hold the lock, since callbacks may wait.
-        """
-        for lost in removed:
+            kept = lifetime.fresh_copy(error)
+            for peer in gone:
+                if is_lost:
+                    peer.refuse(error)
+                peer.is_lost, peer.last_error = True, kept
+            self.serving = tuple(peer for peer in self.serving if not peer.is_lost)
+            places = {peer.place for peer in self.workers if not peer.is_lost}
+            devices = {peer.place: peer.device for peer in gone if peer.place not in places}
+            removed = [LostDevice(device, kept) for device in devices.values()]
+            self.lost += tuple(removed)
+        for lost in removed:  # Without the lock, since handlers and callbacks may wait.
             message = "%s is out of the pool [%s]: %s"
             log(logging.WARNING, message, lost.device, lost.error.code, lost.error.summary, name="ortgpu.pool")
         if self.is_closed or not self.serving:
             self.refuse_waiting()
 
     # Small steps
-
-    def _count(self, joining: Kind | None) -> int:
-        return sum(request.joining is joining for request in list(self.waiting))
 
     def _wake(self) -> None:
         """Wake an idle thread. It wakes the next thread if more requests wait."""

@@ -6,11 +6,15 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...errors import ExecutionError, PoisonedContextError
 from ...process.background import Task, cached_property, is_of_a_handler, may_wait
 from ...provider import lifetime, living
 from ...provider.devices import Device, DeviceRequest
-from .workers import Feeds, Worker, check, choose_devices, is_lost, named, options_of_others, wait_for_all
+from ...running.copying import ParallelCopy, copy_threads, parallel_copy
+from ...running.device_arrays import refuse_on_gpu, wrap_arrays
+from ...running.feed_copies import FeedCopies
+from ...running.pinned import PinnedMemory, memory_of
+from ...running.pipeline import copy_feed, staged_run
+from .workers import Feeds, Worker, check, choose_devices, named, options_of_others, wait_for_all
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,9 +22,6 @@ if TYPE_CHECKING:
 
     from ...model.files import ModelSource
     from ...provider.interfaces import Value
-    from ...running.copying import ParallelCopy
-    from ...running.feed_copies import FeedCopies
-    from ...running.pinned import PinnedMemory
     from ...running.plain_runs import RunningSession
 
     class OpenSession(RunningSession, Protocol):
@@ -50,7 +51,8 @@ class SessionWorker(Worker):
 
     def __init__(self, session: OpenSession, place: int, most: int = THREADS_PER_DEVICE) -> None:
         super().__init__(place, most)
-        self.session, self.capacity = session, most
+        self.session: OpenSession = session
+        self.capacity = most
 
     @property
     def device(self) -> Device:
@@ -61,29 +63,13 @@ class SessionWorker(Worker):
         return self.session.get_inputs(), self.session.get_outputs()
 
     def run(self, output_names: Any, feed: Any) -> Any:
-        from ...running.pipeline import staged_run  # Import it late: it imports numpy, and a session diagnoses numpy.
-
         return staged_run(self.session, output_names, feed)
 
     def warm(self, feeds: Sequence[Mapping[str, Any]]) -> None:
         self.session.warm(feeds)
 
-    def has_lost(self, error: ExecutionError) -> bool:
-        return is_lost(self.session, error)
-
-    def shares(self, error: ExecutionError) -> bool:
-        return isinstance(error, PoisonedContextError) and lifetime.error_of(self.session) is not None
-
-    def refuse(self, error: ExecutionError) -> None:
-        lifetime.refuse(self.session, error)
-
     def close(self, timeout: float | None) -> None:
         self.session.close()
-
-
-def import_for_runs() -> None:
-    """Import the modules for requests now. Later a signal handler could ask for a run amid the import."""
-    from ...running import device_arrays, feed_copies, pipeline  # noqa: F401 - late, as a session diagnoses NumPy
 
 
 class SessionFeeds(Feeds):
@@ -93,25 +79,19 @@ class SessionFeeds(Feeds):
     # more than 5,000 such requests a second.
     large = 512 << 10
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
+    def __init__(self, workers: Callable[[], Iterable[Any]]) -> None:
         self._workers = workers
-        self._made: FeedCopies | None = None
 
     @property
     def sessions(self) -> list[OpenSession]:
-        sessions = [worker.session for worker in self._workers() if isinstance(worker, SessionWorker)]
+        sessions = [worker.session for worker in self._workers()]
         return [session for session in sessions if lifetime.error_of(session) is None]
 
     def pass_through(self, feed: Any) -> Any:
-        from ...running.device_arrays import refuse_on_gpu
-        from ...running.pipeline import copy_feed
-
         refuse_on_gpu(feed)
         return copy_feed(feed)
 
     def copied(self, feed: Any, waits: Iterable[Callable[[], object]] = ()) -> tuple[Any, bool]:
-        from ...running.device_arrays import refuse_on_gpu, wrap_arrays
-
         refuse_on_gpu(feed)
         try:
             for session in self.sessions[:1]:
@@ -127,8 +107,6 @@ class SessionFeeds(Feeds):
 
     @cached_property
     def _threads(self) -> ParallelCopy | None:
-        from ...running.copying import copy_threads, parallel_copy  # Import it late: it imports ONNX Runtime.
-
         has_gpu = any(lifetime.device_of(session).is_gpu for session in self.sessions)
         # Idle threads spin for a while, so other threads need cores, too.
         return parallel_copy(_COPYING_THREADS, -1) if has_gpu and copy_threads() >= 2 * _COPYING_THREADS else None
@@ -137,23 +115,17 @@ class SessionFeeds(Feeds):
         return tuple(map(id, self._memories()))
 
     def close(self) -> None:
-        if self._made is not None:
-            self._made.close()
+        if "_copies" in vars(self):
+            self._copies.close()
 
-    @property
+    @cached_property
     def _copies(self) -> FeedCopies:
-        if self._made is None:
-            from ...running.feed_copies import FeedCopies  # Import it late: it imports ONNX Runtime.
-
-            session = next(worker.session for worker in self._workers() if isinstance(worker, SessionWorker))
-            # Use copying threads of our own, since a session's threads are busy with its runs.
-            ordinal = -1 if lifetime.device_of(session).is_gpu else None
-            self._made = FeedCopies(self._memories, session._pinned_memory_limit, ordinal)
-        return self._made
+        session = next(worker.session for worker in self._workers())
+        # Use copying threads of our own, since a session's threads are busy with its runs.
+        ordinal = -1 if lifetime.device_of(session).is_gpu else None
+        return FeedCopies(self._memories, session._pinned_memory_limit, ordinal)
 
     def _memories(self) -> list[PinnedMemory]:
-        from ...running.pinned import memory_of
-
         return [memory_of(session) for session in self.sessions]
 
 
@@ -173,36 +145,23 @@ def open_sessions(
     check(sessions_per_device, options)
     requests = choose_devices(named(devices))
     places = [place for _ in range(sessions_per_device) for place in range(len(requests))]
+    others = range(1, len(places))
     opened: dict[int, OpenSession] = {}  # Threads fill it, so that an interrupt here loses no session.
+
+    def open_one(number: int, options: Mapping[str, Any]) -> None:
+        opened[number] = session_class(model, device=requests[places[number]], **options)
+
     try:
-        _open_all(opened, functools.partial(session_class, model), [requests[place] for place in places], options)
+        open_one(0, options)
+        if opened[0].device.is_gpu and may_wait():
+            options = options_of_others(options)
+            tasks = [Task(functools.partial(open_one, number, options), "ortgpu-open") for number in others]
+            wait_for_all([task.result for task in tasks])
+            for number in others:
+                living.attribute(opened[number], to=opened[0])
+        else:  # With allow_cpu each session warns the caller.
+            for number in others:
+                open_one(number, options)
     finally:
         for number in sorted(opened):
-            import_for_runs()
             add(SessionWorker(opened[number], places[number], -(-THREADS_PER_DEVICE // sessions_per_device)))
-
-
-def _open_all(
-    opened: dict[int, OpenSession],
-    open_session: Callable[..., OpenSession],
-    devices: Sequence[DeviceRequest],
-    options: dict[str, Any],
-) -> None:
-    def open_one(number: int) -> None:
-        opened[number] = open_session(device=devices[number], **options)
-
-    open_one(0)
-    others = range(1, len(devices))
-    # With allow_cpu each session warns the caller.
-    if not opened[0].device.is_gpu or not may_wait():
-        for number in others:
-            open_one(number)
-        return
-    options = options_of_others(options)
-    tasks = [Task(functools.partial(open_one, number), f"ortgpu-open-{devices[number]}") for number in others]
-    try:
-        wait_for_all(task.result for task in tasks)
-    finally:
-        del tasks  # The traceback of an error holds this frame.
-    for number in others:
-        living.attribute(opened[number], to=opened[0])

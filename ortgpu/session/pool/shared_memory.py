@@ -44,7 +44,7 @@ class SharedArrays:
         self._pin = pin
         self._pinned = ExitStack()
         self._memory: NDArray[np.uint8] | None = None
-        self.size = self._used = 0
+        self.size = self.used = 0
 
     def map(self, size: int) -> None:
         """Map ``size`` bytes of the file instead of the present ones. Arrays keep their offsets."""
@@ -69,16 +69,12 @@ class SharedArrays:
             return np.empty(shape, dtype)
         return np.ndarray(shape, dtype, self._memory, offset)
 
-    def begin(self) -> None:
-        """Forget the arrays of the last message."""
-        self._used = 0
-
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """Return an array for the next message in the memory, or None if there is no room."""
-        offset, end = self._used, self._used + _aligned(math.prod(shape) * dtype.itemsize)
+        offset, end = self.used, self.used + _aligned(math.prod(shape) * dtype.itemsize)
         if end > self.size or end == offset:
             return None
-        self._used = end
+        self.used = end
         return self.array((dtype, shape, offset))
 
     def put(self, arrays: Sequence[NDArray[Any]]) -> list[_Place]:
@@ -86,12 +82,12 @@ class SharedArrays:
         address = 0 if self._memory is None else self._memory.ctypes.data
         offsets = [array.__array_interface__["data"][0] - address for array in arrays]
         missing = [at for at, array in enumerate(arrays) if not (array.nbytes and 0 <= offsets[at] < self.size)]
-        needed = self._used + sum(_aligned(arrays[at].nbytes) for at in missing)
+        needed = self.used + sum(_aligned(arrays[at].nbytes) for at in missing)
         if needed > self.size:
             self._grow(needed)
         for at in missing:
-            offsets[at] = self._used
-            self._used += _aligned(arrays[at].nbytes)
+            offsets[at] = self.used
+            self.used += _aligned(arrays[at].nbytes)
             self._copy(self.array((arrays[at].dtype, arrays[at].shape, offsets[at])), arrays[at])
         return [(array.dtype, array.shape, offset) for array, offset in zip(arrays, offsets, strict=True)]
 
@@ -123,7 +119,7 @@ class Exchange:
         try:
             self.channel.send((message, self.ours.put(arrays), self.ours.size))
         except BaseException:
-            self.ours.begin()
+            self.ours.used = 0
             raise
 
     def receive(self, timeout: float | None = None) -> tuple[Any, list[NDArray[Any]]]:
@@ -132,7 +128,7 @@ class Exchange:
         Raises as :meth:`Channel.receive`, or ExecutionError if there is no room for the arrays.
         """
         message, places, size = self.channel.receive(timeout)
-        self.ours.begin()
+        self.ours.used = 0
         if places and size != self.theirs.size:
             self.theirs.map(size)
         return message, [self.theirs.array(place) for place in places]

@@ -10,13 +10,13 @@ import functools
 import logging
 import mmap
 import os
-import pickle
 import socket
 import threading
 import time
 import warnings
-from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,19 +28,49 @@ from ...process import parent
 from ...process.background import Thread
 from ...process.channel import Channel, PickledError
 from ...provider import lifetime
+from ...provider.devices import Device, DeviceRequest
+from ...provider.interfaces import Value
 from ...running.cudart import CudaCallError, CudaRuntime, runtime_of
-from .launching import WARM, Opened, Opening
 from .shared_memory import Exchange
 from .workers import choose_devices, is_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from .sessions import OpenSession
 
 logger = logging.getLogger("ortgpu.pool")
+
+WARM = "warm"  # The names of outputs in a request for plans.
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The session that a worker process has to open.
+
+    ``files``: the model, and the files with its weights, each with its location in the model and its stamp; their
+    descriptors are inherited. ``path`` None: the first file is a model as bytes. No files: the path could not be
+    opened, and the session raises the reason. ``devices`` None: all devices that CUDA shows in the process. ``place``
+    is an index of the devices. ``session_class`` returns GPUSession, and ``options`` are its other arguments.
+    """
+
+    path: str | None
+    files: Sequence[tuple[str, tuple[int, ...] | None]]
+    channels: int
+    devices: list[DeviceRequest] | None
+    place: int
+    session_class: Callable[[], Any]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The open session of a worker process. ``chosen`` are the devices, as ordinals if the driver lists any."""
+
+    device: Device
+    declared: tuple[Sequence[Value], Sequence[Value]]  # inputs and outputs
+    chosen: list[DeviceRequest]
+    warnings: Sequence[Warning]
 
 
 def serve(opening: Opening) -> Opened:
@@ -63,7 +93,7 @@ def is_alive() -> bool:
 
 def _open(opening: Opening, descriptors: list[int]) -> tuple[OpenSession, Opened]:
     devices = choose_devices(opening.devices)
-    options = pickle.loads(opening.options)  # noqa: S301 - the parent pickled them
+    options = dict(opening.options)
     if callable(options.get("sess_options")):
         options["sess_options"] = options["sess_options"]()
     open_session = functools.partial(opening.session_class(), device=devices[opening.place])
@@ -136,7 +166,7 @@ class _Serving:
 
         runner = session._gpu_runner.own
         if isinstance(runner, StagedRunner):
-            runner.place = self._place
+            runner.place = lambda shape, dtype: self._of_thread.exchange.ours.try_empty(shape, dtype)
 
     def serve(self, channel: Channel, feeds: int, results: int) -> None:
         """Answer requests until the parent closes the channel."""
@@ -154,23 +184,17 @@ class _Serving:
     def _answer(self, request: Any, arrays: list[NDArray[Any]]) -> tuple[PickledError | None, list[NDArray[Any]]]:
         """Return the error of a request, or None, and its outputs."""
         output_names, input_names = request
-        feed: dict[Any, NDArray[Any]] = dict(zip(input_names, arrays, strict=True))
+        left = iter(arrays)
+        feeds = [dict(zip(names, left)) for names in input_names]  # noqa: B905 - each takes its part
         try:
             if output_names != WARM:
-                return None, _checked(self._session.run(output_names, feed))
-            feeds: dict[int, dict[str, NDArray[Any]]] = defaultdict(dict)
-            for (place, name), array in feed.items():
-                feeds[place][name] = array
-            self._session.warm(feeds.values())
+                return None, _checked(self._session.run(output_names, feeds[0]))
+            self._session.warm(feeds)
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             if is_lost(self._session, error):
                 parent.end(error)
             return PickledError.of(error), []
         return None, []
-
-    def _place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        exchange: Exchange = self._of_thread.exchange
-        return exchange.ours.try_empty(shape, dtype)
 
 
 def _pin(runtime: CudaRuntime, address: int, size: int) -> Callable[[], None]:

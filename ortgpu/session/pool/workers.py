@@ -1,8 +1,10 @@
-"""The common interface of both kinds of workers, and the opening of pools. Workers run the requests of a service."""
+"""The interfaces of a service: requests, the workers of both kinds that run them, and feeds. The opening of pools."""
 
 from __future__ import annotations
 
 import os
+import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from ...errors import (
     WorkerLostError,
     manual,
 )
+from ...process.threads import FutureOutcome, Outcome
 from ...provider import lifetime
 from ...provider.devices import Device, DeviceRequest, check_form, choose_visible, ordinal_of, plain_request
 from ...provider.interfaces import Opened, Value
@@ -25,10 +28,95 @@ from ...provider.settings import CAPTURE, options_of
 from ...running.cudart import address_of
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     import numpy as np  # Import it only here: a session diagnoses its absence.
     from numpy.typing import NDArray
 
+    from ...process.threads import Notice
     from ...running.copying import ParallelCopy
+
+    class Queue(Protocol):
+        """The part of a service that its requests use."""
+
+        @property
+        def must_not_wait(self) -> bool: ...
+
+        def forget(self, request: Request) -> bool: ...
+
+
+class Kind:
+    """Requests of a service that may run together.
+
+    Attributes:
+        collector: the notice of the thread that collects the next batch; None while there is no such thread.
+        bundle: the number of waiting requests that this thread wakes for.
+    """
+
+    def __init__(self) -> None:
+        self.collector: Notice | None = None
+        self.bundle = 1
+        self.is_closed = False
+
+    def serve(self, first: Request, notice: Notice) -> None:
+        """Collect a batch that begins with a request, run it and answer. In a thread of the service."""
+        raise NotImplementedError
+
+
+class Request:
+    """A request. The service never reads it later from a list or dict of the caller.
+
+    Attributes:
+        joining: the kind of requests that it may be joined with; None for a request of a pool.
+        form: the types and shapes of its inputs without the first axis. None: it runs alone.
+        items: the length of the first axis of its inputs.
+        is_waited_for: the caller waits for its result at once.
+        is_copied: its run reads no array of the caller.
+        sheet, row: the joined arrays with a copy of the request, and its first row there.
+    """
+
+    __slots__ = (
+        "__weakref__", "arrived", "feed", "form", "is_copied", "is_waited_for", "items", "joining", "names", "outcome",
+        "row", "service", "sheet",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        service: Queue,
+        names: Any,
+        feed: Any,
+        outcome: Outcome[Any],
+        joining: Kind | None = None,
+        items: int = 1,
+        form: object = None,
+    ) -> None:
+        self.service, self.names, self.feed, self.outcome = service, names, feed, outcome
+        self.joining, self.items, self.form = joining, items, form
+        self.is_waited_for, self.is_copied = False, True
+        self.sheet: Any = None
+        self.row = 0
+        self.arrived = time.monotonic()
+        # The reference is weak, since callers keep futures for long.
+        (outcome.future if isinstance(outcome, FutureOutcome) else outcome).leave = weakref.WeakMethod(self._leave)
+
+    def runs_with(self, other: Request) -> bool:
+        if self.form is None:
+            return self is other
+        return self.joining is other.joining and self.form == other.form and self.names == other.names
+
+    def wait(self) -> None:
+        """Wait for the end, since the run reads the caller's array. A thread of the service would wait for itself."""
+        if not self.service.must_not_wait:
+            try:
+                self.outcome.wait()
+            except BaseException:  # an interrupt of the wait
+                self.outcome.cancel()
+                raise
+
+    def _leave(self) -> None:
+        """Leave the queue after a cancellation."""
+        if self.service.forget(self) and not self.outcome.begin():  # begin() tells all waiters of the future.
+            self.outcome.drop()
 
 
 class NotBegunError(Exception):
@@ -45,14 +133,14 @@ class Worker:
         runs: the requests and batches that it runs, with the time of their beginning.
         is_lost: it runs no more requests, because of ``last_error``.
         restarts: the number of processes that replaced a dead one.
-        is_replaceable: :meth:`replace` can be called.
+        session: the session, if it is in this process.
     """
 
     capacity: int
     restarts = 0
     is_lost = False
-    is_replaceable = False
     last_error: GPUError | None = None
+    session: Opened | None = None
 
     def __init__(self, place: int, most: int) -> None:
         self.place, self.most = place, most
@@ -87,18 +175,22 @@ class Worker:
 
     def has_lost(self, error: ExecutionError) -> bool:
         """Return True if ``error`` of a run means that the session has lost its GPU, and will refuse all runs."""
-        return False
+        return self.session is not None and is_lost(self.session, error)
 
-    def shares(self, error: ExecutionError) -> bool:
+    def shares(self, error: GPUError) -> bool:
         """Return True if ``error`` of another session ends this session, too."""
-        return False
+        if self.session is None or not isinstance(error, PoisonedContextError):
+            return False
+        return lifetime.error_of(self.session) is not None
 
-    def refuse(self, error: ExecutionError) -> None:
+    def refuse(self, error: GPUError) -> None:
         """Have the session refuse all further runs with ``error``."""
+        if self.session is not None:
+            lifetime.refuse(self.session, error)
 
-    def replace(self, error: ExecutionError) -> None:
-        """Replace the process by a new one. Its runs raise ``error``, while other processes succeed."""
-        raise NotImplementedError
+    def replace(self, error: GPUError) -> bool:
+        """Replace the process: its runs raise ``error``, while others succeed. False: the session is in this one."""
+        return False
 
     def begin_ending(self) -> None:
         """Prepare for the end of the service. Current runs may end."""

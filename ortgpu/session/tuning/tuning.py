@@ -21,8 +21,7 @@ from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Se
 from ...running.made_inputs import shape_of
 from ...running.onnxruntimes import gpu_session_class
 from .children import GIVEN, LONGEST_START, ON_CPU, Beginning, Child, Place, Trial, Tuning, Work, first_line, only_tuner
-from .halving import halve, source_of
-from .trial import begin, measure, prepare, results
+from .trial import begin, halve, measure, prepare, results, source_of
 
 logger = logging.getLogger("ortgpu")
 

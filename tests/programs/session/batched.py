@@ -671,7 +671,7 @@ def nothing_is_written_to_memory_of_a_session_that_lost_its_gpu() -> None:
     lost = True
     report("when it is lost", ask())
     lost, memories = False, (1,)
-    kept = service._joining.buffers._idle[0].arrays["x"]
+    kept = service._joining._idle[0].arrays["x"]
     report("after", [ask(), ask()])
     report("same arrays", [runs[0] == runs[1], runs[2] == runs[3], runs[1] == runs[2], len(runs)])
 
@@ -679,7 +679,7 @@ def nothing_is_written_to_memory_of_a_session_that_lost_its_gpu() -> None:
         return [value_of(each.result(20)[0]) for each in [service.submit(None, rows(1, n)) for n in range(8)]]
 
     several()
-    arrays = [each.arrays["x"] for each in (service._joining.sheet, *service._joining.buffers._idle) if each]
+    arrays = [each.arrays["x"] for each in (service._joining.sheet, *service._joining._idle) if each]
     memories = (3,)
     for each in arrays:
         each[:] = 99

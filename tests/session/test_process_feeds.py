@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from ortgpu.errors import ProviderRequestError
-from ortgpu.session.pool.host_feeds import ProcessFeeds
+from ortgpu.session.pool.isolated import ProcessFeeds
 
 LARGE = 2 << 20  # bytes, from where on threads copy
 
