@@ -222,6 +222,17 @@ def test_the_variable_counts_as_it_was_when_cuda_was_initialised(
     assert (said or "").startswith(words or "")
 
 
+@pytest.mark.parametrize(("requested", "ordinal"), [(None, 0), ("auto", 0), (2, 2), ("cuda:1", 1), (UUIDS[0], None)])
+def test_without_a_list_of_the_gpus_only_a_number_names_one(requested: Any, ordinal: int | None) -> None:
+    """As in some containers, where the driver works and lists nothing."""
+    state = CudaState(0, None, 1)
+    if ordinal is None:
+        with pytest.raises(DeviceNotFoundError, match="it is unknown which GPU is"):
+            choose_visible(requested, state)
+    else:
+        assert choose_visible(requested, state).ordinal == ordinal
+
+
 def test_a_session_on_another_gpu_than_the_variable_says_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -269,6 +270,7 @@ def test_a_warning_has_the_words_of_the_refusal_and_the_placement() -> None:
     assert "NonMaxSuppression" in found
     assert warning(Placement((node("Conv"),))) is None
     assert warning(UNKNOWN) is None
+    assert "ONNX Runtime's own format" in str(warning(replace(UNKNOWN, in_own_format=True)))
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,16 @@ def test_choosing_begins_with_a_number(first: int, count: int, chosen: list[int]
     assert [found.ordinal for found in choose_gpus(gpus, GPURequirement(count), first=first)] == chosen
 
 
+@pytest.mark.parametrize(("lowest", "does"), [((9, 0), True), ((8, 9), True), ((9, 1), False), ((10, 0), False)])
+def test_both_numbers_of_a_compute_capability_count(lowest: tuple[int, int], does: bool) -> None:
+    gpus, requirement = [gpu(0, compute_capability=(9, 0))], GPURequirement(compute_capability=lowest)
+    if does:
+        assert choose_gpus(gpus, requirement) == tuple(gpus)
+        return
+    with pytest.raises(UnmetRequirementError, match=r"cuda:0 .*: compute capability 9\.0"):
+        choose_gpus(gpus, requirement)
+
+
 def test_choosing_passes_over_what_does_not_do(faked: Faked) -> None:
     gpus = [gpu(0, compute_capability=(7, 5)), gpu(1), gpu(2), gpu(3, uuid=None, compute_capability=None)]
     faked.memory = {"GPU-0": (9 * GiB, 80 * GiB), "GPU-1": (GiB, 80 * GiB), "GPU-2": (9 * GiB, 80 * GiB)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import onnx.parser
 import onnx.printer
@@ -10,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortgpu.running import copying
-from ortgpu.running.copying import ParallelCopy
+from ortgpu.running.copying import Copier, ParallelCopy
 from tests.support.cpu_session import child
 
 GUARD = 7  # bytes before and behind, which must stay as they are
@@ -45,6 +48,22 @@ def test_the_model_that_copies_is_the_one_that_its_comment_says() -> None:
         copy (uint8[?, ?] from, int64[?] indices) => (uint8[?, ?] to) { to = Gather (from, indices) }"""
     written = onnx.load_from_string(copying._MODEL)
     assert onnx.printer.to_text(written) == onnx.printer.to_text(onnx.parser.parse_model(text))
+
+
+def test_the_work_in_a_lent_stream_is_done_when_the_stream_comes_back() -> None:
+    """Also after an error: the memory of its copies may be used again from then on."""
+    waited: list[int] = []
+    runtime: Any = SimpleNamespace(ordinal=0, synchronise=waited.append)
+    stream: Any = SimpleNamespace(handle=5)
+    copier = Copier(runtime, threads=1)
+    copier._streams.append(stream)
+    with copier.stream() as lent:
+        assert (lent, waited, len(copier._streams)) == (5, [], 0)
+    assert waited == [5]
+    with pytest.raises(KeyError), copier.stream():
+        raise KeyError
+    assert waited == [5, 5]
+    assert list(copier._streams) == [stream]
 
 
 def test_threads_of_python_share_it() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 from typing import Any
 
 import pytest
 
+from ortgpu.running.device_arrays import _DLTensor
 from tests.lab.installed import older_than
 from tests.lab.stubs import Stubs
 from tests.support.cpu_session import child
@@ -61,6 +63,31 @@ def test_an_array_that_is_refused_is_given_back_as_it_was() -> None:
     found = with_arrays("running.device_arrays.an_array_that_is_refused_is_given_back_as_it_was")
     assert isinstance(found[0], str)
     assert found[1] is True
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "is_contiguous"),
+    [
+        ((2, 3, 4), None, True),
+        ((2, 3, 4), (12, 4, 1), True),
+        ((2, 3, 4), (12, 1, 3), False),
+        ((2, 3, 4), (4, 8, 1), False),
+        ((2, 3, 4), (24, 4, 1), False),
+        ((2, 3, 4), (12, 4, 2), False),
+        ((1, 3, 4), (7, 4, 1), True),
+        ((2, 1, 4), (4, 9, 1), True),
+        ((2, 0, 4), (1, 1, 1), True),
+        ((), (), True),
+    ],
+)
+def test_which_strides_are_those_of_a_contiguous_array(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, is_contiguous: bool
+) -> None:
+    """As numpy.ndarray.flags.c_contiguous: the stride of an axis of length 1 says nothing."""
+    tensor = _DLTensor(ndim=len(shape), shape=(ctypes.c_int64 * len(shape))(*shape))
+    if strides is not None:
+        tensor.strides = (ctypes.c_int64 * len(strides))(*strides)
+    assert tensor.is_contiguous() is is_contiguous
 
 
 def test_an_array_that_is_not_contiguous() -> None:

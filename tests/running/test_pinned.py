@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ortgpu.running.pinned import PinnedMemory
 from tests.lab.stubs import Stubs
 from tests.support.cpu_session import child
 
@@ -134,8 +137,49 @@ def test_the_current_device_is_that_of_the_session_while_memory_is_taken(with_st
 
 
 def test_a_forked_child_frees_nothing_and_pins_nothing(with_stub: Any) -> None:
+    """Nor does an array that outlives the session: in the parent its end frees memory."""
     found = with_stub("running.pinned.a_forked_child_frees_nothing_and_pins_nothing")
-    assert found == [[False, 2 << 20], 2 << 20]
+    assert found == [[False, 3 << 20], 3 << 20]
+
+
+class Runtime:
+    """A CUDA runtime of which all memory is pinned. It notes what it frees."""
+
+    def __init__(self) -> None:
+        self.freed: list[int] = []
+        self._memory: list[Any] = []
+
+    def is_pinned(self, address: int) -> bool:
+        return True
+
+    def allocate_pinned(self, size: int, address: ctypes.c_void_p) -> None:
+        self._memory.append(ctypes.create_string_buffer(size))
+        address.value = ctypes.addressof(self._memory[-1])
+
+    def free_pinned(self, address: int) -> None:
+        self.freed.append(address)
+
+
+def test_the_gpu_cannot_copy_from_an_array_with_gaps() -> None:
+    runtime: Any = Runtime()
+    memory, array = PinnedMemory(runtime, 1 << 20), np.zeros((4, 4), np.float32)
+    assert memory.is_pinned(array)
+    assert not memory.is_pinned(array[:, ::2])
+    assert not memory.is_pinned(array.T)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_memory_that_was_lost_is_never_freed(is_lost: bool) -> None:
+    """Its addresses may be somebody else's by then."""
+    runtime: Any = Runtime()
+    memory = PinnedMemory(runtime, 1 << 20)
+    used, _ = memory.empty(100, np.uint8), memory.empty(100, np.uint8)
+    del _
+    if is_lost:
+        memory.abandon()
+    memory.close()
+    del used
+    assert len(runtime.freed) == (0 if is_lost else 2)
 
 
 def test_threads_share_it(with_stub: Any) -> None:

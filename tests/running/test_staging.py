@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ortgpu.running.staging import StagedRunner
 from tests.lab.installed import older_than
 from tests.support.cpu_session import child
+from tests.support.made_sessions import made_session
 from tests.support.staged_sessions import STAGES
 
 stages = pytest.mark.skipif(older_than(STAGES) is not None, reason=str(older_than(STAGES)))
@@ -85,6 +89,33 @@ def test_outputs_and_inputs_that_are_on_the_cpu_stay_there(staged_child: Any) ->
 
 
 @stages
+def test_what_a_signal_handler_raises_in_a_staged_run_reaches_the_caller() -> None:
+    """The time limit of a request, for instance. Any other error is left to plain run."""
+
+    class TimeLimitError(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise TimeLimitError
+
+    def run(*_: object) -> None:
+        if signal.getsignal(signal.SIGINT) is handler:
+            signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("CUDA")
+
+    session = made_session()
+    runner = StagedRunner(session)
+    made: Any = SimpleNamespace(run=run)
+    runner._runs = made
+    assert runner._run_staged(session, None, {}) is None
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(TimeLimitError):
+            runner._run_staged(session, None, {})
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_which_sessions_stage() -> None:
     found = child("running.staged_or_not.which_sessions_stage")
     assert found == [True, True, True, False, False, False, False, False, False, "PlainRunner", False, False, False]

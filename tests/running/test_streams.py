@@ -5,16 +5,33 @@ The memory of the GPU is the host's here, and a copy in a stream is made as late
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ortgpu.running.streams import CallerStreams
 from tests.lab.stubs import Stubs
 from tests.support.cpu_session import child
 
 
 def ran(stubs: Stubs, program: str, *arguments: str) -> Any:
     return child(program, str(stubs.cudart), *arguments, behind="running.streams")
+
+
+@pytest.mark.parametrize(
+    ("asked", "number", "busy", "is_idle"),
+    [(0, 7, False, True), (1, 7, False, False), (0, 8, False, False), (0, 7, True, False)],
+    ids=["idle", "no answer", "another context", "busy"],
+)
+def test_streams_are_idle_in_the_context_of_the_session_alone(
+    asked: int, number: int, busy: bool, is_idle: bool
+) -> None:
+    """In another context the question is about streams that a run does not wait for."""
+    runtime: Any = SimpleNamespace(ordinal=0, stream_question=lambda: lambda stream: busy)
+    context: Any = (lambda: asked, SimpleNamespace(value=number), 7)
+    assert CallerStreams(runtime, None, (), context).is_idle() is is_idle
+    assert CallerStreams(runtime, 5, (), context).is_idle() is False, "a stream of the caller's own"
 
 
 CONTEXTS = {"unknown": 0, "of the session": 7, "of another GPU": 8}

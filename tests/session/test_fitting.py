@@ -92,10 +92,18 @@ def fit_of(rows: list[tuple[int | None, Any]], free: int | None, total: int | No
 
 
 def test_what_fits_is_judged_with_the_context() -> None:
-    found = fit_of([(1, measured(100 * MIB)), (8, measured(450 * MIB)), (32, measured(1650 * MIB))], 500 * MIB)
+    found = fit_of([(1, measured(100 * MIB)), (8, measured(450 * MIB)), (32, measured(2370 * MIB))], 500 * MIB)
     assert [row.fits_now for row in found.rows] == [True, False, False]
     assert [row.fits_empty for row in found.rows] == [True, True, False]
-    assert (found.largest_now, found.largest_empty) == (7, 17)
+    assert (found.largest_now, found.largest_empty) == (7, 13), "by the two largest batches"
+
+
+def test_models_together_take_their_smallest_inputs_and_one_context() -> None:
+    first = fit_of([(1, measured(100 * MIB)), (8, measured(450 * MIB))], 500 * MIB)
+    second = fit_of([(1, measured(200 * MIB))], 500 * MIB)
+    start = Start("cuda:0", 500 * MIB, 1000 * MIB, 100 * MIB)  # type: ignore[arg-type]  # not looked at
+    assert fitting._together([first, second], start) == 400 * MIB
+    assert fitting._together([first, fit_of([(1, measured(None))], 500 * MIB)], start) is None
 
 
 def test_an_input_that_is_out_of_memory_is_a_row_and_not_known_is_none() -> None:

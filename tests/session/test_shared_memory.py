@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,7 +69,7 @@ def test_several_arrays_lie_apart_and_the_next_message_uses_the_same_memory(ends
     ours, theirs = ends
     addresses = []
     for number in range(3):
-        ours.send(number, [floats(7, number), floats(9, -number)])
+        ours.send(number, [floats(70, number), floats(90, -number)])
         message, (first, second) = theirs.receive(TIMEOUT)
         assert message == number
         assert (first == number).all()
@@ -93,6 +94,16 @@ def test_memory_grows_with_a_message_and_stays(ends: tuple[Exchange, Exchange]) 
         sizes.append(theirs.theirs.size)
     assert sizes[0] < sizes[1] == sizes[2]
     assert os.fstat(ours.ours.descriptor).st_size == sizes[2]
+
+
+def test_a_message_that_was_not_sent_takes_no_room(ends: tuple[Exchange, Exchange]) -> None:
+    ours, _ = ends
+    sizes = set()
+    for _ in range(5):
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            ours.send(lambda: None, [floats(1 << 14)])
+        sizes.add(ours.ours.size)
+    assert len(sizes) == 1
 
 
 def test_an_array_that_was_made_in_the_memory_is_not_copied(ends: tuple[Exchange, Exchange]) -> None:

@@ -332,12 +332,15 @@ def a_forked_child_frees_nothing_and_pins_nothing() -> None:
     memory = PinnedMemory(runtime, 8 * MIB)
     kept, used = memory.empty(MIB, np.uint8), memory.empty(MIB, np.uint8)
     del kept
+    closed = PinnedMemory(runtime, 8 * MIB)
+    last = closed.empty(MIB, np.uint8)
+    closed.close()
     read, write = os.pipe()
     if os.fork() == 0:
         signal.alarm(20)
         array = memory.empty(MIB, np.uint8)
         ordinary = runtime.is_pinned(array.__array_interface__["data"][0])
-        del used
+        del used, last
         memory.close()
         os.write(write, json.dumps([ordinary, stub.stub_pinned_bytes()]).encode())
         os._exit(0)
