@@ -1837,8 +1837,8 @@ MUTANTS = (
         (
             "the rank that is ahead is blamed",
             "distributed/verdicts.py",
-            "if position.number == least)",
-            "if position.number != least)",
+            "if number == least)",
+            "if number != least)",
         ),
         ("a consequence is the cause", "distributed/verdicts.py", "if not is_consequence(error)}", "}"),
         (
