@@ -42,7 +42,6 @@ from .checks import model as model_checks
 from .facts import Facts, Observed, Request
 from .messages.runtime_words import OF_WHEELS
 from .probe.result import ProbeResult
-from .remedies import fixes as remedies
 
 if TYPE_CHECKING:
     from ..environment.gpu.cuda import CudaState
@@ -165,26 +164,20 @@ def _set_consequences(problems: list[GPUError], facts: Facts) -> None:
 
 def _is_moot(error: GPUError, root: GPUError) -> bool:
     """Return True if a fix of this error is useless before the root is fixed, and after it too."""
-    if not (isinstance(error, CPUOnlyPackageError) or _is_of_missing_libraries(error)):
-        return False
     other_hardware = isinstance(root, DriverNotFoundError) and all(fix.needs == "hardware" for fix in root.fixes)
     if isinstance(error, CPUOnlyPackageError):
         return other_hardware
-    other_release = isinstance(root, (DriverTooOldError, UnsupportedDeviceError)) and remedies.replace_onnxruntime(
-        root.fixes
-    )
-    return other_hardware or other_release
-
-
-def _is_of_missing_libraries(error: GPUError) -> bool:
     if not isinstance(error, (LibraryNotFoundError, LibraryVersionError)):
         return False
     sonames = error.missing if isinstance(error, LibraryNotFoundError) else error.needed
-    return bool(sonames) and all(map(spec_for, sonames))
+    other_release = isinstance(root, (DriverTooOldError, UnsupportedDeviceError)) and any(
+        "onnxruntime-gpu" in fix and "nvidia-" in fix for fix in root.fixes
+    )
+    return bool(sonames) and all(map(spec_for, sonames)) and (other_hardware or other_release)
 
 
 def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
-    if isinstance(root, UnsupportedPlatformError) and packages.has_cuda(root.system, root.machine):
+    if isinstance(root, UnsupportedPlatformError) and (root.system, root.machine) in packages.CUDA_PLATFORMS:
         return False  # The C library is too old, and that explains nothing else.
     if isinstance(error, NoDeviceError) and surroundings.are_hidden(facts.environment):
         return False  # A variable hides the GPU from any driver.
@@ -229,17 +222,16 @@ def diagnose_inference(
 ) -> Diagnosis:
     """Judge whether a session opens here: :func:`ortgpu.diagnose` with its default profile."""
     check_timeout(timeout)
-    result = None
+    result, observed = None, Observed()
     if probe:
         from .probe.probing import run_probe  # A session that explains its failure does not need it.
 
         result = run_probe(model, timeout=timeout)
-    if result is None:
-        environment = inspect_environment()
-    else:  # Leave out the questions that killed the child. An altered file may have killed it, too.
-        environment = inspect_environment(unasked=result.deadly, compare_contents=result.crashed)
+        observed = observed_by(result)
+    # Leave out the questions that killed the child. An altered file may have killed it, too.
+    deadly, crashed = (result.deadly, result.crashed) if result is not None else ((), False)
+    environment = inspect_environment(unasked=deadly, compare_contents=crashed)
     request = request_for(GraphOutline(model)) if model is not None else Request()
-    observed = Observed() if result is None else observed_by(result)
     if request.collective_operators:
         from ..provider.runtime import load_runtime
 
@@ -248,7 +240,6 @@ def diagnose_inference(
 
 
 def check_timeout(timeout: float) -> None:
-    """Raise ValueError if a process cannot wait so many seconds."""
     if not 0 < timeout <= threading.TIMEOUT_MAX:
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout}")
 
@@ -264,7 +255,6 @@ def request_for(outline: GraphOutline) -> Request:
 
 
 def observed_by(result: ProbeResult) -> Observed:
-    """Return the observations of a probe's child process for the checks."""
     imported, provider = result.step("import"), result.step("provider")
     providers = result.measured("import", "providers")
     problem = result.measured("provider", "plugin_problem")
@@ -303,16 +293,16 @@ def why_unusable(
     ``cause`` there is always an error, in the worst case a :class:`ProviderFallbackError`. ``cuda``: the driver's
     answer to this process, or None if it was not asked.
     """
+    request = request or Request()
     observed = _observed(runtime, request, cuda)
     if cause is None and (report := _report_if_whole(runtime, observed)) is not None:
         environment = UnreadEnvironment(provider=report.provider)
-        checks = CHECKS_OF_THE_DRIVER
-        if environment.driver.libcuda is None and not environment.driver.nvml.available:
-            checks = CHECKS_WITHOUT_A_DRIVER
-        problems = find_problems(Facts(environment, request or Request(), observed), checks)
+        has_driver = environment.driver.libcuda is not None or environment.driver.nvml.available
+        checks = CHECKS_OF_THE_DRIVER if has_driver else CHECKS_WITHOUT_A_DRIVER
+        problems = find_problems(Facts(environment, request, observed), checks)
         if problems and problems[0].severity == "fatal":
             return problems[0].with_others(problems)
-    facts = Facts(UnreadEnvironment(), request or Request(), observed)
+    facts = Facts(UnreadEnvironment(), request, observed)
     problems = find_problems(facts)
     fatal = [problem for problem in problems if problem.severity == "fatal"]
     # Altered files are only a warning, and still a better guess than no cause.
@@ -328,28 +318,25 @@ def why_unusable(
         explaining = fatal or [problem for problem in problems if isinstance(problem, LibraryConflictError)]
     else:
         explaining = [problem for problem in fatal if error.code in problem.explains and problem.code != error.code]
+    others = [problem for problem in problems if error is None or problem.code != error.code]
     if explaining:
-        cause, others = explaining[0], [problem for problem in problems if error is None or problem.code != error.code]
-        cause.severity = "fatal"
+        root = explaining[0]
+        root.severity = "fatal"
         if error is not None and not isinstance(error, ProviderFallbackError):
-            error.consequence_of = cause.code
+            error.consequence_of = root.code
             others.insert(0, error)
-        return cause.with_others(others)
+        return root.with_others(others)
     if error is None:
-        error = ProviderFallbackError(
-            "ONNX Runtime did not bind its CUDA provider, and no check knows why",
-            evidence=[
-                *([runtime.import_error] if runtime.import_error else []),
-                f"providers in this build: {', '.join(runtime.available_providers or ())}",
-            ],
-        )
+        evidence = [runtime.import_error] if runtime.import_error else []
+        evidence.append(f"providers in this build: {', '.join(runtime.available_providers or ())}")
+        nobody = "ONNX Runtime did not bind its CUDA provider, and no check knows why"
+        error = ProviderFallbackError(nobody, evidence=evidence)
     if isinstance(error, ProviderFallbackError):
         error.fixes = _FIXES_FOR_UNKNOWN_CAUSE
-    return error.with_others(problem for problem in problems if problem.code != error.code)
+    return error.with_others(problem for problem in others if problem.code != error.code)
 
 
 def why_no_module(runtime: Runtime) -> GPUError:
-    """Return the error for a process that cannot import ONNX Runtime at all."""
     error = why_unusable(runtime)
     return error if error is not None else OnnxRuntimeNotInstalledError("ONNX Runtime cannot be imported")
 
@@ -370,9 +357,8 @@ def _report_if_whole(runtime: Runtime, observed: Observed) -> PreloadReport | No
     return report if is_intact and count_engines(installed.home) < 2 else None
 
 
-def _observed(runtime: Runtime, request: Request | None, cuda: CudaState | None) -> Observed:
+def _observed(runtime: Runtime, request: Request, cuda: CudaState | None) -> Observed:
     available = runtime.available_providers
-    needs_collective_ops = request is not None and bool(request.collective_operators)
     return Observed(
         import_error=runtime.import_error,
         has_session=None if runtime.import_error else runtime.module is not None,
@@ -382,7 +368,7 @@ def _observed(runtime: Runtime, request: Request | None, cuda: CudaState | None)
         plugin_problem=runtime.plugin_problem,
         has_other_cuda_plugin=CUDA not in (available or ()) and bool(list_other_cuda_plugins()),
         cuda=cuda,
-        has_collective_ops=runtime.has_collective_ops if needs_collective_ops else None,
+        has_collective_ops=runtime.has_collective_ops if request.collective_operators else None,
         sessions=sessions() if cuda is not None and cuda.code == 0 else (),  # Without CUDA no session is on a GPU.
         numpy_error=runtime.numpy_error,
     )

@@ -16,7 +16,7 @@ from ..environment.inspection import Environment
 from ..environment.libraries.catalogue import major_of
 from ..environment.libraries.search import Resolution
 from ..environment.packages.metadata import numbers_of
-from .checks.packages import has_cuda, python_of
+from .checks.packages import CUDA_PLATFORMS, python_of
 from .checks.surroundings import visible_gpus
 from .remedies import fixes as remedies
 from .remedies.releases import FOR_CUDA_13
@@ -47,17 +47,14 @@ class Requirement:
 def row(
     name: str, minimum: str, recommended: str, found: str | None, met: tuple[Met, Met], note: str = ""
 ) -> Requirement:
-    """Return a row. ``met`` says if the minimum and the recommendation are met."""
     return Requirement(name, minimum, recommended, found, _STATUS[met[0]], _STATUS[met[1]], note)
 
 
 def reaches(value: Any, minimum: Any, recommended: Any) -> tuple[Met, Met]:
-    """Return whether a value reaches the minimum and the recommendation. ``value`` None: it is not known."""
     return (None, None) if value is None else (value >= minimum, value >= recommended)
 
 
 def check_inference(environment: Environment) -> tuple[Requirement, ...]:
-    """Return every row of the table for inference with CUDA, in its order."""
     unread = "for ONNX Runtime's tools; no session reads it"
     return (
         _compute_capability(environment),
@@ -76,21 +73,19 @@ def check_inference(environment: Environment) -> tuple[Requirement, ...]:
 
 
 def _compute_capability(environment: Environment) -> Requirement:
-    provider = environment.provider
-    capabilities = {_name(gpu): gpu.compute_capability for gpu in visible_gpus(environment) if gpu.compute_capability}
-    architectures = tuple(str(code) for code in (provider.architectures if provider is not None else None) or ())
+    provider, gpus = environment.provider, visible_gpus(environment)
+    capabilities = {_name(gpu): gpu.compute_capability for gpu in gpus if gpu.compute_capability}
+    held = ", ".join(str(code) for code in (provider.architectures if provider is not None else None) or ())
     coverage = {
         name: provider.coverage(value) if provider is not None else None for name, value in capabilities.items()
     }
-    note = ""
-    if architectures:
-        without, compiled = ([name for name, how in coverage.items() if how == kind] for kind in ("none", "jit"))
-        note = "from the provider file, not the published 3.7"
-        note += f"; no code for {', '.join(without)}" if without else ""
-        note += f"; the driver compiles it at first use for {', '.join(compiled)}" if compiled else ""
+    note = "from the provider file, not the published 3.7" if held else ""
+    for kind, says in (("none", "no code"), ("jit", "the driver compiles it at first use")):
+        if held and (names := [name for name, how in coverage.items() if how == kind]):
+            note += f"; {says} for {', '.join(names)}"
     return row(
         "compute capability",
-        f"one of {', '.join(architectures)}" if architectures else "3.7, published",
+        f"one of {held}" if held else "3.7, published",
         "8.0, which Flash Attention needs",
         ", ".join(dict.fromkeys(map(dotted, capabilities.values()))) or None,
         (
@@ -120,14 +115,11 @@ def _cudnn(environment: Environment) -> Requirement:
     resolution = _library(environment, "libcudnn")
     if resolution is None:
         return row("cuDNN", "8.x, published", "9.x, published", None, (None, None))
-    number = f"{major_of(resolution.soname)}.x"
+    number, met = f"{major_of(resolution.soname)}.x", resolution.chosen is not None
     fact = f"{number}: {resolution.chosen.path}" if resolution.chosen is not None else "not found"
-    met = resolution.chosen is not None
-    note = (
-        "the provider file links it: without it no session opens"
-        if resolution.required
-        else "opened at the first convolution: models without operators that run on cuDNN do without"
-    )
+    note = "opened at the first convolution: models without operators that run on cuDNN do without"
+    if resolution.required:
+        note = "the provider file links it: without it no session opens"
     return row("cuDNN", number, number, fact, (met, met), note)
 
 
@@ -150,14 +142,9 @@ def _driver(environment: Environment) -> Requirement:
     if met and major == 12:
         better = None if version is None else is_at_least(version, "535")
     fact = f"{version or 'version not known'}" + (f", CUDA up to {dotted(supported)}" if supported else "")
-    return row(
-        "driver",
-        f"{lowest} for CUDA {major}" if lowest else "470, published",
-        f"{recommended} for CUDA {major}" if recommended else "535, published",
-        fact if version or supported else None,
-        (met, better),
-        note,
-    )
+    low, high = (f"{number} for CUDA {major}" if number else None for number in (lowest, recommended))
+    known = fact if version or supported else None
+    return row("driver", low or "470, published", high or "535, published", known, (met, better), note)
 
 
 def _python(environment: Environment) -> Requirement:
@@ -177,12 +164,10 @@ def _python(environment: Environment) -> Requirement:
 def _host(environment: Environment) -> Iterator[Requirement]:
     host = environment.host
     platform = (host.system, host.machine)
-    met = (has_cuda(*platform), platform == ("Linux", "x86_64"))
+    met = (platform in CUDA_PLATFORMS, platform == ("Linux", "x86_64"))
     yield row("operating system", "Linux or Windows, x86_64", "Linux x86_64", " ".join(platform), met)
-
     note = "the smaller of what the machine has and what this process may use"
     yield _size("memory", 8, 32, host.memory_total, note)
-
     sizes = [gpu.memory_total for gpu in visible_gpus(environment) if gpu.memory_total is not None]
     note = "the largest GPU counts" if len(sizes) > 1 else ""
     yield _size("GPU memory", 4, 16, max(sizes, default=None), note)
@@ -197,16 +182,14 @@ def _libraries(environment: Environment) -> Requirement:
     whole = [library for library in environment.libraries if library.spec.part_of is None]
     linked, lazy = ([library for library in whole if library.required is is_required] for is_required in (True, False))
     absent = [library.soname for library in whole if library.chosen is None]
-    count = f"{len(whole) - len(absent)} of {len(whole)}"
+    fact = f"{len(whole) - len(absent)} of {len(whole)}" + (f"; not found: {', '.join(absent)}" if absent else "")
+    all_linked = all(library.chosen is not None for library in linked) if linked else None
     return row(
         "libraries",
         ", ".join(map(short_name, linked)) or "cublas, cublasLt, cudart, cufft, curand, cudnn, published",
         f"also {', '.join(map(short_name, lazy))}" if lazy else "nvrtc, nvJitLink, published",
-        count + (f"; not found: {', '.join(absent)}" if absent else "") if whole else None,
-        (
-            all(library.chosen is not None for library in linked) if linked else None,
-            not absent if whole else None,
-        ),
+        fact if whole else None,
+        (all_linked, not absent if whole else None),
         "minimum: what the provider file links; recommended: what it opens on demand" if whole else "",
     )
 
@@ -223,16 +206,15 @@ def _engine(environment: Environment) -> Requirement:
 
 def _cudnn_package(environment: Environment) -> Requirement:
     resolution = _library(environment, "libcudnn")
+    chosen = resolution.chosen if resolution is not None else None
     cudnn = str(major_of(resolution.soname) if resolution is not None else 9)
     name = f"nvidia-cudnn-cu{environment.cuda_major or 13}"
-    wheel = next((package for package in environment.packages.nvidia if package.name == name), None)
-    met, fact = None, None
-    if wheel is not None and wheel.version is not None:
-        met, fact = wheel.version.partition(".")[0] == cudnn, wheel.version
-    elif resolution is not None and resolution.chosen is not None:
-        met, fact = True, f"not this package; cuDNN comes from {resolution.chosen.source}"
+    version = next((package.version for package in environment.packages.nvidia if package.name == name), None)
+    met, fact = None if resolution is None else chosen is not None, version
+    if version is not None:
+        met = version.partition(".")[0] == cudnn
     elif resolution is not None:
-        met, fact = False, "not installed"
+        fact = f"not this package; cuDNN comes from {chosen.source}" if chosen is not None else "not installed"
     note = "published so; a cuDNN from anywhere else serves as well"
     return row(name, f"{cudnn}.x", f"{cudnn}.x", fact, (met, met), note)
 
@@ -258,7 +240,6 @@ def _library(environment: Environment, stem: str) -> Resolution | None:
 
 
 def short_name(library: Resolution) -> str:
-    """Return ``cublas 13`` for libcublas.so.13."""
     return library.soname.removeprefix("lib").replace(".so.", " ")
 
 

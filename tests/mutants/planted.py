@@ -2005,7 +2005,7 @@ MUTANTS = (
         (
             "too little memory is a broken driver",
             "diagnosis/checks/classifier.py",
-            "Code({2}, lambda failed, _: _lacks_pinned_memory(failed) or _lacks_memory(failed)),",
+            "Code({2}, lambda failed, _: (_NOT_PINNED if PINNED.search(failed.text) else _lacks_memory)(failed)),",
             "Code({2}, lambda failed, _: None),",
         ),
         (

@@ -35,49 +35,46 @@ _DOING = {
 
 def died(facts: Facts) -> GPUError | None:
     """Check that no signal killed the child, and that it returned. The last step points to the code at fault."""
-    probe = facts.observed.probe
+    probe, environment = facts.observed.probe, facts.environment
     # After "start" nothing is known: the interpreter did not start. The profile for training judges "training".
     if probe is None or probe.died_in in (None, "start", "training"):
         return None
+    doing, in_driver = _DOING.get(probe.died_in, _DOING["session"]), probe.died_in == "driver"
     how = f"did not return within {probe.seconds:.0f} s" if probe.timed_out else f"ended the process ({ending(probe)})"
-    summary = f"{_DOING.get(probe.died_in, _DOING['session'])} {how}"
-    first: list[Fix] = []
-    if probe.timed_out:  # The child reads gigabytes, and a GPU takes seconds to start.
-        enough = min(max(120, 4 * round(probe.seconds)), 3600)
-        first = [manual(f"if this machine is only slow, give it more time: ortgpu doctor --timeout {enough}")]
+    summary, fixes = f"{doing} {how}", list[Fix]()
     evidence = [f"{step.name}: {'ok' if step.ok else 'failed'}, {step.detail}" for step in probe.steps]
     evidence += [line for line in probe.output.splitlines()[-3:] if line.strip()]
+    if probe.opening and not in_driver:
+        evidence.append(f"it was opening {probe.opening}")
+    if probe.timed_out:  # The child reads gigabytes, and a GPU takes seconds to start.
+        enough = min(max(120, 4 * round(probe.seconds)), 3600)
+        fixes = [manual(f"if this machine is only slow, give it more time: ortgpu doctor --timeout {enough}")]
     if probe.signal in _FROM_OUTSIDE:
-        return _ended_from_outside(probe, evidence, facts)
-    if probe.died_in == "driver":
+        sender, fix = _FROM_OUTSIDE[probe.signal]
+        if (memory := environment.host.memory_total) is not None:
+            evidence.append(f"memory of this machine or container: {memory >> 20} MiB")
+        summary, fixes = f"{doing} was ended by {sender}: {probe.signal}", [fix]
+    elif in_driver:
+        summary = f"asking NVML {how}" if probe.opening == NVML else summary
         evidence += driver.versions(facts)
-        evidence += [f"loaded before it: {path}" for path in facts.environment.driver.interposed]
-        first += [
-            remedies.drop_from_variable(facts.environment, "LD_PRELOAD", path)
+        evidence += [f"loaded before it: {path}" for path in environment.driver.interposed]
+        fixes += [
+            remedies.drop_from_variable(environment, "LD_PRELOAD", path)
             or manual(f"remove {path} from /etc/ld.so.preload", needs="host")
-            for path in facts.environment.driver.interposed
+            for path in environment.driver.interposed
         ]
-        again = UNUSABLE[MISMATCH].fixes
-        return DriverUnusableError(
-            f"asking NVML {how}" if probe.opening == NVML else summary,
-            evidence=evidence,
-            fixes=[*first, *remedies.restart_driver(facts.environment, again)],
-        )
-    if probe.died_in == "load":
-        return ProviderError(summary, evidence=evidence, fixes=first)
-    if probe.died_in not in ("libraries", "import", "provider"):
-        return ProviderFallbackError(summary, evidence=evidence, fixes=first)
-    package, reinstall = _owner_of(probe.opening, facts)
-    if not probe.timed_out and remedies.limit_on_memory(facts.environment) is not None:
-        # Under a limit, the loader or a library touches memory that could not be mapped.
-        first = [remedies.fix_mapping_refusal(facts.environment, "")]
-    return BrokenPackageError(
-        summary,
-        evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],
-        fixes=[*first, reinstall],
-        package=package,
-        files=(probe.opening,) if probe.opening else (),
-    )
+        fixes += remedies.restart_driver(environment, UNUSABLE[MISMATCH].fixes)
+    elif probe.died_in in ("libraries", "import", "provider"):
+        package, reinstall = _owner_of(probe.opening, environment)
+        if not probe.timed_out and remedies.limit_on_memory(environment) is not None:
+            # Under a limit, the loader or a library touches memory that could not be mapped.
+            fixes = [remedies.fix_mapping_refusal(environment, "")]
+        files, fixes = (probe.opening,) if probe.opening else (), [*fixes, reinstall]
+        return BrokenPackageError(summary, evidence=evidence, fixes=fixes, package=package, files=files)
+    elif probe.died_in == "load":
+        return ProviderError(summary, evidence=evidence, fixes=fixes)
+    error: type[GPUError] = DriverUnusableError if in_driver else ProviderFallbackError
+    return error(summary, evidence=evidence, fixes=fixes)
 
 
 # These signals say nothing about the running library. The values are the sender and the fix.
@@ -108,43 +105,24 @@ _FROM_OUTSIDE = {
 }
 
 
-def _ended_from_outside(probe: ProbeResult, evidence: list[str], facts: Facts) -> GPUError:
-    memory = facts.environment.host.memory_total
-    if memory is not None:
-        evidence.append(f"memory of this machine or container: {memory >> 20} MiB")
-    if probe.opening:
-        evidence.append(f"it was opening {probe.opening}")
-    sender, fix = _FROM_OUTSIDE[probe.signal or ""]
-    summary = f"{_DOING[probe.died_in or 'session']} was ended by {sender}: {probe.signal}"
-    if probe.died_in == "driver":
-        return DriverUnusableError(summary, evidence=evidence, fixes=[fix])
-    return ProviderFallbackError(summary, evidence=evidence, fixes=[fix])
-
-
-def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
-    """Return the package of a file, and the fix: install the wheel of a CUDA library, else ONNX Runtime.
+def _owner_of(path: str | None, environment: Environment) -> tuple[str | None, Fix]:
+    """Return the package of a file, and the fix: install the wheel of a CUDA library, else another ONNX Runtime.
 
     The package of a library from the system or conda is not known. The search finds the wheel before such a library.
+    Damaged files of ONNX Runtime are replaced by the same release.
     """
-    environment = facts.environment
     requirement = remedies.wheel_of(os.path.basename(path or ""), environment.cuda_major)
     if path is not None and requirement is not None:
         wheels = (wheel for wheel in environment.packages.nvidia if path.startswith(wheel.location + os.sep))
         owner = next((wheel.name for wheel in wheels if wheel.name == wheel_name(requirement)), None)
         return owner, remedies.install_libraries(environment, [requirement])
     installed = environment.packages.onnxruntime
-    return installed.build_name, _another_release(environment) or remedies.reinstall_onnxruntime(environment)
-
-
-def _another_release(environment: Environment) -> Fix | None:
-    """Return another release for a package with intact files; None for damaged files, or if no release is known."""
-    installed = environment.packages.onnxruntime
-    owners = [owner for owner in installed.owners if not (owner.missing_files or owner.altered_files)]
-    releases = {release.cuda_major: release for release in (FOR_CUDA_12, FOR_CUDA_13)}
-    release = releases.get(environment.cuda_major or 0)
-    if len(owners) != 1 or owners != list(installed.owners) or release is None or release.why_not_for(environment.host):
-        return None
-    return remedies.install(environment, [f"{release.requirement},!={owners[0].version}"])
+    whole = [owner for owner in installed.owners if not (owner.missing_files or owner.altered_files)]
+    release = {release.cuda_major: release for release in (FOR_CUDA_12, FOR_CUDA_13)}.get(environment.cuda_major or 0)
+    if release is None or len(whole) != 1 or len(installed.owners) != 1 or release.why_not_for(environment.host):
+        return installed.build_name, remedies.reinstall_onnxruntime(environment)
+    another = f"{release.requirement},!={whole[0].version}"
+    return installed.build_name, remedies.install(environment, [another])
 
 
 def ending(probe: ProbeResult) -> str:

@@ -11,13 +11,15 @@ thrust (system_error.h).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ... import errors
 from ...environment.gpu import driver as nvml
 from ...environment.gpu.driver import GPU
 from ...environment.libraries.catalogue import BY_STEM, CUDNN_CODE
@@ -25,28 +27,7 @@ from ...environment.libraries.loader import read_mapped_libraries
 from ...environment.libraries.search import SYSTEM
 from ...environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
 from ...environment.ranks import current_rank
-from ...errors import (
-    BrokenPackageError,
-    CPUOnlyPackageError,
-    DeviceBusyError,
-    DeviceNotFoundError,
-    DriverTooOldError,
-    DriverUnusableError,
-    GPUError,
-    GPUOutOfMemoryError,
-    InsufficientDeviceMemoryError,
-    LauncherConflictError,
-    LibraryNotFoundError,
-    LibraryVersionError,
-    NoDeviceError,
-    OnnxRuntimeNotInstalledError,
-    PlacementError,
-    ProviderFailureError,
-    ProviderFallbackError,
-    ProviderOptionError,
-    UnsupportedDeviceError,
-    manual,
-)
+from ...errors import Fix, GPUError, manual
 from ...provider import lifetime
 from ...provider.devices import Device
 from ...provider.living import sessions
@@ -58,7 +39,6 @@ from ..messages.runtime_words import (
     LIBRARY,
     LIMIT,
     PINNED,
-    LibraryStatus,
     is_of_the_model,
     read_library_status,
     strip_given_names,
@@ -99,18 +79,23 @@ class Failed:
         is_windows = sys.platform == "win32" if self.facts is None else self.facts.environment.host.is_windows
         return cuda_codes.meaning_of(code, is_windows)
 
+    def becomes(self, error: type[GPUError], summary: str, *fixes: str, **fields: Any) -> GPUError:
+        """Return an error with the words as evidence; a fix that is a plain text is a sentence."""
+        advice = [fix if isinstance(fix, Fix) else manual(fix) for fix in fixes]
+        return error(summary, evidence=self.evidence, fixes=advice, **fields)
 
-def plain(error: Callable[..., GPUError], summary: str, *fixes: str, **details: str | type) -> Callable[..., GPUError]:
+
+def plain(error: type[GPUError], summary: str, *fixes: str, **details: str | type) -> Callable[..., GPUError]:
     """Return a function for an error with a fixed text, except for the first group of its pattern.
 
     A type among the ``details`` stands for that group.
     """
 
-    def explain(failed: Failed, match: Match) -> GPUError:
-        name = next(filter(None, match.groups()), "")
+    def explain(failed: Failed, match: Match | int | None = None) -> GPUError:
+        name = next(filter(None, match.groups()), "") if isinstance(match, re.Match) else ""
         fields = {field: value(name) if isinstance(value, type) else value for field, value in details.items()}
-        sentences = [manual(text.format(repr(name))) for text in fixes]
-        return error(summary.format(repr(name)), evidence=failed.evidence, fixes=sentences, **fields)
+        advice = [fix if isinstance(fix, Fix) else fix.format(repr(name)) for fix in fixes]
+        return failed.becomes(error, summary.format(repr(name)), *advice, **fields)
 
     return explain
 
@@ -125,7 +110,7 @@ def _old_driver(failed: Failed) -> GPUError:
     return cause or driver.older_than_needed(facts, words, failed.evidence, [remedies.update_driver(facts.environment)])
 
 
-def _driver_older_than_a_library(failed: Failed, code: int) -> DriverTooOldError:
+def _driver_older_than_a_library(failed: Failed, code: int) -> errors.DriverTooOldError:
     meaning = failed.meaning(code)
     summary = f"{meaning.what} ({cuda_codes.name_of(code)})"
     if failed.facts is not None:
@@ -133,53 +118,44 @@ def _driver_older_than_a_library(failed: Failed, code: int) -> DriverTooOldError
         return driver.older_than_needed(failed.facts, summary, evidence, list(meaning.fixes))
     version = failed.gpu.driver_version if isinstance(failed.gpu, Device) else None
     evidence = [*failed.evidence, f"driver {version or 'of unknown version'}"]
-    return DriverTooOldError(summary, evidence=evidence, fixes=meaning.fixes, driver_version=version)
-
-
-def _no_device(failed: Failed) -> GPUError:
-    elsewhere = [manual("use a machine with an NVIDIA GPU", needs="hardware")]
-    visible = devices.none_visible(failed.here)
-    return visible or NoDeviceError("CUDA sees no GPU", evidence=failed.evidence, fixes=elsewhere)
+    return errors.DriverTooOldError(summary, evidence=evidence, fixes=meaning.fixes, driver_version=version)
 
 
 def _unknown_device(failed: Failed, code: int) -> GPUError:
     device_error = devices.named_device(failed.here) or devices.none_visible(failed.here)
-    return device_error or DeviceNotFoundError(
-        "CUDA knows no GPU of this number",
-        evidence=failed.evidence,
-        fixes=failed.meaning(code).fixes,
-        requested=failed.here.request.device,
-    )
+    what, fixes = "CUDA knows no GPU of this number", failed.meaning(code).fixes
+    requested = failed.here.request.device
+    return device_error or failed.becomes(errors.DeviceNotFoundError, what, *fixes, requested=requested)
+
+
+def _no_kernel(failed: Failed, summary: str, *fixes: str) -> GPUError:
+    name, capability = (failed.gpu.name, failed.gpu.compute_capability) if failed.gpu is not None else (None, None)
+    summary = summary.replace("{}", devices.described(name, capability))
+    return failed.becomes(errors.UnsupportedDeviceError, summary, *fixes, device=name, compute_capability=capability)
 
 
 def _explain_missing_kernel(failed: Failed) -> GPUError:
     device_error = devices.unsupported(failed.facts) if failed.facts is not None else None
     # Without an error here, the file has code for the GPU in other kernels.
-    return device_error or devices.missing_code_error(
-        failed.gpu,
+    return device_error or _no_kernel(
+        failed,
         "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
-        failed.evidence,
-        [manual("use another release of ONNX Runtime, or another GPU")],
+        "use another release of ONNX Runtime, or another GPU",
     )
 
 
-def _busy(failed: Failed) -> DeviceBusyError:
-    return DeviceBusyError(
-        "the GPU accepts no further process",
-        evidence=failed.evidence,
-        fixes=[manual("stop the process that holds the GPU, or choose another one with device=")],
-        uuid=failed.gpu.uuid if failed.gpu is not None else None,
-    )
+def _busy(failed: Failed) -> GPUError:
+    uuid = failed.gpu.uuid if failed.gpu is not None else None
+    stop = "stop the process that holds the GPU, or choose another one with device="
+    return failed.becomes(errors.DeviceBusyError, "the GPU accepts no further process", stop, uuid=uuid)
 
 
 def _unusable_driver(failed: Failed, code: int) -> GPUError:
     name, meaning, facts = cuda_codes.name_of(code), failed.meaning(code), failed.facts
     if facts is None:
         is_known = code in (cuda_codes.ECC_UNCORRECTABLE, cuda_codes.UNKNOWN)  # Other codes have no known fix.
-        known_fixes = meaning.fixes if is_known else ()
-        return ProviderFailureError(
-            f"CUDA failed: {name}", evidence=failed.evidence, fixes=known_fixes, library="CUDA", status=name
-        )
+        known, summary = meaning.fixes if is_known else (), f"CUDA failed: {name}"
+        return failed.becomes(errors.ProviderFailureError, summary, *known, library="CUDA", status=name)
     evidence = [*failed.evidence, *driver.versions(facts)]
     if (nvml_error := facts.environment.driver.nvml.error) is not None:
         evidence.append(f"NVML: {nvml_error}")
@@ -190,7 +166,7 @@ def _unusable_driver(failed: Failed, code: int) -> GPUError:
         fixes = remedies.restart_driver(facts.environment, meaning.fixes)
     else:
         fixes = remedies.move_to_host(facts.environment, meaning.fixes)
-    return DriverUnusableError(f"{meaning.what} ({name})", evidence=evidence, fixes=fixes, cuda_code=code)
+    return errors.DriverUnusableError(f"{meaning.what} ({name})", evidence=evidence, fixes=fixes, cuda_code=code)
 
 
 class Code(NamedTuple):
@@ -201,12 +177,25 @@ class Code(NamedTuple):
     opening_only: bool = False
 
 
+_NO_GPU = plain(errors.NoDeviceError, "CUDA sees no GPU", manual("use a machine with an NVIDIA GPU", needs="hardware"))
+
+
+_NOT_PINNED = plain(
+    errors.ProviderFailureError,
+    "CUDA gets no page-locked host memory, which copies to and from the GPU need",
+    "free host memory, or give this container or job more; in WSL, see memory= in .wslconfig",
+    "or use a smaller batch",
+    library="CUDA",
+    status="cudaErrorMemoryAllocation",
+)
+
+
 CODES = (
     Code({46, 304, 999}, lambda failed, code: driver.too_few_descriptors(code, failed.here, failed.evidence), True),
-    Code({2}, lambda failed, _: _lacks_pinned_memory(failed) or _lacks_memory(failed)),
+    Code({2}, lambda failed, _: (_NOT_PINNED if PINNED.search(failed.text) else _lacks_memory)(failed)),
     Code({35}, lambda failed, _: _old_driver(failed), True),
     Code({36, 222}, _driver_older_than_a_library),
-    Code({100}, lambda failed, _: _no_device(failed), True),
+    Code({100}, lambda failed, _: devices.none_visible(failed.here) or _NO_GPU(failed), True),
     Code({101}, _unknown_device, True),
     Code(cuda_codes.NO_CODE, lambda failed, _: _explain_missing_kernel(failed)),
     Code({46}, lambda failed, _: _busy(failed), True),
@@ -232,7 +221,11 @@ def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
     if failed.facts is not None:
         return devices.lacks_memory(failed.facts, failed.evidence, requested)
     device, free, total = failed.gpu, None, None
-    evidence = [*_own_rank(), *failed.evidence]
+    evidence = failed.evidence[:]
+    with contextlib.suppress(errors.LauncherConflictError):
+        rank = current_rank()
+        if rank.world_size > 1:
+            evidence.insert(0, f"on rank {rank.rank} of {rank.world_size}")
     if device is not None and device.uuid is not None:
         if (memory := nvml.read_gpu_memory(device.uuid)) is not None:
             free, total = memory
@@ -242,52 +235,23 @@ def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
             f"process {pid} holds {used // _MIB if used is not None else 'unknown'} MiB" for pid, used in others.items()
         ]
     open_sessions = devices.sessions_on_gpu(sessions(), device.uuid if device is not None else None)
+    lack, fixes = "the GPU ran out of memory", ["use a smaller batch; the session keeps working"]
+    if LIMIT.search(failed.text):
+        lack, raise_it = "the session's gpu_mem_limit is reached", "or raise that provider option"
+        fixes.append(raise_it)
+    else:
+        extend = 'or pass the provider option arena_extend_strategy="kSameAsRequested"'
+        fixes += [f"{extend}; raise gpu_mem_limit if it is set", "or stop other processes on the GPU"]
     if len(open_sessions) > 1:  # The running session is in the list, too.
         evidence += devices.named_sessions(open_sessions)
-    lack, fixes = (
-        "the GPU ran out of memory",
-        [
-            'or pass the provider option arena_extend_strategy="kSameAsRequested"; raise gpu_mem_limit if it is set',
-            "or stop other processes on the GPU",
-        ],
-    )
-    if LIMIT.search(failed.text):
-        lack, fixes = "the session's gpu_mem_limit is reached", ["or raise that provider option"]
-    return GPUOutOfMemoryError(
+        fixes.append(devices.CLOSE_SESSIONS)
+    return errors.GPUOutOfMemoryError(
         f"{lack}: {requested // _MIB} MiB were asked for" if requested is not None else lack,
         evidence=evidence,
-        fixes=[
-            *map(manual, ("use a smaller batch; the session keeps working", *fixes)),
-            *([devices.CLOSE_SESSIONS] if len(open_sessions) > 1 else []),
-        ],
+        fixes=map(manual, fixes),
         requested=requested,
         free=free,
         total=total,
-    )
-
-
-def _own_rank() -> list[str]:
-    """Return this rank as a line of evidence, in a job of several ranks."""
-    try:
-        rank = current_rank()
-    except LauncherConflictError:
-        return []
-    return [f"on rank {rank.rank} of {rank.world_size}"] if rank.world_size > 1 else []
-
-
-def _lacks_pinned_memory(failed: Failed) -> ProviderFailureError | None:
-    """Return the error if CUDA lacks page-locked memory of the host."""
-    if PINNED.search(failed.text) is None:
-        return None
-    return ProviderFailureError(
-        "CUDA gets no page-locked host memory, which copies to and from the GPU need",
-        evidence=failed.evidence,
-        fixes=[
-            manual("free host memory, or give this container or job more; in WSL, see memory= in .wslconfig"),
-            manual("or use a smaller batch"),
-        ],
-        library="CUDA",
-        status="cudaErrorMemoryAllocation",
     )
 
 
@@ -297,63 +261,50 @@ def _explain_pool(failed: Failed, match: Match) -> GPUError:
 
 
 def _explain_library(failed: Failed, match: Match) -> GPUError:
-    status = read_library_status(match)
-    if status.lacks_memory(_free_memory(failed) if status.is_creation else None):
+    status, evidence, in_run = read_library_status(match), failed.evidence, failed.facts is None
+    free, device = None, failed.gpu
+    if status.is_creation and isinstance(device, GPU) and not in_run:
+        free = device.memory_free
+    elif status.is_creation and in_run and device is not None and device.uuid is not None:
+        free, _ = nvml.read_gpu_memory(device.uuid) or (None, None)
+    if status.lacks_memory(free):
         return _lacks_memory(failed)
+    if status.is_mixture and not in_run:
+        return mixed(evidence)
     if status.is_mixture:
-        return mixed(failed.evidence) if failed.facts is not None else _mixed_cudnn(failed)
+        mapped = tuple(path for path in read_mapped_libraries() if is_of_cudnn(path))
+        fixes = ("install cuDNN again", "or make its first GPUSession before this process loads cuDNN by other ways")
+        return mixed([*evidence, *list_by_folder(mapped)], fixes=map(manual, fixes), libraries=mapped)
     if status.is_incomplete:
         return _explain_missing_cudnn(failed, match, is_disabled=False)
+    fields = {"library": status.library, "status": status.status}
     if status.is_creation:
-        return _not_created(status, failed)
-    if failed.facts is None and status.library == "CUDNN" and (error := _cudnn_without_code(failed)) is not None:
-        return error
-    if failed.facts is None and "ARCH_MISMATCH" in status.status:
-        return devices.missing_code_error(
-            failed.gpu,
-            f"{status.library} has no code for {failed.gpu or 'this GPU'} in what this model asks: {status.status}",
-            failed.evidence,
-            [manual("use another GPU, another data type for this model, or a release of that library for this GPU")],
+        # The library is for another CUDA (issue 26322, pykeio/ort issue 467), or the driver changed (issue 15718).
+        return failed.becomes(
+            errors.ProviderFailureError,
+            f"{status.library} could not be set up for this session: {status.status}"
+            + (", though the GPU has free memory" if status.is_vague else ""),
+            "check with `ortgpu doctor` whether this library and the driver fit ONNX Runtime's CUDA; if they do, check "
+            "whether this process reaches its limit of open files, or captures a CUDA graph",
+            **fields,
         )
-    when = "failed" if failed.facts is None else "failed while the session was being opened"
-    summary = f"{status.library} {when}: {status.status}"
-    return ProviderFailureError(summary, evidence=failed.evidence, library=status.library, status=status.status)
+    if in_run and status.library == "CUDNN" and (error := _cudnn_without_code(failed)) is not None:
+        return error
+    if in_run and "ARCH_MISMATCH" in status.status:
+        return _no_kernel(
+            failed,
+            f"{status.library} has no code for {device or 'this GPU'} in what this model asks: {status.status}",
+            "use another GPU, another data type for this model, or a release of that library for this GPU",
+        )
+    when = "failed" if in_run else "failed while the session was being opened"
+    return failed.becomes(errors.ProviderFailureError, f"{status.library} {when}: {status.status}", **fields)
 
 
-def _free_memory(failed: Failed) -> int | None:
-    if failed.facts is not None:
-        return failed.gpu.memory_free if isinstance(failed.gpu, GPU) else None
-    memory = nvml.read_gpu_memory(failed.gpu.uuid) if failed.gpu is not None and failed.gpu.uuid is not None else None
-    return memory[0] if memory is not None else None
-
-
-def _not_created(status: LibraryStatus, failed: Failed) -> ProviderFailureError:
-    return ProviderFailureError(
-        f"{status.library} could not be set up for this session: {status.status}"
-        + (", though the GPU has free memory" if status.is_vague else ""),
-        evidence=failed.evidence,
-        fixes=[
-            # The library is for another CUDA (issue 26322, pykeio/ort issue 467), or the driver changed (issue 15718).
-            manual(
-                "check with `ortgpu doctor` whether this library and the driver fit ONNX Runtime's CUDA; if they do, "
-                "check whether this process reaches its limit of open files, or captures a CUDA graph"
-            )
-        ],
-        library=status.library,
-        status=status.status,
-    )
-
-
-def cudnn_disabled(operators: tuple[str, ...], evidence: list[str]) -> ProviderOptionError:
-    return ProviderOptionError(
-        "the provider option enable_cudnn is 0, and this model has operators that run on cuDNN"
-        + (f": {', '.join(operators)}" if operators else ""),
-        evidence=evidence,
-        fixes=[manual("leave enable_cudnn at 1")],
-        provider=CUDA,
-        option="enable_cudnn",
-        value="0",
-    )
+def cudnn_disabled(operators: tuple[str, ...], evidence: list[str]) -> GPUError:
+    names = f": {', '.join(operators)}" if operators else ""
+    summary = f"the provider option enable_cudnn is 0, and this model has operators that run on cuDNN{names}"
+    fields = {"provider": CUDA, "option": "enable_cudnn", "value": "0"}
+    return Failed("", evidence).becomes(errors.ProviderOptionError, summary, "leave enable_cudnn at 1", **fields)
 
 
 def _explain_missing_cudnn(failed: Failed, _: Match, *, is_disabled: bool | None = None) -> GPUError:
@@ -362,12 +313,9 @@ def _explain_missing_cudnn(failed: Failed, _: Match, *, is_disabled: bool | None
     if facts.request.cudnn_disabled if is_disabled is None else is_disabled:
         return cudnn_disabled(facts.request.cudnn_operators, failed.evidence)
     wheel = remedies.wheel_of(_CUDNN, facts.environment.cuda_major)
-    return LibraryNotFoundError(
-        "this model needs cuDNN, which cannot be loaded",
-        evidence=failed.evidence,
-        fixes=[remedies.install_libraries(facts.environment, [wheel])] if wheel else [],
-        missing=(_CUDNN,),
-    )
+    fixes = [remedies.install_libraries(facts.environment, [wheel])] if wheel else []
+    summary = "this model needs cuDNN, which cannot be loaded"
+    return failed.becomes(errors.LibraryNotFoundError, summary, *fixes, missing=(_CUDNN,))
 
 
 def _explain_missing_descriptor(failed: Failed, match: Match) -> GPUError | None:
@@ -375,20 +323,11 @@ def _explain_missing_descriptor(failed: Failed, match: Match) -> GPUError | None
     return _explain_missing_cudnn(failed, match) if failed.facts is not None and lacks_cudnn(failed.facts) else None
 
 
-def _not_opened(library: str, name: str, failed: Failed) -> LibraryNotFoundError:
+def _not_opened(library: str, name: str, failed: Failed) -> GPUError:
     """Return the error for a lazily opened library: releases from 1.28 on, for CUDA 13, wait until a node needs it."""
-    return LibraryNotFoundError(
-        f"the model reached an operator that needs {library}, which is not available to this session",
-        evidence=failed.evidence,
-        fixes=[manual("follow the fix that `ortgpu doctor` prints, and restart this process")],
-        missing=(name,),
-    )
-
-
-def _mixed_cudnn(failed: Failed) -> GPUError:
-    mapped = tuple(path for path in read_mapped_libraries() if is_of_cudnn(path))
-    fixes = ("install cuDNN again", "or make its first GPUSession before this process loads cuDNN by other ways")
-    return mixed([*failed.evidence, *list_by_folder(mapped)], fixes=map(manual, fixes), libraries=mapped)
+    summary = f"the model reached an operator that needs {library}, which is not available to this session"
+    follow = "follow the fix that `ortgpu doctor` prints, and restart this process"
+    return failed.becomes(errors.LibraryNotFoundError, summary, follow, missing=(name,))
 
 
 def _cudnn_without_code(failed: Failed) -> GPUError | None:
@@ -399,28 +338,24 @@ def _cudnn_without_code(failed: Failed) -> GPUError | None:
     capability = device.compute_capability if device is not None else None
     if device is None or capability is None or coverage_by(architectures, capability, os.environ) != "none":
         return None
-    return UnsupportedDeviceError(
+    held = tuple(map(str, architectures or ()))
+    return errors.UnsupportedDeviceError(
         f"the cuDNN of this process holds no code for {devices.described(str(device), capability)}",
-        evidence=[*failed.evidence, f"{paths[0]} holds {', '.join(map(str, architectures or ()))}"],
+        evidence=[*failed.evidence, f"{paths[0]} holds {', '.join(held)}"],
         fixes=[manual(f"install {'cuDNN 9.10' if capability < (7, 5) else 'a newer cuDNN'}, and restart this process")],
         device=device.name,
         compute_capability=capability,
-        architectures=tuple(map(str, architectures or ())),
+        architectures=held,
     )
 
 
-def _explain_generation(failed: Failed, _: Match) -> UnsupportedDeviceError:
+def _explain_generation(failed: Failed, _: Match) -> GPUError:
     """Return the error for an operator with kernels only for other generations of GPUs."""
-    gpu = failed.gpu
-    shown = devices.described(gpu.name, gpu.compute_capability) if gpu is not None else "this GPU"
-    return devices.missing_code_error(
-        gpu,
-        f"an operator of this model has no kernel for {shown} in the installed ONNX Runtime",
-        failed.evidence,
-        [
-            manual("use another GPU, or this model in another data type or quantization"),
-            manual("or export it without that operator; an optimizer may have fused it from several"),
-        ],
+    return _no_kernel(
+        failed,
+        "an operator of this model has no kernel for {} in the installed ONNX Runtime",
+        "use another GPU, or this model in another data type or quantization",
+        "or export it without that operator; an optimizer may have fused it from several",
     )
 
 
@@ -439,37 +374,39 @@ class Row(NamedTuple):
 
 
 _ABOVE_ITS_LIMIT = plain(
-    InsufficientDeviceMemoryError,
+    errors.InsufficientDeviceMemoryError,
     "this session needs more GPU memory than its gpu_mem_limit leaves it",
     "raise the provider option gpu_mem_limit, or leave it out",
     requested=int,
 )
-_FAILED_TENSORRT = plain(ProviderFailureError, "TensorRT failed", library="TensorRT")
+_FAILED_TENSORRT = plain(errors.ProviderFailureError, "TensorRT failed", library="TensorRT")
 _MISSING_TENSORRT = plain(
-    LibraryNotFoundError,
+    errors.LibraryNotFoundError,
     "libraries of TensorRT that its provider links cannot be loaded",
     "install the TensorRT that this ONNX Runtime was built with, or ask for CUDA without TensorRT",
 )
-_NOT_LOADED = plain(ProviderFallbackError, "ONNX Runtime could not load its CUDA provider")
-_NOT_SET_UP = plain(ProviderFallbackError, "ONNX Runtime could not set up its CUDA provider")
+_NOT_LOADED = plain(errors.ProviderFallbackError, "ONNX Runtime could not load its CUDA provider")
+_NOT_SET_UP = plain(errors.ProviderFallbackError, "ONNX Runtime could not set up its CUDA provider")
 _REFUSED_GRAPH = plain(
-    ProviderOptionError,
+    errors.ProviderOptionError,
     "this model cannot be captured as a CUDA graph",
     "leave enable_cuda_graph out: every node has to be on the GPU, without copies and control flow",
     provider=CUDA, option="enable_cuda_graph", value="1",
 )  # fmt: skip
 _UNKNOWN_OPTION = plain(
-    ProviderOptionError,
+    errors.ProviderOptionError,
     "the CUDA provider knows no option {}",
     "remove {} from the provider options",
     provider=CUDA, option=str,
 )  # fmt: skip
 _REFUSED_VALUE = plain(
-    ProviderOptionError,
+    errors.ProviderOptionError,
     "the CUDA provider refuses the value of its option {}",
     "correct the value of {}",
     provider=CUDA, option=str,
 )  # fmt: skip
+
+_REFUSED = "(?:Failed to load library|LoadLibrary failed|Error loading)"
 
 # This table has the messages of ONNX Runtime, and of programs and libraries around it.
 TABLE = (
@@ -502,34 +439,32 @@ TABLE = (
         _MISSING_TENSORRT,
         opening_only=True,
     ),
+    Row(rf"{_REFUSED}\b.*onnxruntime_providers_tensorrt\b", _FAILED_TENSORRT, opening_only=True),
     Row(
-        r"(?:Failed to load library|LoadLibrary failed|Error loading)\b.*onnxruntime_providers_tensorrt\b",
-        _FAILED_TENSORRT,
-        opening_only=True,
+        "LoadLibrary failed with error 126\\b.*onnxruntime_providers_cuda|CUDA_PATH is set but CUDA"
+        "|nvrtc: error: failed to open",
+        elsewhere=errors.LibraryNotFoundError,
     ),
-    Row(r"LoadLibrary failed with error 126\b.*onnxruntime_providers_cuda", elsewhere=LibraryNotFoundError),
-    Row("CUDA_PATH is set but CUDA|nvrtc: error: failed to open", elsewhere=LibraryNotFoundError),
-    Row(r"LoadLibrary failed with error 127\b.*onnxruntime_providers_", elsewhere=LibraryVersionError),
-    Row(
-        r"(?:Failed to load library|LoadLibrary failed|Error loading)\b.*onnxruntime_providers_cuda\b"
-        "|CUDA_PATH is set but CUDA",
-        _NOT_LOADED,
-        opening_only=True,
-    ),
+    Row(r"LoadLibrary failed with error 127\b.*onnxruntime_providers_", elsewhere=errors.LibraryVersionError),
+    Row(rf"{_REFUSED}\b.*onnxruntime_providers_cuda\b|CUDA_PATH is set but CUDA", _NOT_LOADED, opening_only=True),
     Row(r"cuda_execution_provider\.cc", _NOT_SET_UP, opening_only=True),
     Row("CUDAExecutionProvider|CUDA EP", _NOT_SET_UP, opening_only=True, without_names=True),
-    Row("'CUDAExecutionProvider' is not in available provider names", elsewhere=CPUOnlyPackageError),
-    Row("`onnxruntime-gpu` package was not found", elsewhere=CPUOnlyPackageError),  # The package optimum says this.
-    # ONNX Runtime has two warnings about a session on the GPU, and ortgpu has one.
-    Row("Memcpy nodes are added to the graph|not assigned to the preferred execution", elsewhere=PlacementError),
-    Row("CPUNodesWarning:", elsewhere=PlacementError),
-    Row("No module named '?onnxruntime'?$", elsewhere=OnnxRuntimeNotInstalledError),
-    # Every release has these attributes and this module.
-    Row("module 'onnxruntime' has no attribute '(?:InferenceSession|SessionOptions)'", elsewhere=BrokenPackageError),
+    # The package optimum says the second text.
     Row(
-        "module 'onnxruntime' has no attribute '(?:get_available_providers|__version__)'", elsewhere=BrokenPackageError
+        "'CUDAExecutionProvider' is not in available provider names|`onnxruntime-gpu` package was not found",
+        elsewhere=errors.CPUOnlyPackageError,
     ),
-    Row(r"No module named 'onnxruntime\.capi", elsewhere=BrokenPackageError),
+    # ONNX Runtime has two warnings about a session on the GPU, and ortgpu has one.
+    Row(
+        "Memcpy nodes are added to the graph|not assigned to the preferred execution|CPUNodesWarning:",
+        elsewhere=errors.PlacementError,
+    ),
+    Row("No module named '?onnxruntime'?$", elsewhere=errors.OnnxRuntimeNotInstalledError),
+    Row(  # Every release has these attributes and this module.
+        r"module 'onnxruntime' has no attribute '(?:InferenceSession|SessionOptions|get_available_providers"
+        r"|__version__)'|No module named 'onnxruntime\.capi",
+        elsewhere=errors.BrokenPackageError,
+    ),
 )
 
 # These texts of ONNX Runtime 1.18 to 1.31 quote names, and a name may say anything. Some are about inputs and outputs
@@ -542,17 +477,14 @@ _QUOTES_WHAT_WAS_GIVEN = re.compile(
 
 
 def explain_opening_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
-    """Return the error for a CUDA code from the opening of a session."""
     return _explain_code(Failed("", evidence, facts, devices.requested_gpu(facts)), code)
 
 
 def explain_run_code(code: int, text: str, device: Device | None) -> GPUError:
-    """Return the error for a CUDA code from a run. ``text``: the message of the exception."""
     return _explain_code(Failed(text, [telling_line(text)], gpu=device), code)
 
 
 def explain_opening(text: str, facts: Facts) -> GPUError | None:
-    """Return the error behind the text of ONNX Runtime's exception while a session opened."""
     if "is not a registered function/op" in text:
         return collective_ops_missing(facts)
     if is_of_the_model(text):
@@ -573,7 +505,7 @@ def explain_run(text: str, exception: str | None, device: Device | None) -> GPUE
     failed = Failed(words, [telling_line(words)], gpu=device)
     error = _classify(failed, (row for row in TABLE if not row.opening_only), words)
     if error is None and (exception == "EPFail" or ": EP_FAIL :" in text):
-        return ProviderFailureError("the execution provider failed", evidence=failed.evidence, status="EP_FAIL")
+        return errors.ProviderFailureError("the execution provider failed", evidence=failed.evidence, status="EP_FAIL")
     return error
 
 

@@ -6,24 +6,14 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ... import errors
 from ...environment.gpu.cuda import CudaDevice
 from ...environment.gpu.driver import GPU
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import CUDNN_CODE
 from ...environment.libraries.wheel import PASSED_OVER, coverage_by
-from ...errors import (
-    DeviceBusyError,
-    DeviceNotFoundError,
-    Fix,
-    GPUError,
-    InsufficientDeviceMemoryError,
-    NoDeviceError,
-    UnsupportedDeviceError,
-    counted,
-    manual,
-    shell,
-)
-from ...provider.devices import Device, choose, describe, narrowed_by, not_found, ordinal_of
+from ...errors import Fix, GPUError, counted, manual, shell
+from ...provider.devices import choose, describe, narrowed_by, not_found, ordinal_of
 from ...provider.requests import CUDA, TENSORRT
 from ..facts import Facts
 from ..messages.cuda_codes import NO_DEVICE, RESTART_WINDOWS, returned_by_cuinit
@@ -50,7 +40,6 @@ def sessions_on_gpu(sessions: Iterable[SessionRecord], uuid: str | None) -> list
 
 
 def named_sessions(sessions: list[SessionRecord]) -> list[str]:
-    """Return the sessions as lines of evidence."""
     lines = [
         f"open in this process: {session.model}" + (f", created by {session.created_by}" if session.created_by else "")
         for session in sessions[:_NAMED]
@@ -66,10 +55,6 @@ CLOSE_SESSIONS = manual(
 )
 
 
-# Slurm sets CUDA_VISIBLE_DEVICES to this value in a job without a GPU.
-_SLURM_NO_GPU = "NoDevFiles"
-
-
 def named_device(facts: Facts) -> GPUError | None:
     """Check that the requested device exists in CUDA's list, or in NVML's list if CUDA was not asked."""
     requested, cuda = facts.request.device, facts.observed.cuda
@@ -79,20 +64,16 @@ def named_device(facts: Facts) -> GPUError | None:
     if cuda is not None and cuda.devices:
         try:
             choose(requested, cuda.devices, lambda _: None, narrowed_by(hidden, cuda.hidden_by))
-        except DeviceNotFoundError as error:
+        except errors.DeviceNotFoundError as error:
             return error
         return None
     gpus = surroundings.visible_gpus(facts.environment)
-    if not gpus:
-        return None
-    ordinal = ordinal_of(requested)
+    ordinal, prefix = ordinal_of(requested), str(requested).strip().lower()
     if ordinal is not None:
         exists = ordinal < len(gpus)
     else:
-        exists = any(
-            (gpu.uuid or "").lower().startswith(str(requested).strip().lower()) or gpu.mig_uuids for gpu in gpus
-        )
-    if exists:
+        exists = any((gpu.uuid or "").lower().startswith(prefix) or gpu.mig_uuids for gpu in gpus)
+    if exists or not gpus:
         return None
     available = [describe(number, gpu.name, gpu.uuid) for number, gpu in enumerate(gpus)]
     return not_found(requested, available, narrowed=narrowed_by(hidden, hidden))
@@ -108,24 +89,7 @@ def none_visible(facts: Facts) -> GPUError | None:
         return None
     if not hidden and not empty and environment.driver.libcuda is None:
         return None  # Without a driver there is no device: driver.not_found reports it.
-    fixes = []
-    if value == _SLURM_NO_GPU:
-        ask = "ask the scheduler for a GPU, as with sbatch --gres=gpu:1: this job has none"
-        fixes.append(manual(ask, needs="host"))
-    elif value is not None:
-        fixes.append(remedies.unset(environment, ["CUDA_VISIBLE_DEVICES"]))
-    if hidden:
-        hides = "CUDA_VISIBLE_DEVICES hides every GPU from this process"
-        return NoDeviceError(hides, evidence=_seen(facts), fixes=fixes)
-    why, ways = _explain_no_device(environment)
-    return NoDeviceError("CUDA sees no GPU", evidence=[*_seen(facts), *why], fixes=[*fixes, *ways])
-
-
-def _seen(facts: Facts) -> list[str]:
-    """Return evidence about GPUs from CUDA, NVML, the variable and the container."""
-    environment = facts.environment
-    nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
-    evidence = []
+    evidence, fixes = [], []
     if facts.observed.cuda_code:
         evidence.append(returned_by_cuinit(facts.observed.cuda_code))
     if nvml.available:
@@ -135,15 +99,23 @@ def _seen(facts: Facts) -> list[str]:
         evidence.append(f"NVML: {nvml.error}")
     if value is not None:
         evidence.append(f"CUDA_VISIBLE_DEVICES={value!r}")
+        fixes.append(remedies.unset(environment, ["CUDA_VISIBLE_DEVICES"]))
+    if value == "NoDevFiles":  # Slurm sets it in a job without a GPU.
+        ask = "ask the scheduler for a GPU, as with sbatch --gres=gpu:1: this job has none"
+        fixes = [manual(ask, needs="host")]
     if environment.host.container:
         evidence.append(f"in a container ({environment.host.container})")
         evidence += surroundings.given_to_container(environment)
-    return evidence
+    if hidden:
+        hides = "CUDA_VISIBLE_DEVICES hides every GPU from this process"
+        return errors.NoDeviceError(hides, evidence=evidence, fixes=fixes)
+    why, ways = _explain_no_device(environment)
+    return errors.NoDeviceError("CUDA sees no GPU", evidence=[*evidence, *why], fixes=[*fixes, *ways])
 
 
 def _explain_no_device(environment: Environment) -> tuple[list[str], list[Fix]]:
-    """Return the known reasons why there is no device, and the fixes."""
     host, nvml = environment.host, environment.driver.nvml
+    other = manual("use a machine with an NVIDIA GPU", needs="hardware")
     if nvml.gpus and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus):
         make = manual("or make instances, as the administrator: nvidia-smi mig -cgi PROFILE -C", needs="root")
         off = remedies.administrator_command(environment, "nvidia-smi -mig 0")
@@ -153,28 +125,16 @@ def _explain_no_device(environment: Environment) -> tuple[list[str], list[Fix]]:
         return [rented[0]], [rented[1]]
     if (none_given := surroundings.wsl_advice(environment)) is not None:
         return [], [none_given]
-    if nvml.gpus:
-        return [], _ways_to_those_that_nvml_sees(environment)
+    if nvml.gpus:  # A GPU failed after its driver was loaded (can1357/oh-my-pi issue 4475).
+        log = shell("sudo dmesg | grep -iE 'xid|nvrm'", needs="root")
+        restart = manual("reboot; if that does not help, install the driver again", needs="reboot")
+        again = [surroundings.give_the_gpu(environment, "start this container again")] if host.container else []
+        return [], [*again, *remedies.restart_driver(environment, [log, restart])]
     if nvml.available and surroundings.has_nvidia(environment) and not (host.container or host.wsl):
         return ["an NVIDIA GPU is on the PCI bus, but the driver ignores it"], list(remedies.SERVE_THE_GPU)
-    other = "use a machine with an NVIDIA GPU"
     if host.is_windows:
-        return [], [
-            manual(other, needs="hardware"),
-            manual(f"or, if this has one: {RESTART_WINDOWS}", needs="reboot"),
-        ]
+        return [], [other, manual(f"or, if this has one: {RESTART_WINDOWS}", needs="reboot")]
     return [], [surroundings.give_the_gpu(environment), manual(f"or {other}", needs="hardware")]
-
-
-def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
-    """Return fixes for a GPU that failed after its driver was loaded; NVML lists it (can1357/oh-my-pi issue 4475)."""
-    log = "sudo dmesg | grep -iE 'xid|nvrm'"
-    if environment.host.container:
-        again = f"start this container again with its GPU: {surroundings.how(environment)}"
-        look = f"if CUDA still sees none, look into the kernel's log on its host: {log}"
-        return [manual(f"{again}; {look}", needs="host"), manual("or reboot its host", needs="reboot")]
-    restart = manual("reboot; if that does not help, install the driver again", needs="reboot")
-    return remedies.restart_driver(environment, [shell(log, needs="root"), restart])
 
 
 def busy(facts: Facts) -> GPUError | None:
@@ -183,7 +143,7 @@ def busy(facts: Facts) -> GPUError | None:
     if not gpus or any(gpu.compute_mode != "prohibited" for gpu in gpus):
         return None
     gpu = gpus[0]
-    return DeviceBusyError(
+    return errors.DeviceBusyError(
         f"{gpu.name or 'the GPU'} accepts no CUDA process: its compute mode is prohibited",
         evidence=[f"{gpu.uuid}: compute mode {gpu.compute_mode}"],
         fixes=[remedies.administrator_command(facts.environment, f"nvidia-smi -i {gpu.uuid} -c DEFAULT")],
@@ -193,30 +153,37 @@ def busy(facts: Facts) -> GPUError | None:
 
 def unsupported(facts: Facts) -> GPUError | None:
     """Check that the provider has code for the GPU. Without code the provider binds, and fails at the first kernel."""
-    provider = facts.environment.provider
+    environment = facts.environment
+    provider, variables = environment.provider, environment.variables.now
     capabilities = _capabilities(facts)
     if provider is None or not capabilities:
         return None
-    variables = facts.environment.variables.now
     if any(provider.coverage(capability, variables) != "none" for _, capability in capabilities):
         return None
-    architectures = tuple(str(architecture) for architecture in provider.architectures or ())
+    held = tuple(map(str, provider.architectures or ()))
     for name, capability in capabilities:
-        if provider.coverage(capability) != "none":
-            return _passed_over(name, capability, architectures, facts.environment)
-    name, capability = capabilities[0]
-    installed = facts.environment.packages.onnxruntime
-    build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
-    return UnsupportedDeviceError(
-        f"the installed ONNX Runtime holds no code for {described(name, capability)}",
-        evidence=[
-            f"{build} holds {', '.join(architectures)}",
-            f"read from {provider.path}",
-        ],
-        fixes=[_build_for(facts, capability)],
-        device=name,
-        compute_capability=capability,
-        architectures=architectures,
+        if provider.coverage(capability) != "none":  # Releases from 1.29 on hold no PTX.
+            guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
+            evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
+            evidence.append(f"held: {', '.join(held)}")
+            summary = f"an environment variable makes CUDA ignore ONNX Runtime's code for {described(name, capability)}"
+            fix = remedies.unset(environment, guilty)
+            break
+    else:
+        name, capability = capabilities[0]
+        installed = environment.packages.onnxruntime
+        build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
+        evidence = [f"{build} holds {', '.join(held)}", f"read from {provider.path}"]
+        summary = f"the installed ONNX Runtime holds no code for {described(name, capability)}"
+        release = releases.newest_for_gpus(environment.host, environment.driver.supported_cuda, [capability])
+        if environment.driver.is_tegra:
+            fix = remedies.JETSON_BUILD
+        elif release is not None:
+            fix = remedies.other_release(environment, release)
+        else:
+            fix = manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")
+    return errors.UnsupportedDeviceError(
+        summary, evidence=evidence, fixes=[fix], device=name, compute_capability=capability, architectures=held
     )
 
 
@@ -243,7 +210,7 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
     evidence += [f"{wheel.name} {wheel.version} in {wheel.location}" for wheel in wheels]
     if request.cudnn_operators:
         evidence.append(f"needed by {', '.join(request.cudnn_operators)}")
-    return UnsupportedDeviceError(
+    return errors.UnsupportedDeviceError(
         f"the installed cuDNN holds no code for {described(name, capability)}",
         evidence=evidence,
         fixes=[remedies.another_cudnn(environment, path, capability)],
@@ -254,44 +221,9 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
     )
 
 
-def _passed_over(
-    name: str | None, capability: tuple[int, int], held: tuple[str, ...], environment: Environment
-) -> UnsupportedDeviceError:
-    """Return the error if an environment variable makes CUDA ignore the code: releases from 1.29 on hold no PTX."""
-    variables = environment.variables.now
-    guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
-    evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
-    return UnsupportedDeviceError(
-        f"an environment variable makes CUDA ignore ONNX Runtime's code for {described(name, capability)}",
-        evidence=[*evidence, f"held: {', '.join(held)}"],
-        fixes=[remedies.unset(environment, guilty)],
-        device=name,
-        compute_capability=capability,
-        architectures=held,
-    )
-
-
-def missing_code_error(
-    gpu: GPU | Device | None, summary: str, evidence: list[str], fixes: list[Fix]
-) -> UnsupportedDeviceError:
-    """Return the error for a kernel or operator without code for the GPU. ``gpu`` None: the GPU is not known."""
-    name, capability = (gpu.name, gpu.compute_capability) if gpu is not None else (None, None)
-    return UnsupportedDeviceError(summary, evidence=evidence, fixes=fixes, device=name, compute_capability=capability)
-
-
 def described(name: str | None, capability: tuple[int, int] | None) -> str:
     suffix = f" (compute capability {capability[0]}.{capability[1]})" if capability is not None else ""
     return (name or "this GPU") + suffix
-
-
-def _build_for(facts: Facts, capability: tuple[int, int]) -> Fix:
-    environment = facts.environment
-    if environment.driver.is_tegra:
-        return remedies.JETSON_BUILD
-    release = releases.newest_for_gpus(environment.host, environment.driver.supported_cuda, [capability])
-    if release is not None:
-        return remedies.other_release(environment, release)
-    return manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")
 
 
 def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
@@ -312,12 +244,11 @@ def _chosen(facts: Facts) -> list[CudaDevice]:
         return list(facts.observed.devices)
     try:
         return [choose(facts.request.device, facts.observed.devices, lambda _: None)]
-    except DeviceNotFoundError:
+    except errors.DeviceNotFoundError:
         return []
 
 
 def _gpus_of_request(facts: Facts) -> list[GPU]:
-    """Return the GPUs in NVML's list that fit the request."""
     gpus = surroundings.visible_gpus(facts.environment)
     ordinal = ordinal_of(facts.request.device)
     if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
@@ -328,23 +259,21 @@ def _gpus_of_request(facts: Facts) -> list[GPU]:
     return gpus
 
 
-def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None) -> InsufficientDeviceMemoryError:
+def lacks_memory(
+    facts: Facts, evidence: list[str], requested: int | None = None
+) -> errors.InsufficientDeviceMemoryError:
     """Return the error for too little GPU memory. ``requested``: bytes, or None if ONNX Runtime names none."""
     gpu = requested_gpu(facts)
     free, total = (gpu.memory_free, gpu.memory_total) if gpu is not None else (None, None)
     if gpu is not None and free is not None and total is not None:
         evidence = [*evidence, f"{gpu.name or 'GPU'} ({gpu.uuid}): {free >> 20} of {total >> 20} MiB free"]
     open_sessions = sessions_on_gpu(facts.observed.sessions, gpu.uuid if gpu is not None else None)
-    return InsufficientDeviceMemoryError(
+    stop = "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
+    return errors.InsufficientDeviceMemoryError(
         "the GPU has too little free memory to open this session"
         + (f": {requested} bytes were asked for" if requested else ""),
         evidence=[*evidence, *named_sessions(open_sessions)],
-        fixes=[
-            *([CLOSE_SESSIONS] if open_sessions else []),
-            manual(
-                "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
-            ),
-        ],
+        fixes=[*([CLOSE_SESSIONS] if open_sessions else []), manual(stop)],
         requested=requested,
         free=free,
         total=total,

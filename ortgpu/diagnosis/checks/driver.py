@@ -7,8 +7,9 @@ import re
 import shlex
 from pathlib import PurePosixPath
 
-from ...environment.gpu.driver import TEGRA_MEMORY, RefusedNode, UnlinkedFile
+from ...environment.gpu.driver import TEGRA_MEMORY, RefusedNode
 from ...environment.host import Host
+from ...environment.inspection import Environment
 from ...environment.libraries import loader_words
 from ...environment.packages.metadata import numbers_of
 from ...errors import (
@@ -23,7 +24,16 @@ from ...errors import (
     shell,
 )
 from ..facts import Facts
-from ..messages.cuda_codes import MISMATCH, RESTART_WINDOWS, UNUSABLE, Meaning, meaning_of, name_of, returned_by_cuinit
+from ..messages.cuda_codes import (
+    COMPAT,
+    MISMATCH,
+    RESTART_WINDOWS,
+    UNUSABLE,
+    Meaning,
+    meaning_of,
+    name_of,
+    returned_by_cuinit,
+)
 from ..remedies import fixes as remedies
 from ..remedies.releases import FOR_CUDA_12
 from . import surroundings
@@ -35,91 +45,71 @@ def not_found(facts: Facts) -> GPUError | None:
     if driver.libcuda is not None:
         return None
     library = _libcuda(host)
-    summary = f"the NVIDIA driver's library {library} cannot be loaded"
     evidence = [driver.libcuda_error or f"{library} cannot be loaded"]
     if driver.nvml.available:
         gpus = counted(len(driver.nvml.gpus), "GPU")
         evidence.append(f"NVML works and sees {gpus}: nvidia-smi does not show this fault")
     elif driver.nvml.error:
         evidence.append(f"NVML: {driver.nvml.error}")
-    if host.is_windows:
-        return DriverNotFoundError(summary, evidence=evidence, fixes=[remedies.update_driver(environment)])
-    if driver.kernel_version:
-        evidence.append(f"kernel module: {driver.kernel_version}")
-    evidence.append(f"device files: {', '.join(driver.device_nodes) or 'none'}")
-    evidence += [f"there, where the loader does not look: {path}" for path in driver.libcuda_elsewhere]
-    evidence += [f"there, without its link {library}: {file.path}" for file in driver.libcuda_unlinked]
-    if host.container:
-        capabilities = environment.variables.now.get("NVIDIA_DRIVER_CAPABILITIES")
-        value = f"={capabilities}" if capabilities else " is not set"
-        evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES{value}")
-        evidence += surroundings.given_to_container(environment)
-    fixes = _ways_to_a_driver(facts)
-    elsewhere = surroundings.service_advice(environment) or surroundings.no_nvidia_advice(environment)
-    if elsewhere is not None:
-        evidence.append(elsewhere[0])
-        fixes = [elsewhere[1]]
-    return DriverNotFoundError(summary, evidence=evidence, fixes=fixes)
+    fixes = [remedies.update_driver(environment)]
+    if not host.is_windows:
+        if driver.kernel_version:
+            evidence.append(f"kernel module: {driver.kernel_version}")
+        evidence.append(f"device files: {', '.join(driver.device_nodes) or 'none'}")
+        evidence += [f"there, where the loader does not look: {path}" for path in driver.libcuda_elsewhere]
+        evidence += [f"there, without its link {library}: {file.path}" for file in driver.libcuda_unlinked]
+        if host.container:
+            capabilities = environment.variables.now.get("NVIDIA_DRIVER_CAPABILITIES")
+            value = f"={capabilities}" if capabilities else " is not set"
+            evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES{value}")
+            evidence += surroundings.given_to_container(environment)
+        fixes = _ways_to_a_driver(environment)
+        elsewhere = surroundings.service_advice(environment) or surroundings.no_nvidia_advice(environment)
+        if elsewhere is not None:
+            evidence.append(elsewhere[0])
+            fixes = [elsewhere[1]]
+    return DriverNotFoundError(
+        f"the NVIDIA driver's library {library} cannot be loaded", evidence=evidence, fixes=fixes
+    )
 
 
 def _libcuda(host: Host) -> str:
     return "nvcuda.dll" if host.is_windows else "libcuda.so.1"
 
 
-def _ways_to_a_driver(facts: Facts) -> list[Fix]:
-    environment = facts.environment
-    if environment.driver.libcuda_elsewhere:  # See huggingface/text-generation-inference issue 291.
-        return [remedies.prepend_library_path(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
-    if environment.driver.libcuda_unlinked:
-        return [_way_to_its_link(environment.driver.libcuda_unlinked[0])]
-    if loader_words.cannot_be_mapped(environment.driver.libcuda_error or ""):
+def _ways_to_a_driver(environment: Environment) -> list[Fix]:
+    driver, host, major = environment.driver, environment.host, environment.cuda_major
+    words = driver.libcuda_error or ""
+    if driver.libcuda_elsewhere:  # See huggingface/text-generation-inference issue 291.
+        return [remedies.prepend_library_path(os.path.dirname(driver.libcuda_elsewhere[0]))]
+    if driver.libcuda_unlinked:  # See NVIDIA/nvidia-container-toolkit issues 128, 675 and 1099.
+        file = driver.libcuda_unlinked[0]
+        if file.writable:
+            return [shell(f"/sbin/ldconfig -n {shlex.quote(os.path.dirname(file.path))}")]
+        make_link = f'links=$(mktemp -d) && ln -s {shlex.quote(file.path)} "$links/libcuda.so.1"'
+        return [shell(f'{make_link} && export LD_LIBRARY_PATH="$links${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"')]
+    if loader_words.cannot_be_mapped(words):
         return [remedies.fix_mapping_refusal(environment, "libcuda.so.1")]
     if (none_given := surroundings.wsl_advice(environment)) is not None:
         return [none_given]
-    if environment.host.wsl and not environment.host.container:
-        return [
-            remedies.prepend_library_path(remedies.WSL_DRIVER),
-            manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
-        ]
+    if host.wsl and not host.container:
+        of_windows = "the driver of WSL is the one of Windows: install it there, and none inside WSL"
+        return [remedies.prepend_library_path(remedies.WSL_DRIVER), manual(of_windows, needs="driver")]
     give_gpu = surroundings.give_the_gpu(environment)
-    if not environment.host.container:
-        return [_rest_of_the_driver(facts) or remedies.update_driver(environment), give_gpu]
+    if not host.container and major is not None and remedies.is_enough(environment, major):
+        # Distributions split the driver, and a display needs no CUDA.
+        rest = f"install the part of driver {driver.version} that has libcuda.so.1 (on Ubuntu: libnvidia-compute-*)"
+        return [manual(rest, needs="driver"), give_gpu]
+    if not host.container:
+        return [remedies.update_driver(environment), give_gpu]
     fixes = [give_gpu]
-    if empty := re.match(r"(/.*): file too short", environment.driver.libcuda_error or ""):
-        folder = shlex.quote(os.path.dirname(empty[1]))
-        fixes.append(
-            manual(
-                "if it has its GPU already: its image was made from a container with a mounted driver, and has empty "
-                f"files in its place; delete them in the image: find {folder} -name 'lib*.so*' -size 0 -delete",
-                needs="host",
-            )
-        )
-    if not remedies.is_enough(environment, environment.cuda_major or 13):
+    if empty := re.match(r"(/.*): file too short", words):
+        delete = f"find {shlex.quote(os.path.dirname(empty[1]))} -name 'lib*.so*' -size 0 -delete"
+        made = "if it has its GPU already: its image was made with a mounted driver, and has empty files in its place"
+        fixes.append(manual(f"{made}; delete them in the image: {delete}", needs="host"))
+    if not remedies.is_enough(environment, major or 13):
         fixes.append(manual(f"and {remedies.update_driver(environment)}", needs="driver"))
     return fixes
-
-
-def _way_to_its_link(file: UnlinkedFile) -> Fix:
-    """Return the fix for a missing link libcuda.so.1: NVIDIA/nvidia-container-toolkit issues 128, 675 and 1099."""
-    if file.writable:
-        return shell(f"/sbin/ldconfig -n {shlex.quote(os.path.dirname(file.path))}")
-    return shell(
-        f'links=$(mktemp -d) && ln -s {shlex.quote(file.path)} "$links/libcuda.so.1" && '
-        'export LD_LIBRARY_PATH="$links${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
-    )
-
-
-def _rest_of_the_driver(facts: Facts) -> Fix | None:
-    """Return the fix for a missing part of the driver: distributions split it, and a display needs no CUDA."""
-    environment = facts.environment
-    version, major = environment.driver.version, environment.cuda_major
-    if major is None or not remedies.is_enough(environment, major):
-        return None
-    return manual(
-        f"install the part of driver {version} that has libcuda.so.1, in that version (Ubuntu: libnvidia-compute-*, "
-        "Debian: libcuda1, Fedora: xorg-x11-drv-nvidia-cuda-libs, openSUSE: nvidia-compute-*, Arch: nvidia-utils)",
-        needs="driver",
-    )
 
 
 def too_old(facts: Facts) -> GPUError | None:
@@ -132,20 +122,21 @@ def too_old(facts: Facts) -> GPUError | None:
         return other
     if driver.cuda_version is None and remedies.is_enough(environment, major):
         return None  # NVML answered through a libcuda.so.1 that only NVML found.
-    fixes = [remedies.update_driver(environment)]
-    older = FOR_CUDA_12.why_not_for(environment.host) is None and all(
-        FOR_CUDA_12.runs_on(environment.host, gpu.compute_capability) for gpu in surroundings.visible_gpus(environment)
-    )
-    what = "installed ONNX Runtime"
+    what, update = "installed ONNX Runtime", remedies.update_driver(environment)
+    fixes = [update]
     if environment.packages.onnxruntime.cuda_is_plugin:
         what = "CUDA plugin of ONNX Runtime"
-        either = manual(
-            f"{fixes[0]}; or else install this plugin for CUDA {supported[0]}, if you have it", needs="driver"
+        either = f"{update}; or else install this plugin for CUDA {supported[0]}, if you have it"
+        fixes = [manual(either, needs="driver")]
+    elif supported[0] == FOR_CUDA_12.cuda_major and (
+        FOR_CUDA_12.why_not_for(environment.host) is None
+        and all(
+            FOR_CUDA_12.runs_on(environment.host, gpu.compute_capability)
+            for gpu in surroundings.visible_gpus(environment)
         )
-        fixes = [either]
-    elif supported[0] == FOR_CUDA_12.cuda_major and older:
-        either = manual(f"{fixes[0]}; or else, to keep the present driver:", needs="driver")
-        fixes = [either, remedies.other_release(environment, FOR_CUDA_12)]
+    ):
+        either = f"{update}; or else, to keep the present driver:"
+        fixes = [manual(either, needs="driver"), remedies.other_release(environment, FOR_CUDA_12)]
     return older_than_needed(
         facts,
         f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, the {what} needs CUDA {major}",
@@ -159,7 +150,6 @@ def too_old(facts: Facts) -> GPUError | None:
 
 
 def older_than_needed(facts: Facts, summary: str, evidence: list[str], fixes: list[Fix]) -> DriverTooOldError:
-    """Return the error for a driver, or a driver library, too old for the CUDA of ONNX Runtime."""
     driver, major = facts.environment.driver, facts.environment.cuda_major
     return DriverTooOldError(
         summary,
@@ -227,10 +217,8 @@ def linux_driver_in_wsl(facts: Facts) -> DriverUnusableError | None:
     is_of_linux = environment.driver.libcuda_version is not None and "/wsl/" not in path
     if not environment.host.wsl or not is_of_linux or not (code or too_old):
         return None
-    fixes = [
-        remedies.prepend_library_path(remedies.WSL_DRIVER),
-        manual("or remove the packages of the driver for Linux (libnvidia-compute-*, nvidia-utils-*)", needs="root"),
-    ]
+    remove = "or remove the packages of the driver for Linux (libnvidia-compute-*, nvidia-utils-*)"
+    fixes = [remedies.prepend_library_path(remedies.WSL_DRIVER), manual(remove, needs="root")]
     return DriverUnusableError(
         "the loaded libcuda.so.1 is not WSL's: inside WSL only the driver of Windows works",
         evidence=[f"loaded: {path}", *([returned_by_cuinit(code)] if code else [])],
@@ -253,7 +241,6 @@ def _is_compat(facts: Facts) -> bool:
 
 
 def versions(facts: Facts) -> list[str]:
-    """Return the loaded driver library and the version of the kernel driver as evidence."""
     driver = facts.environment.driver
     library_version = f", of driver {driver.libcuda_version}" if driver.libcuda_version else ""
     loaded = [f"loaded: {driver.libcuda}{library_version}"] if driver.libcuda else []
@@ -261,25 +248,18 @@ def versions(facts: Facts) -> list[str]:
 
 
 def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
-    host, driver = facts.environment.host, facts.environment.driver
+    host, driver, major = facts.environment.host, facts.environment.driver, facts.environment.cuda_major
     if host.is_windows:
         return [manual(f"make Windows find the driver's nvcuda.dll (in System32) before {driver.libcuda}")]
     if _is_compat(facts):
-        everywhere = "take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration"
-        fixes = [drop_libcuda(facts) or manual(everywhere, needs="root")]
-        major = facts.environment.cuda_major
+        fixes = [drop_libcuda(facts) or UNUSABLE[COMPAT].fixes[0]]
         if major is not None and driver.version is not None and not remedies.is_enough(facts.environment, major):
             fixes.append(remedies.update_driver(facts.environment))
         return fixes
     if host.container:
-        return [
-            manual(
-                "remove the driver's packages (libnvidia-compute-*, nvidia-utils-*, libcuda1) from the image: the "
-                "container runtime brings the host's driver",
-                needs="host",
-            ),
-            manual("or restart the container, if the driver of its host was upgraded meanwhile", needs="host"),
-        ]
+        own = "remove the driver's packages (libnvidia-compute-*, libcuda1) from the image: the host's is brought in"
+        again = "or restart the container, if the driver of its host was upgraded meanwhile"
+        return [manual(own, needs="host"), manual(again, needs="host")]
     if numbers_of(driver.libcuda_version or "0") > numbers_of(driver.kernel_version or ""):
         return list(UNUSABLE[MISMATCH].fixes)  # The driver was upgraded, and not restarted.
     return [manual(f"make the loader find the driver's libcuda.so.1 before {driver.libcuda}", needs="root")]
@@ -288,12 +268,24 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
 # cuInit returns these codes if the kernel module is missing, or does not answer.
 _VAGUE = frozenset({1, 3, 100, 101, 304, 801, 999})
 
-_NOT_LOADED, _LOST, _DIFFERS = 9, 15, 18  # They are values of nvmlReturn_t in nvml.h.
+_NOT_LOADED, _DIFFERS = 9, 18  # They are values of nvmlReturn_t in nvml.h, as the keys below are.
 
 _IN_WSL = manual("update WSL (wsl --update) and the NVIDIA driver of Windows, then restart WSL", needs="host")
 
-_SAID_BY_NVML: dict[int, Meaning] = {
-    _LOST: Meaning(  # The kernel logs Xid 79.
+_SAID_BY_NVML: dict[int | None, Meaning] = {
+    _NOT_LOADED: Meaning(
+        "the NVIDIA kernel module is not loaded",
+        (
+            shell("sudo modprobe nvidia", needs="root"),
+            manual(
+                "if that fails, install the driver again for this kernel. Usual causes: an upgraded kernel, Secure "
+                "Boot, nouveau, or a GPU older than the RTX 20 series with driver 590 or newer (sudo dmesg | grep -i "
+                "nvrm)",
+                needs="driver",
+            ),
+        ),
+    ),
+    15: Meaning(  # The kernel logs Xid 79.
         "a GPU is lost: it does not answer on its bus any more",
         (
             manual("reboot; a GPU that is lost again has to be taken out of service", needs="reboot"),
@@ -304,54 +296,32 @@ _SAID_BY_NVML: dict[int, Meaning] = {
         "the GPU has to be reset before it computes again",
         (shell("sudo nvidia-smi --gpu-reset", needs="root"), manual("or reboot", needs="reboot")),
     ),
-    17: Meaning(  # See microsoft/WSL issue 9962.
-        "the operating system refuses the GPU to this process",
-        (_IN_WSL,),
-    ),
+    17: Meaning("the operating system refuses the GPU to this process", (_IN_WSL,)),  # See microsoft/WSL issue 9962.
 }
 
 
 def not_ready(facts: Facts) -> DriverUnusableError | None:
     """Explain a vague code of ``cuInit`` with the help of NVML."""
     environment, code = facts.environment, facts.observed.cuda_code
-    nvml, host = environment.driver.nvml, environment.host
+    nvml, host, driver = environment.driver.nvml, environment.host, environment.driver
     if code not in _VAGUE or surroundings.hides_everything(environment):
         return None
     evidence = [returned_by_cuinit(code), f"NVML: {nvml.error}"]
+    meaning = _SAID_BY_NVML.get(nvml.code)
     if nvml.code == _DIFFERS:
-        error = mismatched_libcuda(code, facts, evidence)
-        if error is not None:
+        if (error := mismatched_libcuda(code, facts, evidence)) is not None:
             return error
         meaning = meaning_of(MISMATCH, host.is_windows)
-    elif nvml.code == _NOT_LOADED and environment.driver.version is None and not environment.driver.is_tegra:
-        meaning = _not_loaded(facts)
-    elif nvml.code in _SAID_BY_NVML:
-        meaning = _SAID_BY_NVML[nvml.code]
-    else:
+    elif nvml.code == _NOT_LOADED and (driver.version is not None or driver.is_tegra):
         return None
+    elif nvml.code == _NOT_LOADED and host.wsl and not host.container:  # See microsoft/WSL issue 9134.
+        advice = surroundings.wsl_advice(environment) or _IN_WSL
+        meaning = Meaning("WSL does not reach the NVIDIA driver of Windows", (advice,))
+    if meaning is None:
+        return None
+    what = "the NVIDIA driver is not loaded" if nvml.code == _NOT_LOADED and host.is_windows else meaning.what
     fixes = [RESTART_WINDOWS] if host.is_windows else remedies.move_to_host(environment, meaning.fixes)
-    return DriverUnusableError(f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code)
-
-
-def _not_loaded(facts: Facts) -> Meaning:
-    host = facts.environment.host
-    if host.wsl and not host.container:  # WSL has no kernel module of NVIDIA: microsoft/WSL issue 9134.
-        return Meaning(
-            "WSL does not reach the NVIDIA driver of Windows", (surroundings.wsl_advice(facts.environment) or _IN_WSL,)
-        )
-    what = "the NVIDIA driver is not loaded" if host.is_windows else "the NVIDIA kernel module is not loaded"
-    return Meaning(what, _WAYS_TO_LOAD_IT)
-
-
-_WAYS_TO_LOAD_IT = (
-    shell("sudo modprobe nvidia", needs="root"),
-    manual(
-        "if that fails, install the driver again for this kernel (uname -r). Usual causes: the kernel was upgraded, "
-        "Secure Boot refuses an unsigned module, nouveau holds the GPU, or the GPU is older than the RTX 20 series "
-        "and the driver is 590 or newer (sudo dmesg | grep -i nvrm)",
-        needs="driver",
-    ),
-)
+    return DriverUnusableError(f"{what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code)
 
 
 _UVM = "/dev/nvidia-uvm"
@@ -359,83 +329,61 @@ _UVM = "/dev/nvidia-uvm"
 
 def device_files_closed(facts: Facts) -> GPUError | None:
     """Check that this process can open the device files; without them CUDA sees no GPU, or gives no reason."""
-    driver, code = facts.environment.driver, facts.observed.cuda_code
+    environment, code = facts.environment, facts.observed.cuda_code
+    driver, is_container = environment.driver, environment.host.container is not None
     if driver.libcuda is None or code == 0:
         return None
     refused = {node.path: node for node in driver.refused_nodes}
     gpus = [path for path in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", path)]
-    # A job may have only some of the GPUs on purpose.
-    needed = [path for path in ("/dev/nvidiactl", _UVM, TEGRA_MEMORY) if path in refused] + (
-        gpus if gpus and all(path in refused for path in gpus) else []
-    )
+    needed = [refused[path] for path in ("/dev/nvidiactl", _UVM, TEGRA_MEMORY) if path in refused]
+    if gpus and all(path in refused for path in gpus):  # A job may have only some of the GPUs on purpose.
+        needed += [refused[path] for path in gpus]
     if needed:
         return DriverUnusableError(
-            f"this process may not open {', '.join(needed)}",
-            evidence=[
-                f"{node.path}: {node.error}, group {node.group or 'unknown'}"
-                for node in map(refused.__getitem__, needed)
-            ],
-            fixes=_ways_to_access(facts, [refused[path] for path in needed]),
+            f"this process may not open {', '.join(node.path for node in needed)}",
+            evidence=[f"{node.path}: {node.error}, group {node.group or 'unknown'}" for node in needed],
+            fixes=_ways_to_access(environment, needed),
             cuda_code=code,
         )
     has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
     # Outside containers cuInit creates the file, through nvidia-modprobe. Its absence means nothing before that call.
-    is_final = code is not None or facts.environment.host.container is not None
-    if has_own and is_final and not facts.environment.host.wsl and not driver.is_tegra:
-        whole = surroundings.how(facts.environment)
-        in_container = manual(f"start the container with {_UVM} too: {whole}", needs="host")
-        create_file = shell("sudo nvidia-modprobe -u -c=0", needs="root")
-        return DriverUnusableError(
-            f"the device file {_UVM}, which CUDA needs, is missing",
-            evidence=[f"device files: {', '.join(driver.device_nodes)}"],
-            fixes=[in_container] if facts.environment.host.container else [create_file],
-            cuda_code=code,
-        )
-    return None
+    is_final = code is not None or is_container
+    if not has_own or not is_final or environment.host.wsl or driver.is_tegra:
+        return None
+    in_container = f"start the container with {_UVM} too: {surroundings.how(environment)}"
+    create_file = shell("sudo nvidia-modprobe -u -c=0", needs="root")
+    return DriverUnusableError(
+        f"the device file {_UVM}, which CUDA needs, is missing",
+        evidence=[f"device files: {', '.join(driver.device_nodes)}"],
+        fixes=[manual(in_container, needs="host") if is_container else create_file],
+        cuda_code=code,
+    )
 
 
-def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
-    container = facts.environment.host.container
-    if any(node.error == "EPERM" for node in nodes):  # See NVIDIA/nvidia-container-toolkit issue 48.
-        return [
-            manual(
-                "restart this container or job with its GPU: it lost the right to open it while it ran, as after "
-                "`systemctl daemon-reload` on the host",
-                needs="host",
-            ),
-            manual("in a systemd service with a DevicePolicy: DeviceAllow=char-nvidia* rw", needs="root"),
-        ]
-    if not any(node.by_mode for node in nodes):
-        return [
-            manual(
-                "their file mode allows it, so SELinux or another policy refuses it: change that policy (docker run "
-                "--security-opt label=disable ...; sudo ausearch -m avc -ts recent lists what SELinux refused)",
-                needs="host" if container is not None else "root",
-            )
-        ]
+def _ways_to_access(environment: Environment, nodes: list[RefusedNode]) -> list[Fix]:
     groups = sorted({node.group for node in nodes if node.group is not None} - {"root"})
-    if groups and container is not None:  # Its own /etc/group has no effect on device files.
+    if any(node.error == "EPERM" for node in nodes):  # See NVIDIA/nvidia-container-toolkit issue 48.
+        lost = "restart this container or job with its GPU: it lost it while it ran, as after `systemctl daemon-reload`"
+        service = "in a systemd service with a DevicePolicy: DeviceAllow=char-nvidia* rw"
+        return [manual(lost, needs="host"), manual(service, needs="root")]
+    if not any(node.by_mode for node in nodes):
+        label = "SELinux or another policy refuses them: change that policy (docker run --security-opt label=disable)"
+        return [manual(label, needs="host" if environment.host.container is not None else "root")]
+    if groups and environment.host.container is not None:  # Its own /etc/group has no effect on device files.
         options = " ".join(f"--group-add {name}" for name in groups)
-        return [
-            manual(
-                f"start this container with these groups: docker run {options} ..., podman run --group-add keep-groups "
-                "..., or supplementalGroups in the securityContext of its pod",
-                needs="host",
-            )
-        ]
+        start = f"start this container with these groups: docker run {options} ..., or supplementalGroups of its pod"
+        return [manual(start, needs="host")]
     if groups:
         return [manual(f"make this user a member of {' and '.join(groups)}, and log in again", needs="root")]
     let_it = "let this user read and write these files, as nvidia-modprobe does"
-    return remedies.move_to_host(facts.environment, [manual(let_it, needs="root")])
+    return remedies.move_to_host(environment, [manual(let_it, needs="root")])
 
 
 # The driver opens its devices some 30 times for a first session. The rest is a margin.
 _DESCRIPTORS_NEEDED = 48
-_DESCRIPTORS_ENOUGH = 65_536
 
 
 def descriptors_exhausted(facts: Facts) -> DriverUnusableError | None:
-    """Check that ``cuInit`` had enough file descriptors."""
     code = facts.observed.cuda_code
     if not code or surroundings.hides_everything(facts.environment):
         return None
@@ -452,18 +400,13 @@ def too_few_descriptors(code: int | None, facts: Facts, evidence: list[str]) -> 
     if files is None or files.limit - files.used >= _DESCRIPTORS_NEEDED:
         return None
     fixes: list[Fix] = []
-    higher = min(files.hard_limit, max(_DESCRIPTORS_ENOUGH, 2 * files.limit))
+    higher = min(files.hard_limit, max(65_536, 2 * files.limit))
     if higher >= files.used + _DESCRIPTORS_NEEDED:
         may = f"({higher}, resource.getrlimit(resource.RLIMIT_NOFILE)[1])"
         fixes.append(python(f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {may})"))
-    fixes.append(
-        manual(
-            ("at the start of the program, or " if fixes else "")
-            + "raise the limit of this process (ulimit -n, LimitNOFILE= of a service, docker run --ulimit "
-            "nofile=65536), or close unneeded files; then restart it, since the driver does not try again",
-            needs="host",
-        )
-    )
+    limit = "raise the limit of this process (ulimit -n, docker run --ulimit nofile=65536), or close unneeded files"
+    first = "at the start of the program, or " if fixes else ""
+    fixes.append(manual(f"{first}{limit}; then restart it, since the driver does not try again", needs="host"))
     return DriverUnusableError(
         f"this process may open {files.limit} files and has {files.used} open: too few are left for CUDA",
         evidence=evidence,

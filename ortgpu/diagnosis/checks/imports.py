@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 
+from ... import errors
 from ...environment.gpu.driver import LIBCUDA
+from ...environment.inspection import Environment
 from ...environment.libraries import loader_words
 from ...environment.libraries.catalogue import spec_for
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
 from ...environment.packages.metadata import numbers_of
-from ...errors import (
-    BrokenPackageError,
-    Fix,
-    GPUError,
-    LibraryConflictError,
-    LibraryNotFoundError,
-    LibraryVersionError,
-    RuntimeConflictError,
-    manual,
-)
+from ...errors import Fix, GPUError, manual
 from ...provider.preloading import MissingLibrary
 from ..facts import Facts
 from ..remedies import fixes as remedies
@@ -29,12 +23,12 @@ from .libraries import c_library_unfit, is_of_driver, judge_missing, version_mis
 
 def failed(facts: Facts) -> GPUError | None:
     """Explain why `import onnxruntime` raised, or gave a module without InferenceSession."""
-    text = facts.observed.import_error
+    text, environment, printed = facts.observed.import_error, facts.environment, facts.observed.printed
     if text is None:
         if facts.observed.has_session is not False:
             return None
         text = "AttributeError: module 'onnxruntime' has no attribute 'InferenceSession'"
-    installed = facts.environment.packages.onnxruntime
+    installed = environment.packages.onnxruntime
     if installed.folder is None or not installed.importable:
         return None  # The checks not_installed and broken_files report it.
     if (unfit := c_library_unfit(facts, text, "import onnxruntime fails")) is not None:
@@ -43,7 +37,7 @@ def failed(facts: Facts) -> GPUError | None:
     if absent is not None and not loader_words.is_blocked(text):
         if spec_for(absent[1]) is not None or is_of_driver(absent[1]):
             return None  # The extension itself links CUDA (1.27.0): libraries.missing or driver.not_found reports it.
-        return LibraryNotFoundError(
+        return errors.LibraryNotFoundError(
             f"import onnxruntime fails: {absent[1]}, which it links, is not on this system",
             evidence=[text],
             fixes=[remedies.system_package([absent[1]])],
@@ -51,149 +45,133 @@ def failed(facts: Facts) -> GPUError | None:
         )
     if (other := version_mismatch(text, "ONNX Runtime's module", facts)) is not None:
         return other
-    if text == IN_SUB_INTERPRETER:  # The extension waits for a lock for ever there.
-        main = (
-            "run this program in Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, "
-            "single-interpreter = true for uWSGI"
-        )
-        return BrokenPackageError(
-            "this is a sub-interpreter of Python, where import onnxruntime never returns",
-            evidence=[text],
-            fixes=[manual(main)],
-            package=installed.build_name,
-        )
-    lines = (text, *facts.observed.printed)
-    if threads := [line for line in facts.observed.printed if loader_words.lacks_threads(line)]:
-        return BrokenPackageError(
-            "import onnxruntime fails: the process has reached its thread limit",
-            evidence=[text, threads[0]],
-            fixes=[remedies.raise_thread_limit(facts.environment)],
-        )
-    if any("more than once per process" in line for line in lines):
-        why = "numpy was removed from sys.modules, and cannot be imported twice in a process"
-        return _fails(facts, text, why, _NUMPY_TWICE, package="numpy")
-    if any("built with baseline optimizations" in line for line in lines):
-        return _processor_too_old(facts, text)
-    if (hiding_file := _hiding_a_standard_module(facts, text)) is not None:
-        fix = remedies.fix_shadowing(facts.environment, hiding_file)
-        return _fails(facts, text, f"{hiding_file} is imported instead of Python's own module", fix, file=hiding_file)
+    for words, why, fix_for, package in _SAID_AT_THE_IMPORT:
+        if said := list(filter(words, (text, *printed))):
+            return _fails(facts, (text, said[0]), why, *fix_for(environment), package=package)
+    quoted = {name for line in (text, *printed) for name in re.findall(r"'(\w+)['.]", line)}
+    for path in environment.packages.hiding_standard:  # The words name the module, and this is the user's file.
+        if os.path.basename(path).removesuffix(".py") in quoted:
+            why = f"{path} is imported instead of Python's own module"
+            return _fails(facts, (text,), why, remedies.fix_shadowing(environment, path), file=path)
     whole = _way_to_load_whole_files(facts, text)
-    if whole is None and (dependency := _dependency_missing(facts, text)) is not None:
+    if whole is not None:
+        return _fails(facts, (text, whole[0]), "", whole[1], package=installed.build_name)
+    if (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
     if ("DLL load failed" in text and visual_c_missing(facts)) or other_engine(facts):
         return None  # The two checks report it.
-    return BrokenPackageError(
-        "import onnxruntime fails",
-        evidence=dict.fromkeys([text, *([whole[0]] if whole is not None else [])]),
-        fixes=[whole[1]] if whole is not None else _ways_to_import_it(facts, text),
-        package=installed.build_name,
-        files=(),
-    )
-
-
-def _ways_to_import_it(facts: Facts, text: str) -> list[Fix]:
-    environment = facts.environment
+    fixes = [remedies.reinstall_onnxruntime(environment)]
     if "executable stack" in text:
-        return [remedies.install(environment, remedies.newest_requirements(environment), upgrade=True)]
-    if "sys.modules" in text:
-        what = "remove the code that replaces the module onnxruntime: the package itself is not imported"
-        return [manual(what)]
-    again = remedies.reinstall_onnxruntime(environment)
-    if environment.host.is_windows and loader_words.may_be_visual_c(text):
-        return [remedies.UPDATE_VISUAL_C, again]
-    return [again]
-
-
-def _file_in(words: str, facts: Facts) -> str:
-    """Return the file in the loader's words: NumPy may lie on another file system than ONNX Runtime."""
-    paths = (part[part.find("/") :] for part in words.split(": ")[:-1] if "/" in part)
-    installed = facts.environment.packages.onnxruntime
-    module = installed.extension or os.path.join(installed.folder or "", "__init__.py")
-    return next((path for path in paths if ".so" in path), module)
-
-
-def _hiding_a_standard_module(facts: Facts, text: str) -> str | None:
-    """Return the user's file, such as numbers.py, that hides a module of Python; the words name the module."""
-    quoted = {name for line in (text, *facts.observed.printed) for name in re.findall(r"'(\w+)['.]", line)}
-    hiding = facts.environment.packages.hiding_standard
-    return next((path for path in hiding if os.path.basename(path).removesuffix(".py") in quoted), None)
+        fixes = [remedies.install(environment, remedies.newest_requirements(environment), upgrade=True)]
+    elif "sys.modules" in text:
+        fixes = [manual("remove the code that replaces the module onnxruntime: the package itself is not imported")]
+    elif environment.host.is_windows and loader_words.may_be_visual_c(text):
+        fixes.insert(0, remedies.UPDATE_VISUAL_C)
+    return _fails(facts, (text,), "", *fixes, package=installed.build_name)
 
 
 def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:
     """Return the loader's words about a whole file of the import, or of a CUDA library before it, and the fix."""
-    report = facts.observed.loading
+    report, installed = facts.observed.loading, facts.environment.packages.onnxruntime
     missing = (report.missing if report is not None else None) or ()
     tried = (file.problem or "" for library in missing for file in library.rejected)
+    module = installed.extension or os.path.join(installed.folder or "", "__init__.py")
     for words in (text, *facts.observed.printed, *tried):
-        if (fix := remedies.fix_load_refusal(facts.environment, words, _file_in(words, facts))) is not None:
+        # NumPy may lie on another file system than ONNX Runtime.
+        paths = (part[part.find("/") :] for part in words.split(": ")[:-1] if "/" in part)
+        file = next((path for path in paths if ".so" in path), module)
+        if (fix := remedies.fix_load_refusal(facts.environment, words, file)) is not None:
             return words, fix
     return None
 
 
 def _fails(
-    facts: Facts, text: str, why: str, *fixes: Fix, package: str | None = None, file: str | None = None
-) -> BrokenPackageError:
+    facts: Facts,
+    evidence: tuple[str, ...],
+    why: str,
+    *fixes: Fix,
+    package: str | None = None,
+    file: str | None = None,
+) -> errors.BrokenPackageError:
     """Return the error for a failed import. Its evidence has NumPy's own words too, if NumPy failed."""
-    of_numpy = " ".join((facts.observed.numpy_error or "").split())  # The text has several lines.
-    return BrokenPackageError(
-        f"import onnxruntime fails: {why}",
-        evidence=dict.fromkeys(filter(None, (text, of_numpy))),
+    return errors.BrokenPackageError(
+        "import onnxruntime fails" + (f": {why}" if why else ""),
+        # NumPy's text has several lines.
+        evidence=dict.fromkeys(" ".join(said.split()) for said in (*evidence, facts.observed.numpy_error) if said),
         fixes=fixes,
         package=package,
         files=(file,) if file is not None else (),
     )
 
 
-_NUMPY_TWICE = manual(
-    "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or leave it "
-    "there, and restart this process"
+def _ways_round_an_old_processor(environment: Environment) -> list[Fix]:
+    """Return the fixes for a processor too old for NumPy: wheels from 2.4 on need x86-64-v2 (numpy issue 31073)."""
+    numpy = environment.packages.other("numpy")
+    through = "in a virtual machine: pass the host's processor through (libvirt: host-passthrough), if it is new enough"
+    fixes: list[Fix] = [manual(through, needs="host")]
+    if numpy is not None and numbers_of(numpy.version or "") >= (2, 4):
+        fixes.insert(0, remedies.install(environment, ["numpy<2.4"], instead_of=numpy))
+    return fixes
+
+
+# The words, why the import fails, the fixes, and the package at fault. In a sub-interpreter the extension waits for a
+# lock for ever.
+_SAID_AT_THE_IMPORT: tuple[tuple[Callable[[str], object], str, Callable[[Environment], list[Fix]], str | None], ...] = (
+    (
+        IN_SUB_INTERPRETER.__eq__,
+        "in a sub-interpreter of Python it would never return",
+        lambda _: [
+            manual(
+                "run this program in Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, "
+                "single-interpreter = true for uWSGI"
+            )
+        ],
+        None,
+    ),
+    (
+        loader_words.lacks_threads,
+        "the process has reached its thread limit",
+        lambda environment: [remedies.raise_thread_limit(environment)],
+        None,
+    ),
+    (
+        re.compile("more than once per process").search,
+        "numpy was removed from sys.modules, and cannot be imported twice in a process",
+        lambda _: [
+            manual(
+                "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or "
+                "leave it there, and restart this process"
+            )
+        ],
+        "numpy",
+    ),
+    (
+        re.compile("built with baseline optimizations").search,
+        "the installed numpy is built for newer processors than this machine's",
+        _ways_round_an_old_processor,
+        "numpy",
+    ),
 )
 
 
-def _processor_too_old(facts: Facts, text: str) -> GPUError:
-    """Return the error for a processor too old for NumPy: wheels from 2.4 on need x86-64-v2 (numpy issue 31073)."""
-    numpy = facts.environment.packages.other("numpy")
-    version = numpy.version if numpy is not None else None
-    fixes: list[Fix] = [
-        manual(
-            "in a virtual machine: pass the host's processor through (Proxmox: CPU type host, libvirt: "
-            "host-passthrough), if that is new enough",
-            needs="host",
-        )
-    ]
-    if version is not None and not _before(version, (2, 4)):
-        fixes.insert(0, remedies.install(facts.environment, ["numpy<2.4"], instead_of=numpy))
-    installed = f"the installed numpy {version or ''}".rstrip()
-    why = f"{installed} is built for newer processors than this machine's"
-    return _fails(facts, text, why, *fixes, package="numpy")
-
-
-# These modules have another name than their distribution.
-_DISTRIBUTIONS = {"google": "protobuf"}
-
-
 def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
-    """Return the error for a dependency of ONNX Runtime that Python cannot import."""
     absent = re.search(r"No module named '(\w+)", text)
     environment, packages = facts.environment, facts.environment.packages
-    numpy = packages.other("numpy")
+    numpy, release = packages.other("numpy"), packages.onnxruntime.version
     # 1.19 was the first release for NumPy 2. With older ones NumPy prints why, and its ImportError says nothing.
-    is_2 = numpy is not None and numpy.version is not None and not _before(numpy.version, (2,))
-    numpy_too_new = is_2 and _before(packages.onnxruntime.version, (1, 19))
+    is_2 = numpy is not None and numbers_of(numpy.version or "") >= (2,)
+    numpy_too_new = is_2 and () < numbers_of(release or "") < (1, 19)
     at_fault = numpy_too_new or loader_words.blames_numpy(text) or "_ARRAY_API not found" in text
     module = absent[1] if absent else "numpy" if at_fault else None
     if module in (None, "onnxruntime"):
         return None
-    name = _DISTRIBUTIONS.get(module, module)
+    name = "protobuf" if module == "google" else module
     distribution = packages.other(name)
     stray_file = remedies.shadowing_file(packages, name)
     if stray_file is not None:
-        why, fix = (
-            f"{stray_file} is imported instead of the installed {name}",
-            remedies.fix_shadowing(environment, stray_file),
-        )
-        return _fails(facts, text, why, fix, package=name, file=stray_file)
-    if distribution is None:
+        why = f"{stray_file} is imported instead of the installed {name}"
+        fix = remedies.fix_shadowing(environment, stray_file)
+    elif distribution is None:
         why = f"{name}, which it needs, is not installed"
         fix = remedies.install(environment, [name])
     elif remedies.belongs_to_other_python(environment, location := distribution.location):
@@ -202,18 +180,12 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         then = [] if elsewhere else [remedies.install(environment, [name])]
         fix = remedies.drop_from_search_path(environment, location, *then)
     elif name == "numpy" and numpy_too_new:
-        why = f"ONNX Runtime {packages.onnxruntime.version} is too old for numpy {distribution.version}"
+        why = f"ONNX Runtime {release} is too old for numpy {distribution.version}"
         fix = remedies.install(environment, ["numpy<2"], instead_of=distribution)
     else:
         why = f"the installed {name} {distribution.version or ''}".rstrip() + " cannot be imported"
         fix = remedies.install_again(environment, distribution)
-    return _fails(facts, text, why, fix, package=name)
-
-
-def _before(version: str | None, other: tuple[int, ...]) -> bool:
-    """Return True if a version is known, and below another."""
-    numbers = numbers_of(version or "")
-    return bool(numbers) and numbers[: len(other)] < other
+    return _fails(facts, (text,), why, fix, package=name, file=stray_file)
 
 
 def visual_c_missing(facts: Facts) -> GPUError | None:
@@ -226,7 +198,7 @@ def visual_c_missing(facts: Facts) -> GPUError | None:
     failed = observed.import_error or observed.provider_error
     if not absent or (observed.available_providers is not None and not failed):
         return None
-    return LibraryNotFoundError(
+    return errors.LibraryNotFoundError(
         f"ONNX Runtime needs {' and '.join(absent)}: not installed on this machine",
         evidence=[f"{name}: not beside ONNX Runtime, not beside Python, and not in System32" for name in absent],
         fixes=[remedies.system_package(absent)],
@@ -247,7 +219,7 @@ def other_engine(facts: Facts) -> GPUError | None:
     names = (path for path in facts.environment.mapped if re.search(r"[\\/]onnxruntime\.dll$", path, re.IGNORECASE))
     others = tuple(path for path in names if not folder or not path.lower().startswith(folder))
     what = others[0] if others else "another onnxruntime.dll, of an older release,"
-    return LibraryConflictError(
+    return errors.LibraryConflictError(
         f"{what} was loaded instead of the installed ONNX Runtime",
         evidence=[message, *(f"in this process: {path}" for path in others)],
         fixes=[
@@ -259,29 +231,28 @@ def other_engine(facts: Facts) -> GPUError | None:
 
 def provider_unloadable(facts: Facts) -> GPUError | None:
     """Explain why the provider does not open, or register, although every library is there."""
-    report = facts.observed.preload
-    text = facts.observed.provider_error
+    report, text, environment = facts.observed.preload, facts.observed.provider_error, facts.environment
     if text is None:
         return None
     if "CreateEpFactories" in text:
-        return LibraryVersionError(
+        return errors.LibraryVersionError(
             "ONNX Runtime cannot register the file of the CUDA plugin: it lacks CreateEpFactories",
             evidence=[text, "plugins have that function since release 1.23"],
-            fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+            fixes=[remedies.reinstall_onnxruntime(environment)],
             needed=("CreateEpFactories",),
         )
     if (taken := re.match(r"Provider_GetHost is taken from (.*), not from ", text)) is not None:
         apart = "use the two in processes of their own, or open the first GPUSession before the other one is loaded"
-        return RuntimeConflictError(
+        return errors.RuntimeConflictError(
             "the CUDA provider would call into another ONNX Runtime, and end this process",
             evidence=[text],
-            fixes=[remedies.drop_from_variable(facts.environment, "LD_PRELOAD", taken[1]) or manual(apart)],
+            fixes=[remedies.drop_from_variable(environment, "LD_PRELOAD", taken[1]) or manual(apart)],
             libraries=(taken[1],),
         )
     if (unfit := c_library_unfit(facts, text, "the CUDA provider cannot be loaded")) is not None:
         return unfit
     absent = loader_words.not_found_for(text)
-    if absent in facts.environment.system_libraries_missing:
+    if absent in environment.system_libraries_missing:
         return None  # The check visual_c_missing reports it.
     if absent is not None and not absent.startswith("libonnxruntime"):
         wheel = remedies.wheel_of(absent, report.provider.cuda_major) if report and report.provider else None
@@ -289,37 +260,28 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         return judge_missing(facts, (missing,), "the CUDA provider needs", "fatal")
     if (lacked := loader_words.lacks_symbol(text) or loader_words.lacks_function(text)) is not None:
         symbol, library = lacked
-        if re.fullmatch(r"cu[A-Z]\w*", symbol):
-            return _driver_lacks(symbol, text, facts)
+        if re.fullmatch(r"cu[A-Z]\w*", symbol):  # Other CUDA libraries have longer prefixes than the driver.
+            lacks = f"the driver's library {LIBCUDA} lacks {symbol}, which the CUDA provider calls"
+            summary = f"{lacks}: it is older than this ONNX Runtime needs, or no driver"
+            evidence, fixes = [text, *driver.versions(facts)], [remedies.update_driver(environment)]
+            judged = driver.too_old(facts) is not None
+            return None if judged else driver.older_than_needed(facts, summary, evidence, fixes)
         advice = f"let no other {library} be loaded, or found, before the one that ONNX Runtime needs"
-        return version_mismatch(text, "the CUDA provider", facts) or LibraryVersionError(
+        return version_mismatch(text, "the CUDA provider", facts) or errors.LibraryVersionError(
             f"a loaded library lacks {symbol}, which the CUDA provider needs",
             evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in (report.libraries if report else ()))],
             fixes=[manual(advice)] if library is not None else [],
             needed=(library or symbol,),
         )
-    provider = facts.environment.provider
-    fix = remedies.fix_load_refusal(facts.environment, text, provider.path if provider is not None else "")
-    fixes = [fix or remedies.reinstall_onnxruntime(facts.environment)]
+    path = environment.provider.path if environment.provider is not None else ""
+    fix = remedies.fix_load_refusal(environment, text, path)
+    fixes = [fix or remedies.reinstall_onnxruntime(environment)]
     if fix is None and loader_words.may_be_visual_c(text):
         fixes.insert(0, remedies.UPDATE_VISUAL_C)
-    return BrokenPackageError(
+    return errors.BrokenPackageError(
         "the dynamic loader refuses the CUDA provider library",
         evidence=[text],
         fixes=fixes,
-        package=facts.environment.packages.onnxruntime.build_name,
-        files=(provider.path,) if provider is not None else (),
-    )
-
-
-def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
-    """Return the error for a missing driver function, such as cuInit: other CUDA libraries have longer prefixes."""
-    if driver.too_old(facts) is not None:
-        return None
-    return driver.older_than_needed(
-        facts,
-        f"the driver's library {LIBCUDA} lacks {symbol}, which the CUDA provider calls: "
-        "it is older than this ONNX Runtime needs, or no driver",
-        [text, *driver.versions(facts)],
-        [remedies.update_driver(facts.environment)],
+        package=environment.packages.onnxruntime.build_name,
+        files=(path,) if path else (),
     )

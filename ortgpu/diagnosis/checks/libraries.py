@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
+from typing import Any
 
+from ... import errors
 from ...environment.inspection import Environment
 from ...environment.libraries import loader_words
 from ...environment.libraries.catalogue import CUDNN_CORE_PARTS, canonical, major_of, spec_for, stem_of, wheel_name
-from ...environment.libraries.search import Candidate, Resolution
-from ...errors import (
-    BrokenPackageError,
-    Fix,
-    GPUError,
-    LibraryConflictError,
-    LibraryNotFoundError,
-    LibraryVersionError,
-    Severity,
-    UnsupportedPlatformError,
-    manual,
-)
+from ...environment.libraries.search import Candidate
+from ...errors import Fix, GPUError, Severity, manual
 from ...provider.preloading import LoadedLibrary, MissingLibrary
 from ..facts import Facts
 from ..remedies import fixes as remedies
@@ -29,30 +21,26 @@ from . import surroundings
 
 
 def missing(facts: Facts) -> GPUError | None:
-    """Check that the linked libraries are there, intact and of the right version. One error names all of them."""
-    absent = _missing(facts, required=True)
+    """Check that the linked libraries are there, intact and of the right version. One error names all of them.
+
+    If every file and the driver are missing too, the error names the driver first. If only some files are missing or
+    broken, the machine was set up for a GPU: the driver comes after them.
+    """
+    environment, absent = facts.environment, _missing(facts, required=True)
     for library in absent:
         for file in library.rejected:
-            if file.unfit_for is None and (error := version_mismatch(file.problem or "", library.soname, facts)):
-                return error
+            if file.unfit_for is None and (other := version_mismatch(file.problem or "", library.soname, facts)):
+                return other
     further = [library.wheel for library in _missing(facts, required=False) if library.wheel]
-    return _add_missing_driver(facts, judge_missing(facts, absent, "the CUDA provider needs", "fatal", further))
-
-
-def _add_missing_driver(facts: Facts, error: GPUError | None) -> GPUError | None:
-    """Return the error for missing libraries; if every file and the driver are missing too, it names the driver first.
-
-    If only some files are missing or broken, the machine was set up for a GPU: the driver comes after them.
-    """
-    environment = facts.environment
+    error = judge_missing(facts, absent, "the CUDA provider needs", "fatal", further)
     some_file = any(library.candidates or library.rejected for library in environment.libraries if library.required)
-    if some_file or not environment.driver.is_absent or not isinstance(error, LibraryNotFoundError):
+    if some_file or not environment.driver.is_absent or not isinstance(error, errors.LibraryNotFoundError):
         return error
     way = surroundings.give_the_gpu(environment) if environment.host.container else None
-    absent = "no nvcuda.dll, no NVML" if environment.host.is_windows else "no libcuda, no NVML, no device files"
-    return LibraryNotFoundError(
+    nothing = "no nvcuda.dll, no NVML" if environment.host.is_windows else "no libcuda, no NVML, no device files"
+    return errors.LibraryNotFoundError(
         f"{error.summary}, and neither is an NVIDIA driver",
-        evidence=[f"{absent}: no GPU is visible, with or without these libraries", *error.evidence],
+        evidence=[f"{nothing}: no GPU is visible, with or without these libraries", *error.evidence],
         fixes=[way or remedies.update_driver(environment), *error.fixes],
         severity=error.severity,
         missing=error.missing,
@@ -84,26 +72,20 @@ def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], 
 
 
 def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
-    report, major = facts.observed.loading, facts.environment.cuda_major
+    report, libraries, major = facts.observed.loading, facts.environment.libraries, facts.environment.cuda_major
     absent = report.missing if report is not None else None
     if absent is None:
         absent = tuple(
             MissingLibrary(lib.soname, lib.required, lib.spec.wheels.get(major) if major else None, lib.rejected)
-            for lib in facts.environment.libraries
-            if not lib.candidates and _must_be_there(lib)
+            for lib in libraries
+            if not lib.candidates
+            and (lib.spec.part_of is None or lib.spec.stem in CUDNN_CORE_PARTS.get(major_of(lib.soname) or 0, ()))
         )
-    local = _only_in_this_process(facts) if facts.observed.preload is None else set()
+    local: set[str] = set()
+    if facts.observed.preload is None:  # A new child does not find what only this process has.
+        sources = ("already loaded", "beside a loaded one")
+        local = {lib.soname for lib in libraries if any(file.source in sources for file in lib.candidates)}
     return tuple(library for library in absent if library.required == required and library.soname not in local)
-
-
-def _only_in_this_process(facts: Facts) -> set[str]:
-    """Return the libraries that this process has, and a new child does not find."""
-    sources = ("already loaded", "beside a loaded one")
-    return {lib.soname for lib in facts.environment.libraries if any(c.source in sources for c in lib.candidates)}
-
-
-def _must_be_there(found: Resolution) -> bool:
-    return found.spec.part_of is None or found.spec.stem in CUDNN_CORE_PARTS.get(major_of(found.soname) or 0, ())
 
 
 def judge_missing(
@@ -112,43 +94,44 @@ def judge_missing(
     """Return the error for missing libraries. ``further``: other missing requirements to install with them."""
     if not absent:
         return None
-    passed_over = [line for library in absent for line in _evidence(library)]
-    absent = _find_root_libraries(absent)
+    evidence = []
+    for library in absent:
+        evidence += [] if library.rejected else [f"{library.soname}: found nowhere"]
+        evidence += [
+            f"{library.soname}: {file.path} is unusable ({file.source}): {file.problem}"
+            for file in library.rejected[:4]
+        ]
+    # The loader refuses some only because another library is missing.
+    names = {library.soname for library in absent}
+    roots = [
+        library
+        for library in absent
+        if not library.rejected
+        or any(loader_words.not_found_for(file.problem or "") not in names for file in library.rejected)
+    ]
+    absent = tuple(roots) or absent
     # This maps a soname to a file that conflicts with a loaded library of this process.
     unfit = {library.soname: file for library in absent for file in library.rejected if file.unfit_for is not None}
     fixes, facts_of_fixes = _ways_to_have(facts, absent, unfit, further)
     installed = facts.environment.packages.onnxruntime
     build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
-    built_for = f"{build} is built for CUDA {facts.environment.cuda_major or 'of unknown version'}"
-    evidence = [*passed_over, built_for, *facts_of_fixes]
+    evidence.append(f"{build} is built for CUDA {facts.environment.cuda_major or 'of unknown version'}")
+    evidence += facts_of_fixes
     sonames = tuple(library.soname for library in absent)
-    if len(unfit) == len(absent):
-        return LibraryConflictError(
-            f"{reason} {_enumerate(sonames)}, and no copy fits what this process has already loaded",
-            evidence=evidence,
-            fixes=fixes,
-            severity=severity,
-            libraries=tuple(file.unfit_for or "" for file in unfit.values()),
-        )
     others = {library.soname: path for library in absent if (path := _other_version(library)) is not None}
-    if len(others) == len(absent):
-        return LibraryVersionError(
-            f"{reason} {_enumerate(sonames)}, and only other versions are installed",
-            evidence=evidence,
-            fixes=fixes,
-            severity=severity,
-            needed=sonames,
-            found=others,
-        )
-    return LibraryNotFoundError(
-        f"{reason} {_enumerate(sonames)}: "
-        + ("no usable copy" if any(x.rejected for x in absent) else "not found")
-        + " on this machine",
-        evidence=evidence,
-        fixes=fixes,
-        severity=severity,
-        missing=sonames,
+    cls: type[GPUError] = errors.LibraryNotFoundError
+    fields: dict[str, Any] = {"missing": sonames}
+    what = (
+        ": no usable copy on this machine" if any(file.rejected for file in absent) else ": not found on this machine"
     )
+    if len(unfit) == len(absent):
+        cls, what = errors.LibraryConflictError, ", and no copy fits what this process has already loaded"
+        fields = {"libraries": tuple(file.unfit_for or "" for file in unfit.values())}
+    elif len(others) == len(absent):
+        cls, what = errors.LibraryVersionError, ", and only other versions are installed"
+        fields = {"needed": sonames, "found": others}
+    summary = f"{reason} {_enumerate(sonames)}{what}"
+    return cls(summary, evidence=evidence, fixes=fixes, severity=severity, **fields)
 
 
 def _ways_to_have(
@@ -158,19 +141,26 @@ def _ways_to_have(
     environment = facts.environment
     passed_over = [(library.soname, file) for library in absent for file in library.rejected]
     obstacles = {soname: fix for soname, file in passed_over if (fix := _way_round(environment, file)) is not None}
-    closed = _closed(facts, absent)
-    fixes: list[Fix] = list(dict.fromkeys(obstacles.values()))
+    closed = _closed(environment, absent)
     evidence = [f"in this process: {file.unfit_for}" for file in unfit.values()]
     evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
-    if unfit:
-        fixes += _ways_to_one_copy(unfit, facts)
+    fixes: list[Fix] = list(dict.fromkeys(obstacles.values()))
+    if unfit:  # Libraries of two toolkits are in one process.
+        loaded = list(dict.fromkeys(file.unfit_for for file in unfit.values() if file.unfit_for is not None))
+        first = f"open the first GPUSession before what loads {_enumerate(loaded)}, or keep it from being loaded"
+        fixes += _without("LD_PRELOAD", loaded, environment, f"use libraries of one place: {first}")
     if closed:
         fixes.append(remedies.fix_read_permission(environment, closed.values()))
     to_install = [library for library in absent if library.soname not in {*obstacles, *unfit, *closed}]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     if wheels:
-        # For nvidia/cublas/lib/libcublas.so.12 this is the folder nvidia.
-        dead = dict.fromkeys(str(PurePath(file.path).parents[2]) for _, file in passed_over if _is_dead_link(file))
+        # For nvidia/cublas/lib/libcublas.so.12 this is the folder nvidia. The link leads to nothing, or to itself.
+        dead = dict.fromkeys(
+            str(PurePath(file.path).parents[2])
+            for _, file in passed_over
+            if file.source == "nvidia wheels"
+            and (file.problem or "").lower().startswith(("no such file", "too many levels of symbolic links"))
+        )
         fixes.append(remedies.install_libraries(environment, {**wheels, **dict.fromkeys(further)}, dead))
     if unknown := [library.soname for library in to_install if not library.wheel]:
         fixes += remedies.newer_cuda(environment, unknown) or [remedies.system_package(unknown)]
@@ -190,21 +180,15 @@ def _way_round(environment: Environment, file: Candidate) -> Fix | None:
     return None
 
 
-def _find_root_libraries(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLibrary, ...]:
-    """Leave out present libraries that the loader refuses only because another library is missing."""
-    names = {library.soname for library in absent}
-    roots = tuple(
-        library
-        for library in absent
-        if not library.rejected
-        or any(loader_words.not_found_for(file.problem or "") not in names for file in library.rejected)
-    )
-    return roots or absent
+def _without(variable: str, paths: Iterable[str], environment: Environment, otherwise: str) -> list[Fix]:
+    """Take paths out of a variable; without any of them in it, say what to do ``otherwise``."""
+    fixes = [remedies.drop_from_variable(environment, variable, path) for path in paths]
+    return [fix for fix in fixes if fix is not None] or [manual(otherwise)]
 
 
-def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
+def _closed(environment: Environment, absent: Iterable[MissingLibrary]) -> dict[str, str]:
     """Return unreadable files by soname, or else the unreadable folder of wheels that may hold the file."""
-    refused = [entry.path for entry in facts.environment.packages.refused]
+    refused = [entry.path for entry in environment.packages.refused]
     folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
     closed: dict[str, str] = {}
     for library in absent:
@@ -214,35 +198,8 @@ def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
     return closed
 
 
-def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]:
-    """Return fixes for libraries of two toolkits in one process."""
-    loaded = list(dict.fromkeys(file.unfit_for for file in unfit.values() if file.unfit_for is not None))
-    fixes = [remedies.drop_from_variable(facts.environment, "LD_PRELOAD", path) for path in loaded]
-    return [fix for fix in fixes if fix is not None] or [
-        manual(
-            f"use libraries of one place: open the first GPUSession before what loads {_enumerate(loaded)}, "
-            "or keep it from being loaded"
-        )
-    ]
-
-
-def _is_dead_link(file: Candidate) -> bool:
-    """Return True for a link to nothing, or to itself, in the folder of a wheel."""
-    problem = (file.problem or "").lower()
-    return file.source == "nvidia wheels" and problem.startswith(("no such file", "too many levels of symbolic links"))
-
-
 def is_of_driver(library: str) -> bool:
-    """Return True for the name of a driver library on Linux or Windows."""
     return library.lower().startswith(("libcuda.so", "nvcuda."))
-
-
-def _evidence(library: MissingLibrary) -> list[str]:
-    if not library.rejected:
-        return [f"{library.soname}: found nowhere"]
-    return [
-        f"{library.soname}: {file.path} is unusable ({file.source}): {file.problem}" for file in library.rejected[:4]
-    ]
 
 
 def _other_version(library: MissingLibrary) -> str | None:
@@ -256,16 +213,25 @@ def _other_version(library: MissingLibrary) -> str | None:
 
 def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
     """Check that the loaded cuDNN is for ONNX Runtime's CUDA: libcudnn.so.9 exists for CUDA 12 and for CUDA 13."""
-    report, provider, major = facts.observed.loading, facts.environment.provider, facts.environment.cuda_major
+    environment = facts.environment
+    report, provider, major = facts.observed.loading, environment.provider, environment.cuda_major
     cudnn = report.cudnn if report is not None else None
     if cudnn is None or provider is None or major in (None, cudnn[1]):
         return None
     loaded, built_for = cudnn
     needed = any(stem_of(name).startswith("libcudnn") for name in provider.needed) or facts.request.cudnn_operators
-    return LibraryConflictError(
+    fixes = [manual(f"make every package of this process use CUDA {major}: torch, CuPy and the nvidia wheels")]
+    wrong, right = f"nvidia-cudnn-cu{built_for}", remedies.wheel_of(loaded.soname, major)
+    if right is not None and not environment.host.frozen:
+        if any(wheel.name == wrong for wheel in environment.packages.nvidia):
+            then = remedies.install(environment, [right], again=True)
+            fixes.insert(0, remedies.chain_steps(environment, f"{environment.installer.uninstall} {wrong}", then))
+        elif loaded.source not in (*_BEFORE_WHEELS, *(["torch"] if environment.host.is_windows else [])):
+            fixes = [remedies.install_libraries(environment, [right])]
+    return errors.LibraryConflictError(
         f"{loaded.soname} in this process is built for CUDA {built_for}, ONNX Runtime for CUDA {major}",
         evidence=[f"{loaded.path} ({loaded.source})"],
-        fixes=_ways_to_the_right_cudnn(facts, loaded, built_for),
+        fixes=fixes,
         severity="fatal" if needed else "warning",
         libraries=(loaded.path,),
     )
@@ -276,33 +242,27 @@ def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
 _BEFORE_WHEELS = ("already loaded", "directory", "nvidia wheels")
 
 
-def _ways_to_the_right_cudnn(facts: Facts, loaded: LoadedLibrary, built_for: int) -> list[Fix]:
-    environment = facts.environment
-    major = environment.cuda_major
-    fixes = [manual(f"make every package of this process use CUDA {major}: torch, CuPy and the nvidia wheels")]
-    wrong, right = f"nvidia-cudnn-cu{built_for}", remedies.wheel_of(loaded.soname, major)
-    if right is None or environment.host.frozen:
-        return fixes
-    if any(wheel.name == wrong for wheel in environment.packages.nvidia):
-        command, then = f"{environment.installer.uninstall} {wrong}", remedies.install(environment, [right], again=True)
-        return [remedies.chain_steps(environment, command, then), *fixes]
-    if loaded.source not in (*_BEFORE_WHEELS, *(["torch"] if environment.host.is_windows else [])):
-        return [remedies.install_libraries(environment, [right])]
-    return fixes
-
-
 def cudnn_mixed(facts: Facts) -> GPUError | None:
     """Check that all parts of cuDNN are from one release; else a convolution fails (pytorch issue 185512)."""
-    report = facts.observed.loading
+    report, environment = facts.observed.loading, facts.environment
     if report is None or not report.cudnn_mixed:
         return None
     paths = report.cudnn_mixed
-    return mixed(
-        list_by_folder(paths),
-        fixes=_ways_to_one_cudnn(list(dict.fromkeys(map(os.path.dirname, paths))), facts),
-        severity="fatal" if facts.request.cudnn_operators else "warning",
-        libraries=paths,
-    )
+    folders = list(dict.fromkeys(map(os.path.dirname, paths)))
+    wheels = [
+        wheel
+        for wheel in environment.packages.nvidia
+        if wheel.name.startswith("nvidia-cudnn-cu") and folders[0].startswith(os.path.join(wheel.location, ""))
+    ]
+    if len(folders) > 1:
+        advice = f"load cuDNN from one of these folders only: {_enumerate(folders)}"
+        fixes = _without("LD_LIBRARY_PATH", folders, environment, advice)
+    elif wheels and not environment.host.frozen:
+        fixes = [remedies.install_again(environment, *wheels)]
+    else:
+        fixes = [manual(f"install cuDNN again: {folders[0]} holds files of several releases")]
+    severity: Severity = "fatal" if facts.request.cudnn_operators else "warning"
+    return mixed(list_by_folder(paths), fixes=fixes, severity=severity, libraries=paths)
 
 
 def not_as_installed(facts: Facts) -> GPUError | None:
@@ -323,7 +283,7 @@ def not_as_installed(facts: Facts) -> GPUError | None:
     if not altered:
         return None
     paths = tuple(path for files in altered.values() for path in sorted(files))
-    return BrokenPackageError(
+    return errors.BrokenPackageError(
         f"libraries of {_enumerate([wheel.name for wheel in altered])} differ from those that were installed",
         evidence=[f"differs from its package's record: {path}" for path in paths],
         fixes=[remedies.install_again(environment, *altered)],
@@ -335,8 +295,8 @@ def not_as_installed(facts: Facts) -> GPUError | None:
 
 def mixed(
     evidence: list[str], *, fixes: Iterable[Fix] = (), severity: Severity = "fatal", libraries: tuple[str, ...] = ()
-) -> LibraryConflictError:
-    return LibraryConflictError(
+) -> errors.LibraryConflictError:
+    return errors.LibraryConflictError(
         "the parts of cuDNN in this process are of different releases",
         evidence=evidence,
         fixes=fixes,
@@ -352,43 +312,44 @@ def list_by_folder(paths: Iterable[str]) -> list[str]:
     return [f"in this process from {folder}: {', '.join(names)}" for folder, names in folders.items()]
 
 
-def _ways_to_one_cudnn(folders: list[str], facts: Facts) -> list[Fix]:
-    if len(folders) > 1:
-        others = [remedies.drop_from_variable(facts.environment, "LD_LIBRARY_PATH", folder) for folder in folders]
-        return [fix for fix in others if fix is not None] or [
-            manual(f"load cuDNN from one of these folders only: {_enumerate(folders)}")
-        ]
-    wheels = [
-        wheel
-        for wheel in facts.environment.packages.nvidia
-        if wheel.name.startswith("nvidia-cudnn-cu") and folders[0].startswith(os.path.join(wheel.location, ""))
-    ]
-    if not wheels or facts.environment.host.frozen:
-        return [manual(f"install cuDNN again: {folders[0]} holds files of several releases")]
-    return [remedies.install_again(facts.environment, *wheels)]
+def _enumerate(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def _enumerate(names: tuple[str, ...] | list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
-
-
-def version_mismatch(text: str, user: str, facts: Facts) -> LibraryVersionError | None:
+def version_mismatch(text: str, user: str, facts: Facts) -> errors.LibraryVersionError | None:
     """Return the error for a library with the right name that lacks a function. ``user``: its caller."""
-    report = facts.observed.preload
+    report, environment = facts.observed.preload, facts.environment
     lacked = loader_words.lacks_symbol(text) or loader_words.lacks_function(text)
     if lacked is None or lacked[1] is None:
         return None
     function, soname = lacked[0], canonical(lacked[1])
-    loaded = report.libraries if report is not None else _that_would_be_loaded(facts)
-    culprits = [library for library in loaded if library.soname == soname]
+    # The search of a child process is the same as in this process.
+    loaded = [
+        LoadedLibrary(found.soname, first.path, first.source, first.root, found.required)
+        for found in environment.libraries
+        for first in found.candidates[:1]
+    ]
+    culprits = [lib for lib in (report.libraries if report is not None else loaded) if lib.soname == soname]
     if not culprits:
         return None
-    major = facts.environment.cuda_major
-    wheels = dict.fromkeys(wheel for lib in culprits if (wheel := remedies.wheel_of(lib.soname, major)))
-    return LibraryVersionError(
+    wheel = remedies.wheel_of(soname, environment.cuda_major)
+    locations = {package.location for package in environment.packages.nvidia}
+    # The installer would write beside such a file, and the search would find the old file first again.
+    unreachable = [
+        home
+        for lib in culprits
+        for home in [os.path.dirname(lib.root)]
+        if lib.source == "nvidia wheels" and (home not in locations or remedies.comes_first(environment, home))
+    ]
+    fixes = []
+    if wheel is not None and unreachable:
+        fixes = [remedies.drop_from_search_path(environment, unreachable[0])]
+    elif wheel is not None:  # The newest release replaces an old library as well as a damaged one.
+        fixes = [remedies.install(environment, [wheel], upgrade=True, again=True)]
+    return errors.LibraryVersionError(
         f"a loaded library lacks {function}, which {user} needs",
         evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in culprits)],
-        fixes=_ways_to_a_whole_library(facts, culprits, wheels) if wheels else [],
+        fixes=fixes,
         needed=(soname,),
         found={lib.soname: lib.path for lib in culprits},
     )
@@ -410,25 +371,25 @@ def c_library_unfit(facts: Facts, text: str, what: str) -> GPUError | None:
     host, old = facts.environment.host, older_c_library(text)
     if loader_words.is_musl(text):  # Alpine's gcompat is not enough: issues 2909 and 17986.
         lacks = "is built for glibc, and this system has another C library (musl, that of Alpine)"
-        fixes = [manual("use a container image with glibc: of Debian, Ubuntu or NVIDIA's CUDA", needs="host")]
+        fix = manual("use a container image with glibc: of Debian, Ubuntu or NVIDIA's CUDA", needs="host")
     elif old is None:
         return None
     else:
         version, path = old
         lacks = f"needs {version}, which this system's C or C++ library does not have"
-        fixes = [newer_c_library(facts.environment, path)]
+        fix = newer_c_library(facts.environment, path)
         if path is not None:
-            return LibraryVersionError(
+            return errors.LibraryVersionError(
                 f"{what}: the C++ library that this process loads, {path}, is too old for it",
                 evidence=[text],
-                fixes=fixes,
+                fixes=[fix],
                 needed=(version,),
                 found={os.path.basename(path): path},
             )
-    return UnsupportedPlatformError(
+    return errors.UnsupportedPlatformError(
         f"the installed ONNX Runtime {lacks}",
         evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
-        fixes=fixes,
+        fixes=[fix],
         system=host.system,
         machine=host.machine,
     )
@@ -439,24 +400,3 @@ def newer_c_library(environment: Environment, path: str | None) -> Fix:
         return manual("use a newer operating system or container image", needs="host")
     off = remedies.drop_from_variable(environment, "LD_LIBRARY_PATH", os.path.dirname(path))
     return off or manual(f"update the package that brings {path}, or load the system's libstdc++.so.6 instead")
-
-
-def _that_would_be_loaded(facts: Facts) -> tuple[LoadedLibrary, ...]:
-    """Return the libraries that a child process loads: its search is the same as in this process."""
-    return tuple(
-        LoadedLibrary(resolution.soname, first.path, first.source, first.root, resolution.required)
-        for resolution in facts.environment.libraries
-        for first in resolution.candidates[:1]
-    )
-
-
-def _ways_to_a_whole_library(facts: Facts, culprits: list[LoadedLibrary], wheels: Iterable[str]) -> list[Fix]:
-    environment = facts.environment
-    locations = {wheel.location for wheel in environment.packages.nvidia}
-    for lib in culprits:
-        home = os.path.dirname(lib.root)
-        # The installer would write beside this file, and the search would find the old file first again.
-        if lib.source == "nvidia wheels" and (home not in locations or remedies.comes_first(environment, home)):
-            return [remedies.drop_from_search_path(environment, home)]
-    # The newest release replaces an old library as well as a damaged one.
-    return [remedies.install(environment, wheels, upgrade=True, again=True)]

@@ -25,7 +25,6 @@ _CHECK = "check the path, and the file with `check-model FILE`, a command of the
 
 
 def judge_file(model: ModelFacts) -> tuple[GPUError, ...]:
-    """Return the faults and oddities of a model file, independent of the environment."""
     errors = (unreadable(model), data_missing(model), custom_domains(model))
     return tuple(error for error in errors if error is not None)
 
@@ -85,7 +84,6 @@ def custom_domains(model: ModelFacts | None) -> GPUError | None:
 
 
 def not_loaded(text: str) -> GPUError:
-    """Return the error for a model that ONNX Runtime refuses with ``text``."""
     advice = "export the model with an opset, an IR version and operators that it knows, or use a newer ONNX Runtime"
     return ProviderError(
         "the installed ONNX Runtime cannot open this model",

@@ -13,7 +13,6 @@ from .model import custom_domains, not_loaded, unreadable
 
 
 def unusable(facts: Facts) -> GPUError | None:
-    """Check that ``cuInit`` succeeded."""
     code = facts.observed.cuda_code
     explained = (driver.device_files_closed, driver.linux_driver_in_wsl, driver.not_ready)
     if not code or code == cuda_codes.NO_DEVICE or any(check(facts) for check in explained):
@@ -45,7 +44,6 @@ def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError
 
 
 def session_failed(facts: Facts) -> GPUError | None:
-    """Check that the probe's session of a model with one node opened."""
     step = facts.observed.failed("session")
     if step is None:
         return None

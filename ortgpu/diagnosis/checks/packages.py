@@ -7,44 +7,26 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from ... import errors
 from ...environment.libraries import loader_words
 from ...environment.libraries.library_file import wrong_machine
-from ...environment.packages.installed import START_FILES, Distribution, OnnxRuntime
-from ...environment.packages.plugins import PluginPackage, provider_file_name
-from ...errors import (
-    BrokenPackageError,
-    ConflictingPackagesError,
-    CPUOnlyPackageError,
-    Fix,
-    GPUError,
-    LibraryVersionError,
-    NoDeviceError,
-    OnnxRuntimeNotInstalledError,
-    ProviderFallbackError,
-    UnsupportedPlatformError,
-    counted,
-    manual,
-    python,
-    shell,
-)
+from ...environment.packages.installed import START_FILES, OnnxRuntime, RefusedPath
+from ...environment.packages.plugins import provider_file_name
+from ...errors import Fix, GPUError, Severity, counted, manual, python, shell
 from ...provider.requests import CUDA
 from ..facts import Facts
 from ..remedies import fixes as remedies
 from .classifier import explain_opening
 
-_CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
+CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
 _WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"
-
-
-def has_cuda(system: str | None, machine: str | None) -> bool:
-    return (system, machine) in _CUDA_PLATFORMS
 
 
 def platform_unsupported(facts: Facts) -> GPUError | None:
     host = facts.environment.host
-    if has_cuda(host.system, host.machine):
+    if (host.system, host.machine) in CUDA_PLATFORMS:
         return None
-    return UnsupportedPlatformError(
+    return errors.UnsupportedPlatformError(
         f"there is no CUDA on {host.system} {host.machine}",
         evidence=[_WHEELS],
         fixes=[
@@ -76,58 +58,42 @@ def not_installed(facts: Facts) -> GPUError | None:
     if ghosts and fixes[0].executable:
         names = " ".join(dict.fromkeys(owner.name for owner in ghosts))
         fixes = [remedies.chain_steps(facts.environment, f"{facts.environment.installer.uninstall} {names}", *fixes)]
-    if (active := _another_environment(facts)) is not None:
-        evidence.append(f"{active[0]}={active[1]}: this process does not run in it")
-        fixes.append(manual(f"or start the program with the Python of {active[1]}"))
-    return OnnxRuntimeNotInstalledError(
+    return errors.OnnxRuntimeNotInstalledError(
         "ONNX Runtime is not installed in this environment", evidence=evidence, fixes=fixes
     )
-
-
-def _another_environment(facts: Facts) -> tuple[str, str] | None:
-    """Return the variable and folder of the shell's active environment if this process runs in another one."""
-    environment = facts.environment
-    mine = (environment.host.executable, environment.installer.folder)
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        if folder := environment.variables.now.get(name):
-            is_mine = any(path.startswith(folder.rstrip(os.sep) + os.sep) for path in mine)
-            return None if is_mine else (name, folder)
-    return None
 
 
 def shadowed(facts: Facts) -> GPUError | None:
     """Check that no stray file, clone, zip archive or folder of another Python is imported instead of the package."""
     environment, installed = facts.environment, facts.environment.packages.onnxruntime
-    taken = installed.shadowed_by or installed.folder or ""
-    files, evidence = (taken,), _shadowed_by(installed)
-    if installed.shadowed_by is None and _is_of_another_python(facts):
-        why, extension = ", which is built for another Python", installed.extension or ""
-        version = ".".join(map(str, environment.host.python))
+    taken, extension = installed.shadowed_by or installed.folder or "", installed.extension or ""
+    files, evidence, off = (taken,), _shadowed_by(installed), None
+    if installed.shadowed_by is not None:
+        why, advice = " instead of the installed package", f"rename {taken}"
+        evidence = [f"it comes before the package on the search path: {taken}"]
+        if os.path.basename(taken).startswith("__init__."):
+            why, archive = (
+                ", and nothing that is compiled can be imported from a zip archive",
+                PurePath(taken).parents[1],
+            )
+            off = remedies.drop_from_variable(environment, "PYTHONPATH", str(archive))
+            advice = f"leave onnxruntime and NumPy out of {archive}, or make it unpack itself (shiv, pex)"
+        fixes = [off or manual(advice)]
+    elif _is_of_another_python(facts):
+        why, version = ", which is built for another Python", ".".join(map(str, environment.host.python))
         evidence = [f"this is Python {version}, and the package has {os.path.basename(extension)}", *evidence]
         files, fixes = (extension,), [_leave_out(facts)]
-    elif installed.shadowed_by is None and _is_checkout(facts):
+    elif _is_checkout(installed):
         why = ", which is no installed package"
         evidence = ["it has no onnxruntime_pybind11_state, as the sources of ONNX Runtime have none", *evidence]
         off = remedies.drop_from_variable(environment, "PYTHONPATH", installed.home)
         fixes = [off or manual(f"start the program in another folder, or rename {taken}")]
         fixes += [] if installed.elsewhere else _first_install(facts)
-    elif installed.shadowed_by is None:
-        return None
-    elif os.path.basename(taken).startswith("__init__."):
-        why, archive = ", and nothing that is compiled can be imported from a zip archive", PurePath(taken).parents[1]
-        evidence = [f"on the search path: {archive}"]
-        advice = (
-            f"leave onnxruntime and NumPy out of {archive} and install them, or make it an archive that unpacks itself "
-            "(shiv, pex)"
-        )
-        fixes = [remedies.drop_from_variable(environment, "PYTHONPATH", str(archive)) or manual(advice)]
     else:
-        why, evidence = (
-            " instead of the installed package",
-            [f"it comes before the package on the search path: {taken}"],
-        )
-        fixes = [manual(f"rename {taken}")]
-    return BrokenPackageError(f"import onnxruntime takes {taken}{why}", evidence=evidence, fixes=fixes, files=files)
+        return None
+    return errors.BrokenPackageError(
+        f"import onnxruntime takes {taken}{why}", evidence=evidence, fixes=fixes, files=files
+    )
 
 
 def _is_of_another_python(facts: Facts) -> bool:
@@ -143,9 +109,8 @@ def python_of(installed: OnnxRuntime) -> tuple[int, int] | None:
     return (3, int(built[1])) if built is not None else None
 
 
-def _is_checkout(facts: Facts) -> bool:
+def _is_checkout(installed: OnnxRuntime) -> bool:
     """Return True for a package without an owning distribution and without the library of every build."""
-    installed = facts.environment.packages.onnxruntime
     return installed.importable and not installed.owners and installed.extension is None
 
 
@@ -156,23 +121,27 @@ def conflicting(facts: Facts) -> GPUError | None:
     if len(owners) < 2 or not installed.importable or _is_of_another_python(facts):
         return None
     build = next((owner for owner in owners if owner.name == installed.build_name), None)
-    gpu_build = installed.provider_library is not None and _is_for_cuda(installed.build_name or "gpu")
-    damaged = filter(is_vital, (*build.missing_files, *build.altered_files)) if build is not None else ()
-    whole = build is not None and all(did_its_work(facts, name) for name in damaged)
-    works = gpu_build and whole
-    evidence = [_owner_line(owner) for owner in owners]
-    evidence.append(
-        f"the files there now: {installed.build_name or 'a mixture'} {installed.build_version or ''}".rstrip()
+    works = (
+        installed.provider_library is not None
+        and _is_for_cuda(installed.build_name or "gpu")
+        and build is not None
+        and all(did_its_work(facts, name) for name in (*build.missing_files, *build.altered_files) if is_vital(name))
     )
-    evidence.append(
+    evidence = [
+        f"{owner.name} {owner.version}: {len(damaged) or 'none'} of its files missing or overwritten"
+        for owner in owners
+        for damaged in [(*owner.missing_files, *owner.altered_files)]
+    ]
+    evidence += [
+        f"the files there now: {installed.build_name or 'a mixture'} {installed.build_version or ''}".rstrip(),
         "they share the folder onnxruntime: the last one installed wins, and uninstalling only one deletes files that "
-        "the rest needs"
-    )
+        "the rest needs",
+    ]
     names = list(dict.fromkeys(owner.name for owner in owners))
     summary = f"{' and '.join(names)} share one folder" + ("" if works else ", and the GPU build was overwritten")
     if len(names) == 1:
         summary = f"{names[0]} is on record {len(owners)} times, as an upgrade that was interrupted leaves it"
-    return ConflictingPackagesError(
+    return errors.ConflictingPackagesError(
         summary,
         evidence=evidence,
         fixes=_keep_away(facts, [remedies.reinstall_onnxruntime(facts.environment)]),
@@ -184,26 +153,17 @@ def conflicting(facts: Facts) -> GPUError | None:
 def held_at_another_version(facts: Facts) -> GPUError | None:
     """Check that the record of `ortgpu hold` has the version of the GPU build: an upgrade of the build changes it."""
     packages = facts.environment.packages
-    gpu = next((owner for owner in packages.onnxruntime.owners if owner.name == "onnxruntime-gpu"), None)
-    other = next(
-        (entry for entry in packages.held if gpu is not None and entry.version != gpu.version),
-        None,
-    )
-    if gpu is None or other is None or remedies.why_not_held(facts.environment) is not None:
+    gpu = next((owner.version for owner in packages.onnxruntime.owners if owner.name == "onnxruntime-gpu"), None)
+    others = [entry.version for entry in packages.held if entry.version != gpu]
+    if gpu is None or not others or remedies.why_not_held(facts.environment) is not None:
         return None
-    return ConflictingPackagesError(
-        f"onnxruntime-gpu {gpu.version} is held as onnxruntime {other.version}",
+    return errors.ConflictingPackagesError(
+        f"onnxruntime-gpu {gpu} is held as onnxruntime {others[0]}",
         evidence=["a library that requires another onnxruntime than the held one brings the build without CUDA"],
         fixes=[shell(facts.environment.installer.hold)],
         severity="warning",
         packages=("onnxruntime", "onnxruntime-gpu"),
     )
-
-
-def _owner_line(owner: Distribution) -> str:
-    damaged = len(owner.missing_files) + len(owner.altered_files)
-    state = f"{damaged} of its files missing or overwritten" if damaged else "its files are intact"
-    return f"{owner.name} {owner.version}: {state}"
 
 
 def cpu_only(facts: Facts) -> GPUError | None:
@@ -212,7 +172,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     has_provider = installed.provider_library is not None
     if (
         not installed.importable
-        or _is_checkout(facts)
+        or _is_checkout(installed)
         or _is_of_another_python(facts)
         or facts.observed.has_other_cuda_plugin
         or (has_provider and (available is None or CUDA in available))
@@ -234,7 +194,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     if not _hides_a_gpu_build(installed):
         plugin = f"CUDA as a plugin for ONNX Runtime {installed.version or 'of this release'}"
         fixes.append(manual(f"or, if you have {plugin}, install its package or register its library first"))
-    return CPUOnlyPackageError(
+    return errors.CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",
         evidence=evidence,
         fixes=fixes,
@@ -255,7 +215,7 @@ def provider_missing(facts: Facts) -> GPUError | None:
     owner = installed.owners[0] if installed.owners else None
     if owner is not None and any("providers_cuda" in name for name in owner.missing_files):
         return None  # The check broken_files reports it, with the other missing files.
-    return BrokenPackageError(
+    return errors.BrokenPackageError(
         "the CUDA provider library of ONNX Runtime is missing",
         evidence=[f"expected beside the package in {os.path.join(installed.folder or '', 'capi')}"],
         fixes=replace_build(facts) if owner is None else [remedies.reinstall_onnxruntime(facts.environment)],
@@ -329,43 +289,44 @@ def broken_files(facts: Facts) -> GPUError | None:
     It is a warning if the files were tried and work: somebody patched them on purpose, with `patchelf` for example.
     """
     installed = facts.environment.packages.onnxruntime
-    if installed.folder is None and not installed.owners:
+    owners = installed.owners
+    if not installed.importable and (installed.folder is not None or owners) and not is_of_somebody_else(installed):
+        names = ", ".join(f"{owner.name} {owner.version}" for owner in owners)
+        return errors.BrokenPackageError(
+            "the folder onnxruntime has no file __init__.py, so it cannot be imported: an uninstall left it behind, or "
+            "its links are broken",
+            evidence=[f"folder: {installed.folder}", f"installed on record: {names or 'nothing'}"],
+            fixes=[remedies.reinstall_onnxruntime(facts.environment, leftover=installed.folder)],
+            package=owners[0].name if owners else None,
+            files=("onnxruntime/__init__.py",),
+        )
+    if not installed.importable or len(owners) != 1:
         return None
-    if not installed.importable:
-        return None if is_of_somebody_else(installed) else _leftover(facts)
-    if len(installed.owners) != 1:
-        return None
-    owner = installed.owners[0]
+    owner = owners[0]
     # Some images leave out tools and licences on purpose: only the files for a session count.
     missing, altered = (list(filter(is_vital, names)) for names in (owner.missing_files, owner.altered_files))
     damaged = (*missing, *altered)
     if not damaged:
         return None
-    evidence = [f"{owner.name} {owner.version} in {owner.location}"]
-    evidence += [f"missing: {name}" for name in missing[:8]]
-    evidence += [f"changed since its installation: {name}" for name in altered[:8]]
     works = all(did_its_work(facts, name) for name in damaged)
-    is_or_are = "is" if len(damaged) == 1 else "are"
-    return BrokenPackageError(
-        f"the installed {owner.name} works, though {counted(len(damaged), 'file')} {is_or_are} missing or altered"
-        if works
-        else f"the installed {owner.name} is damaged: {counted(len(damaged), 'file')} {is_or_are} missing or altered",
-        evidence=evidence,
-        fixes=[_same_again(facts, owner, damaged)],
+    counts = f"{counted(len(damaged), 'file')} {'is' if len(damaged) == 1 else 'are'} missing or altered"
+    has_cuda = installed.provider_library is not None or any("providers_cuda" in name for name in damaged)
+    is_public = "==" in remedies.published(owner.name, owner.version)  # No index has private and nightly builds.
+    fix = remedies.install_again(facts.environment, owner)
+    if not is_public or (has_cuda and owner.name == "onnxruntime"):  # An index has a CPU build of this name.
+        fix = remedies.reinstall_onnxruntime(facts.environment)
+    return errors.BrokenPackageError(
+        f"the installed {owner.name} " + (f"works, though {counts}" if works else f"is damaged: {counts}"),
+        evidence=[
+            f"{owner.name} {owner.version} in {owner.location}",
+            *(f"missing: {name}" for name in missing[:8]),
+            *(f"changed since its installation: {name}" for name in altered[:8]),
+        ],
+        fixes=[fix],
         severity="warning" if works else "fatal",
         package=owner.name,
         files=damaged,
     )
-
-
-def _same_again(facts: Facts, owner: Distribution, damaged: tuple[str, ...]) -> Fix:
-    provider = facts.environment.packages.onnxruntime.provider_library
-    has_cuda = provider is not None or any("providers_cuda" in name for name in damaged)
-    is_public = "==" in remedies.published(owner.name, owner.version)  # No index has private and nightly builds.
-    # Under the name onnxruntime an index has a build without CUDA.
-    if not is_public or (has_cuda and owner.name == "onnxruntime"):
-        return remedies.reinstall_onnxruntime(facts.environment)
-    return remedies.install_again(facts.environment, owner)
 
 
 def is_of_somebody_else(installed: OnnxRuntime) -> bool:
@@ -377,19 +338,6 @@ def is_for_packages(folder: str) -> bool:
     return os.path.basename(folder) in ("site-packages", "dist-packages")
 
 
-def _leftover(facts: Facts) -> GPUError:
-    installed = facts.environment.packages.onnxruntime
-    names = [f"{owner.name} {owner.version}" for owner in installed.owners]
-    return BrokenPackageError(
-        "the folder onnxruntime has no file __init__.py, so it cannot be imported: an uninstall left it behind, or "
-        "its links are broken",
-        evidence=[f"folder: {installed.folder}", f"installed on record: {', '.join(names) or 'nothing'}"],
-        fixes=[remedies.reinstall_onnxruntime(facts.environment, leftover=installed.folder)],
-        package=installed.owners[0].name if installed.owners else None,
-        files=("onnxruntime/__init__.py",),
-    )
-
-
 _VITAL = re.compile(
     r"onnxruntime/(__init__\.py|capi/[^/]+\.py|capi/onnxruntime_pybind11_state[^/]*"
     r"|capi/(lib)?onnxruntime_providers_(cuda|shared)\.(so|dll))$"
@@ -397,7 +345,6 @@ _VITAL = re.compile(
 
 
 def is_vital(name: str) -> bool:
-    """Return True if a session on the GPU needs this file of the package."""
     return _VITAL.search(name.replace("\\", "/")) is not None
 
 
@@ -407,7 +354,7 @@ def did_its_work(facts: Facts, name: str) -> bool:
     session, preload = observed.step("session"), observed.preload
     if session is not None and not session.ok:  # If its words name a cause, the package is not the cause.
         error = explain_opening(session.detail, facts)
-        return error is not None and not isinstance(error, ProviderFallbackError)
+        return error is not None and not isinstance(error, errors.ProviderFallbackError)
     if session is not None:
         return True
     imported = CUDA in (observed.available_providers or ())
@@ -424,10 +371,9 @@ def did_its_work(facts: Facts, name: str) -> bool:
 
 def library_damaged(facts: Facts) -> GPUError | None:
     """Check that the libraries of the package can be opened: a damaged one kills the process (SIGBUS)."""
-    environment = facts.environment
-    installed = environment.packages.onnxruntime
-    files = [file for file in (environment.extension, environment.bridge) if file is not None]
+    environment, installed = facts.environment, facts.environment.packages.onnxruntime
     machine = environment.host.machine if environment.host.system == "Linux" else ""
+    files = [file for file in (environment.extension, environment.bridge) if file is not None]
     problems = {file.path: file.problem or wrong_machine(file.machine, machine) for file in files}
     if environment.provider is not None:
         problems[environment.provider.path] = environment.provider.problem
@@ -438,17 +384,16 @@ def library_damaged(facts: Facts) -> GPUError | None:
     reported = plugin is None and any(name.endswith(os.path.basename(path)) for name in recorded for path in damaged)
     if not damaged or reported:  # The check broken_files or conflicting reports it.
         return None
-    blocked = [path for path, problem in damaged.items() if loader_words.is_blocked(problem)]
-    whole = len(blocked) == len(damaged)
-    again = manual(f"install {plugin.name} again, from where it came") if plugin is not None else None
-    return BrokenPackageError(
-        f"{'1 library' if len(damaged) == 1 else f'{len(damaged)} libraries'} of "
-        f"{plugin or 'the installed ONNX Runtime'} {'is' if len(damaged) == 1 else 'are'} "
-        + ("refused to every program by this system" if whole else "damaged"),
+    if all(map(loader_words.is_blocked, damaged.values())):
+        state, fix = "refused to every program by this system", remedies.unblock(environment, next(iter(damaged)))
+    else:
+        again = manual(f"install {plugin.name} again, from where it came") if plugin is not None else None
+        state, fix = "damaged", again or remedies.reinstall_onnxruntime(environment)
+    libraries, are = ("1 library", "is") if len(damaged) == 1 else (f"{len(damaged)} libraries", "are")
+    return errors.BrokenPackageError(
+        f"{libraries} of {plugin or 'the installed ONNX Runtime'} {are} {state}",
         evidence=[f"{path}: {problem}" for path, problem in damaged.items()],
-        fixes=[
-            remedies.unblock(environment, blocked[0]) if whole else again or remedies.reinstall_onnxruntime(environment)
-        ],
+        fixes=[fix],
         package=plugin.name if plugin is not None else installed.build_name,
         files=tuple(damaged),
     )
@@ -459,7 +404,7 @@ def numpy_damaged(facts: Facts) -> GPUError | None:
     numpy = facts.environment.packages.other("numpy")
     if numpy is None or not numpy.altered_files:
         return None
-    return BrokenPackageError(
+    return errors.BrokenPackageError(
         "the installed numpy, which ONNX Runtime imports, is damaged",
         evidence=[f"changed since its installation: {name}" for name in numpy.altered_files[:8]],
         fixes=[remedies.install_again(facts.environment, numpy)],
@@ -474,54 +419,52 @@ def package_unreadable(facts: Facts) -> GPUError | None:
     folder = packages.onnxruntime.folder
     if folder is None:
         refused = [file for file in packages.refused if file.path.endswith(("site-packages", "dist-packages"))]
-        what = "a folder in which packages are installed"
-    else:
-        folders = (folder, os.path.join(folder, "capi"))
-        mine = [file for file in packages.refused if file.path.startswith(folder)]
-        needed = (file for file in mine if is_vital(file.path) and not did_its_work(facts, file.path))
-        refused = [*(file for file in mine if file.path in folders), *needed]
-        what = "the installed ONNX Runtime"
-    if not refused:
-        return None
-    return BrokenPackageError(
-        f"this user may not read {what}",
-        evidence=[f"permission denied: {file.mode} {file.path}" for file in refused[:8]],
-        fixes=[remedies.fix_read_permission(facts.environment, [file.path for file in refused])],
-        package=packages.onnxruntime.build_name,
-        files=tuple(file.path for file in refused),
-    )
+        return _unreadable(facts, refused, "this user may not read a folder in which packages are installed")
+    folders = (folder, os.path.join(folder, "capi"))
+    mine = [file for file in packages.refused if file.path.startswith(folder)]
+    needed = (file for file in mine if is_vital(file.path) and not did_its_work(facts, file.path))
+    refused = [*(file for file in mine if file.path in folders), *needed]
+    return _unreadable(facts, refused, "this user may not read the installed ONNX Runtime")
 
 
 def guard_unreadable(facts: Facts) -> GPUError | None:
     """Warn that ORTGPU_ENFORCE does not reach this user's programs: Python ignores the unreadable file in silence."""
-    names = [file for file in facts.environment.packages.refused if os.path.basename(file.path) in START_FILES]
-    if not names or "ORTGPU_ENFORCE" not in facts.environment.variables.now:
+    if "ORTGPU_ENFORCE" not in facts.environment.variables.now:
         return None
-    return BrokenPackageError(
-        "ORTGPU_ENFORCE is set, but this user may not read the guard's files: programs that do not import ortgpu run "
-        "without the guard",
-        evidence=[f"permission denied: {file.mode} {file.path}" for file in names],
-        fixes=[remedies.fix_read_permission(facts.environment, [file.path for file in names])],
-        severity="warning",
-        package="ortgpu",
-        files=tuple(file.path for file in names),
+    refused = [file for file in facts.environment.packages.refused if os.path.basename(file.path) in START_FILES]
+    what = "this user may not read the guard's files: programs that do not import ortgpu run without the guard"
+    return _unreadable(facts, refused, f"ORTGPU_ENFORCE is set, but {what}", "ortgpu", "warning")
+
+
+def _unreadable(
+    facts: Facts, refused: list[RefusedPath], summary: str, package: str | None = None, severity: Severity = "fatal"
+) -> GPUError | None:
+    if not refused:
+        return None
+    return errors.BrokenPackageError(
+        summary,
+        evidence=[f"permission denied: {file.mode} {file.path}" for file in refused[:8]],
+        fixes=[remedies.fix_read_permission(facts.environment, [file.path for file in refused])],
+        severity=severity,
+        package=package or facts.environment.packages.onnxruntime.build_name,
+        files=tuple(file.path for file in refused),
     )
 
 
 def replaced_after_import(facts: Facts) -> GPUError | None:
     """Check that the package was not replaced after this process imported it, for example in a notebook.
 
-    The new provider does not fit the loaded module: the module has none, or the process crashes.
+    The new provider does not fit the loaded module: the module has none, or the process crashes. A CPU build of the
+    same release leaves the provider file: it breaks the next process.
     """
     installed = facts.environment.packages.onnxruntime
-    if installed.imported_as is None or (
-        installed.imported_as[0].endswith("-gpu") and not installed.is_of_another_release
-    ):
-        return None  # A CPU build of the same release leaves the provider file: it breaks the next process.
-    return BrokenPackageError(
+    imported = installed.imported_as
+    if imported is None or (imported[0].endswith("-gpu") and not installed.is_of_another_release):
+        return None
+    return errors.BrokenPackageError(
         "ONNX Runtime was replaced after this process had imported it, and the process keeps the old one",
         evidence=[
-            f"imported: {' '.join(installed.imported_as)}",
+            f"imported: {' '.join(imported)}",
             f"there now: {installed.build_name} {installed.build_version} in {installed.folder}",
         ],
         fixes=[manual("restart this process: in a notebook, restart its kernel")],
@@ -544,7 +487,7 @@ def plugin_incomplete(facts: Facts) -> GPUError | None:
     if empty is None:
         return None
     where = f"expected in {empty.folder}" if empty.folder is not None else f"its module is not in {empty.location}"
-    return BrokenPackageError(
+    return errors.BrokenPackageError(
         f"the plugin package {empty} has no CUDA provider library",
         evidence=[where],
         fixes=[manual(f"install {empty.name} again, from where it came")],
@@ -560,14 +503,14 @@ def plugin_of_another_release(facts: Facts) -> GPUError | None:
     arrival, name = installed.arrival, installed.build_name or "onnxruntime"
     if arrival is None or release is None or facts.observed.plugin_problem == "no device":
         return None
-    bundled = arrival.way == "bundled plugin"
-    fitting = f"{name}=={installed.version if bundled else release}"
-    reinstall = remedies.reinstall_onnxruntime(environment, requirement=fitting)
-    return LibraryVersionError(
+    fix = remedies.install(environment, [f"{name}=={release}"])
+    if arrival.way == "bundled plugin":
+        fix = remedies.reinstall_onnxruntime(environment, requirement=f"{name}=={installed.version}")
+    return errors.LibraryVersionError(
         f"the CUDA plugin belongs to ONNX Runtime {release}, but {name} {installed.version} is installed: it would "
         "crash this process",
         evidence=[f"plugin: {arrival.library}", "it calls Provider_GetHost, which differs between releases"],
-        fixes=[reinstall if bundled else remedies.install(environment, [fitting])],
+        fixes=[fix],
         needed=(f"{name} {release}",),
     )
 
@@ -579,7 +522,7 @@ def plugin_without_device(facts: Facts) -> GPUError | None:
     where, ways = "in /sys/class/drm and /sys/bus/pci/devices", ["or start this container with /sys of its host"]
     if facts.environment.host.is_windows:
         where, ways = "among the devices of Windows", []
-    return NoDeviceError(
+    return errors.NoDeviceError(
         "the CUDA plugin is registered, but lists no GPU",
         evidence=[f"ONNX Runtime looks for GPUs {where}, and sees none"],
         fixes=[*replace_build(facts), *map(manual, ways)],
@@ -597,8 +540,12 @@ def plugin_unregistered(facts: Facts) -> GPUError | None:
         fact, code = "ONNX Runtime registers the plugin only after its libraries are loaded", "import onnxruntime"
     else:
         summary = f"{arrival.package or 'a CUDA plugin'} is installed, but this program has not registered it"
-        fact, code = f"{build} has no CUDA", _registration(arrival.package, arrival.library)
-    return CPUOnlyPackageError(
+        fact, modules, arguments = f"{build} has no CUDA", "onnxruntime", f"{CUDA!r}, {arrival.library!r}"
+        if arrival.package is not None:
+            modules = f"onnxruntime, {os.path.basename(arrival.package.folder or '')} as plugin"
+            arguments = "plugin.get_ep_name(), plugin.get_library_path()"
+        code = f"import {modules}; onnxruntime.register_execution_provider_library({arguments})"
+    return errors.CPUOnlyPackageError(
         summary,
         evidence=[f"plugin: {arrival.library}", fact],
         fixes=[python(f"import ortgpu; ortgpu.preload(); {code}")],
@@ -608,23 +555,13 @@ def plugin_unregistered(facts: Facts) -> GPUError | None:
 
 
 def plugins_unknown(facts: Facts) -> GPUError | None:
-    """Check that this release of ONNX Runtime supports plugins."""
     installed = facts.environment.packages.onnxruntime
     if facts.observed.plugin_problem != "no plugins":
         return None
-    return CPUOnlyPackageError(
+    return errors.CPUOnlyPackageError(
         f"{installed.build_name or 'onnxruntime'} {installed.version} has no CUDA, and supports no plugins",
         evidence=["register_execution_provider_library came with release 1.23"],
         fixes=replace_build(facts),
         package=installed.build_name,
         version=installed.version,
-    )
-
-
-def _registration(package: PluginPackage | None, library: str) -> str:
-    if package is None:
-        return f"import onnxruntime; onnxruntime.register_execution_provider_library({CUDA!r}, {library!r})"
-    return (
-        f"import onnxruntime, {os.path.basename(package.folder or '')} as plugin; "
-        "onnxruntime.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())"
     )

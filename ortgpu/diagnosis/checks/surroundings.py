@@ -35,14 +35,12 @@ _BY_SERVICE = {
 _AMD, _NVIDIA = 0x1002, 0x10DE  # These are the numbers of PCI vendors.
 
 
-def give_the_gpu(environment: Environment) -> Fix:
-    """Return the fix for a container without the GPU, or for a machine that may be one."""
-    start = "start the container" if environment.host.container else "in a container, start it"
-    return manual(f"{start} with its GPU: {how(environment)}", needs="host")
+def give_the_gpu(environment: Environment, start: str = "start the container") -> Fix:
+    first = start if environment.host.container else "in a container, start it"
+    return manual(f"{first} with its GPU: {how(environment)}", needs="host")
 
 
 def how(environment: Environment) -> str:
-    """Return the command that gives this container the GPU, or the text of its specification."""
     return _BY_RUNTIME.get(environment.host.container or "", _BY_DOCKER)
 
 
@@ -55,7 +53,6 @@ def service_advice(environment: Environment) -> tuple[str, Fix] | None:
 
 
 def has_nvidia(environment: Environment) -> bool:
-    """Return True if a display controller of NVIDIA is known to be on the PCI bus."""
     return _NVIDIA in (environment.host.display_vendors or ())
 
 
@@ -65,16 +62,11 @@ def no_nvidia_advice(environment: Environment) -> tuple[str, Fix] | None:
     vendors = host.display_vendors if not host.wsl else None  # WSL lists only a device of Microsoft.
     if not vendors or has_nvidia(environment) or driver.device_nodes or driver.kernel_version or driver.nvml.available:
         return None
+    why, advice = "no GPU of NVIDIA is on the PCI bus of this machine", "use a machine with an NVIDIA GPU"
     if _AMD in vendors:
-        return "the only GPU of this machine is AMD's", manual(
-            "CUDA needs an NVIDIA GPU; for AMD, ONNX Runtime has another package (onnxruntime-migraphx)",
-            needs="hardware",
-        )
-    return "no GPU of NVIDIA is on the PCI bus of this machine", manual(
-        "use a machine with an NVIDIA GPU; a laptop may have taken its own off the bus (prime-select, supergfxctl, "
-        "system76-power)",
-        needs="hardware",
-    )
+        why = "the only GPU of this machine is AMD's"
+        advice = "CUDA needs an NVIDIA GPU; for AMD, ONNX Runtime has another package (onnxruntime-migraphx)"
+    return why, manual(advice, needs="hardware")
 
 
 def wsl_advice(environment: Environment) -> Fix | None:
@@ -82,33 +74,24 @@ def wsl_advice(environment: Environment) -> Fix | None:
     host = environment.host
     if not host.wsl or host.container or "/dev/dxg" in environment.driver.device_nodes:
         return None
-    return manual(
-        "give WSL the GPU (/dev/dxg is missing): use WSL 2 (wsl --set-version NAME 2), install NVIDIA's driver in "
-        "Windows, and remove enabled=false under [gpu] from /etc/wsl.conf",
-        needs="host",
-    )
+    use = "use WSL 2 (wsl --set-version NAME 2), install NVIDIA's driver in Windows, and let /etc/wsl.conf enable [gpu]"
+    return manual(f"give WSL the GPU (/dev/dxg is missing): {use}", needs="host")
 
 
 def are_hidden(environment: Environment) -> bool:
-    """Return True if CUDA_VISIBLE_DEVICES keeps every GPU from this process."""
-    return hides_everything(environment) or _names_nothing(environment)
+    """Return True if CUDA_VISIBLE_DEVICES names no GPU that NVML sees. NVML may not know a MIG instance."""
+    value, gpus = environment.variables.now.get("CUDA_VISIBLE_DEVICES"), environment.driver.nvml.gpus
+    if value is None or not gpus or hides_everything(environment):
+        return value is not None and hides_everything(environment)
+    mig_is_off = all(gpu.mig_enabled is False for gpu in gpus)
+    may_be_known = mig_is_off or not value.strip().upper().startswith("MIG-")
+    return may_be_known and not visible_gpus(environment)
 
 
 def hides_everything(environment: Environment) -> bool:
     """Return True if CUDA_VISIBLE_DEVICES is set and means no GPU, whatever GPUs there are."""
     value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     return value is not None and not _visible_names(value)
-
-
-def _names_nothing(environment: Environment) -> bool:
-    """Return True if CUDA_VISIBLE_DEVICES names no GPU that NVML sees. NVML may not know a MIG instance."""
-    value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
-    gpus = environment.driver.nvml.gpus
-    if value is None or not gpus:
-        return False
-    mig_is_off = all(gpu.mig_enabled is False for gpu in gpus)
-    may_be_known = mig_is_off or not value.strip().upper().startswith("MIG-")
-    return may_be_known and not visible_gpus(environment)
 
 
 def visible_gpus(environment: Environment) -> list[GPU]:
@@ -155,7 +138,6 @@ def _match(name: str, gpus: list[GPU]) -> GPU | None:
 
 
 def given_to_container(environment: Environment) -> list[str]:
-    """Return the variable that tells the container runtime to give it GPUs, as evidence."""
     value = environment.variables.now.get("NVIDIA_VISIBLE_DEVICES")
     if value is None:
         return []

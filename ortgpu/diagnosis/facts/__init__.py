@@ -75,7 +75,6 @@ class Observed:
         return self.probe.step(name) if self.probe is not None else None
 
     def failed(self, name: str) -> ProbeStep | None:
-        """Return the step if it ended without success."""
         step = self.step(name)
         return step if step is not None and not step.ok else None
 

@@ -48,7 +48,6 @@ REPORTED = re.compile(r"CUDA (?:failure|error)[ :]+(\d+)|\b(?:" + "|".join(CODES
 
 
 def code_in(match: re.Match[str]) -> int:
-    """Return the code in a match of ``REPORTED``."""
     return int(match[1]) if match[1] else CODES[match[0].rstrip(":")]
 
 
@@ -57,6 +56,7 @@ OUT_OF_MEMORY = 2
 NO_DEVICE = 100
 ECC_UNCORRECTABLE = 214
 MISMATCH = 803
+COMPAT = 804
 UNKNOWN = 999
 
 
@@ -66,19 +66,18 @@ class Meaning:
     fixes: tuple[Fix, ...]
 
 
-_RELOAD = shell("sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm", needs="root")
+_RELOAD = "sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm"
+_NO_HMM = "echo options nvidia_uvm uvm_disable_hmm=1 | sudo tee /etc/modprobe.d/nvidia-uvm.conf"
+_NO_LICENSE = "this virtual GPU has no license, without which it computes nothing"
+_NOT_INITIALISED = "the driver could not initialise in this process"
 
 UNUSABLE: dict[int, Meaning] = {
     3: Meaning(
-        "the driver could not initialise in this process",
+        _NOT_INITIALISED,
         (
             manual("if this process was forked from one that used CUDA, start it with multiprocessing's spawn method"),
             # See NVIDIA/open-gpu-kernel-modules issues 797, 901 and 947; release notes of CUDA 13, "known issues".
-            shell(
-                "echo options nvidia_uvm uvm_disable_hmm=1 | sudo tee /etc/modprobe.d/nvidia-uvm.conf && "
-                "sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm",
-                needs="root",
-            ),
+            shell(f"{_NO_HMM} && {_RELOAD}", needs="root"),
         ),
     ),
     34: Meaning(
@@ -86,7 +85,7 @@ UNUSABLE: dict[int, Meaning] = {
         (manual("take the toolkit's folder lib64/stubs out of LD_LIBRARY_PATH"),),
     ),
     102: Meaning(
-        "this virtual GPU has no license, without which it computes nothing",
+        _NO_LICENSE,
         (manual("give the machine's NVIDIA license service (nvidia-gridd) its token, and restart it", needs="root"),),
     ),
     214: Meaning(
@@ -95,21 +94,12 @@ UNUSABLE: dict[int, Meaning] = {
     ),
     304: Meaning(
         "a system call of the driver failed: a limit of this process, or its sandbox, forbids it",
-        (
-            manual(
-                "raise the limits of this process (ulimit -a), and check what its container or sandbox forbids",
-                needs="host",
-            ),
-        ),
+        (manual("raise the limits of this process (ulimit -a), and check what its sandbox forbids", needs="host"),),
     ),
     500: Meaning(  # See NVIDIA/nvidia-container-toolkit issue 520.
         "the driver's library does not find all of its files, as in a container that has only some of them",
         (
-            manual(
-                "in a container: restart it with nvidia-container-toolkit 1.14.4 or newer (on Windows, Docker Desktop "
-                "4.31 or newer)",
-                needs="host",
-            ),
+            manual("in a container: restart it with nvidia-container-toolkit 1.14.4 or newer", needs="host"),
             manual("otherwise install the driver again", needs="driver"),
         ),
     ),
@@ -117,11 +107,7 @@ UNUSABLE: dict[int, Meaning] = {
         "the NVSwitch fabric is not ready: the fabric manager is not running, or its version differs from the driver's",
         (
             shell("sudo systemctl restart nvidia-fabricmanager", needs="root"),
-            manual(
-                "if there is no such service, install nvidia-fabricmanager in the driver's exact version; with "
-                "confidential computing, run nvidia-smi conf-compute -srs 1",
-                needs="root",
-            ),
+            manual("without such a service, install nvidia-fabricmanager in the driver's exact version", needs="root"),
             manual("for a virtual machine or a container, do all of this on its host", needs="host"),
         ),
     ),
@@ -138,38 +124,32 @@ UNUSABLE: dict[int, Meaning] = {
         Meaning(
             "the Multi-Process Service (MPS), through which processes share the GPU, refuses this process",
             (
-                manual(
-                    "make sure that nvidia-cuda-mps-control is running for this user and accepts more clients",
-                    needs="host",
-                ),
+                manual("make sure that nvidia-cuda-mps-control runs for this user and accepts clients", needs="host"),
                 manual("or point CUDA_MPS_PIPE_DIRECTORY at an empty folder, to use the GPU without MPS"),
             ),
         ),
     ),
     999: Meaning(  # See issue 14211.
         "the driver failed and gives no reason; usual ones: a suspend, a GPU error (Xid), no nvidia_uvm",
-        (shell("sudo dmesg | grep -i xid", needs="root"), _RELOAD),
+        (shell("sudo dmesg | grep -i xid", needs="root"), shell(_RELOAD, needs="root")),
     ),
 }
-
 
 RESTART_WINDOWS = manual("restart Windows; if that does not help, install the NVIDIA driver again", needs="reboot")
 
 # In the place of the above, on Windows; of other codes nothing more is known there than that the driver refuses.
 _ON_WINDOWS: dict[int, Meaning] = {
+    3: Meaning(_NOT_INITIALISED, (RESTART_WINDOWS,)),
     102: Meaning(
-        UNUSABLE[102].what,
+        _NO_LICENSE,
         (manual("give this machine a license for its virtual GPU: NVIDIA Control Panel, Licensing", needs="root"),),
     ),
     214: UNUSABLE[214],
-    3: Meaning(UNUSABLE[3].what, (RESTART_WINDOWS,)),
     803: Meaning(
         "the parts of the driver differ in version, as after an upgrade without a restart", (RESTART_WINDOWS,)
     ),
     999: Meaning("the driver failed and gives no reason; usual ones: sleep, a GPU error", (RESTART_WINDOWS,)),
 }
-
-
 # There is a kernel for other GPUs only, in the words "no kernel image" or "invalid device function" (issue 8972), or
 # its PTX cannot be compiled for this one (kijai/ComfyUI-WanAnimatePreprocess issue 4, on an RTX 5090).
 NO_CODE = frozenset({98, 200, 209, 218})
@@ -196,7 +176,6 @@ OF_ANOTHER_LIBRARY = frozenset({34, 804})
 # A driver that has to restart returns these codes.
 OF_A_DRIVER_TO_RESTART = frozenset({3, 803, 999})
 
-
 # After these errors every later CUDA call of the process fails. driver_types.h of CUDA 13 says: "the process must be
 # terminated and relaunched". This is about the process, not the device: its other GPUs may fail, too.
 STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
@@ -215,27 +194,19 @@ def process_error(code: int, evidence: list[str]) -> PoisonedContextError | Prov
 
     Another part of the process captures a graph, not a session with ``cuda_graph=True``.
     """
+    name = name_of(code)
     if code in STICKY:
-        return PoisonedContextError(
-            f"a CUDA error ended this process's use of the GPU: {name_of(code)}",
-            evidence=evidence,
-            fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
-            cuda_code=code,
-        )
+        restart = manual("restart this process: CUDA cannot recover from this error within one")
+        summary = f"a CUDA error ended this process's use of the GPU: {name}"
+        return PoisonedContextError(summary, evidence=evidence, fixes=[restart], cuda_code=code)
     if code not in CAPTURING:
         return None
-    return ProviderFailureError(
-        f"this process is capturing a CUDA graph, which forbids what the session was about to do: {name_of(code)}",
-        evidence=evidence,
-        fixes=[
-            manual(
-                "open sessions before such a capture, or let it forbid its own thread alone: "
-                'torch.cuda.graph(..., capture_error_mode="thread_local"); this failure has made it invalid'
-            ),
-        ],
-        library="CUDA",
-        status=name_of(code),
+    before = manual(
+        "open sessions before such a capture, or let it forbid its own thread alone: torch.cuda.graph(..., "
+        'capture_error_mode="thread_local"); this failure has made it invalid'
     )
+    summary = f"this process is capturing a CUDA graph, which forbids what the session was about to do: {name}"
+    return ProviderFailureError(summary, evidence=evidence, fixes=[before], library="CUDA", status=name)
 
 
 def name_of(code: int) -> str:

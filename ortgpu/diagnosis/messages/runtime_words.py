@@ -61,17 +61,14 @@ class LibraryStatus:
 
     @property
     def is_mixture(self) -> bool:
-        """True if the parts of cuDNN are from several releases."""
         return re.search("(?<!SERIALIZATION_)VERSION_MISMATCH", self.status) is not None
 
     @property
     def is_incomplete(self) -> bool:
-        """True if a part of cuDNN cannot be loaded."""
         return re.search("SUBLIBRARY_(LOADING_FAILED|UNAVAILABLE)", self.status) is not None
 
 
 def read_library_status(match: re.Match[str]) -> LibraryStatus:
-    """Return the status that a match of ``LIBRARY`` reports."""
     library, code, word = match[1], int(match[2]), match[3]
     name = {"CUBLAS": _CUBLAS, "CUDNN": {} if word.isupper() else _CUDNN}.get(library, {}).get(code)
     status = f"{library}_STATUS_{name}" if name else word if word.isupper() else f"status {code}"
@@ -96,7 +93,6 @@ _GIVEN_NAMES = re.compile(r"\"[^\"]*\"|'[^']*'|(?<![^\s\"'])\S*[/\\]\S*")
 
 
 def is_of_the_model(text: str) -> bool:
-    """Return True if a text is about the model's file, and says nothing about the GPU."""
     return _OF_THE_MODEL.match(text) is not None
 
 

@@ -64,7 +64,6 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
 
 
 def run_probe_child(function: Callable[..., None], *arguments: Any, timeout: float) -> ProbeResult:
-    """Call a function of this module in a process of its own."""
     started = time.monotonic()
     entries: list[dict[str, Any]] = []
     returncode: int | None = 0
@@ -102,7 +101,6 @@ def _environ() -> Iterator[dict[str, str]]:
 def result_of(
     entries: Sequence[dict[str, Any]], output: bytes, returncode: int | None, seconds: float, timed_out: bool = False
 ) -> ProbeResult:
-    """Return a result from the child's reports and output."""
     steps: list[ProbeStep] = []
     current: str | None = None
     opening: str | None = None
@@ -202,7 +200,6 @@ def _driver() -> _Outcome:
 
 
 def _record(model: str | bytes) -> _Outcome:
-    """Describe the effect of a record of tune for the model on the first GPU."""
     return True, describe_record(model, next(iter(initialise().devices or ()), None)), {}
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ...environment.inspection import Environment
 from ...environment.libraries import catalogue, loader_words, places
-from ...environment.libraries.catalogue import is_dll, spec_for, wheel_name
+from ...environment.libraries.catalogue import spec_for, wheel_name
 from ...environment.packages.installed import Distribution, Packages
 from ...environment.packages.installer import quote_program, quoted
 from ...environment.packages.metadata import numbers_of
@@ -28,16 +28,11 @@ def chain_steps(environment: Environment, *steps: str) -> Fix:
     fixes = [step if isinstance(step, Fix) else shell(step) for step in steps]
     if all(fix.kind == "shell" for fix in fixes):
         return shell(("\n" if environment.host.is_windows else " && ").join(fixes), needs=fixes[0].needs)
-    words = (f"run {_command_clause(fix)}" if fix.kind == "shell" else fix for fix in fixes)
+    words = (f"run {fix}".replace("\n", ", then ") if fix.kind == "shell" else fix for fix in fixes)
     return manual(", then ".join(words), needs=next((fix.needs for fix in fixes if fix.needs), None))
 
 
-def _command_clause(command: str) -> str:
-    return command.replace("\n", ", then ")
-
-
 def words_of(environment: Environment, words: Iterable[str]) -> str:
-    """Return words for the shell of this system."""
     return " ".join(quoted(word, windows=environment.host.is_windows) for word in words)
 
 
@@ -64,7 +59,6 @@ def install(
 
 
 def install_again(environment: Environment, *installed: Distribution) -> Fix:
-    """Replace the files of packages by fresh files of the same versions."""
     first = next((distribution for distribution in installed if comes_first(environment, distribution.location)), None)
     specs = [published(distribution.name, distribution.version) for distribution in installed]
     return install(environment, specs, again=True, instead_of=first)
@@ -92,30 +86,31 @@ def comes_first(environment: Environment, folder: str) -> bool:
 
 def _skip_obstacle(environment: Environment, *commands: str) -> Fix:
     obstacle, fix = environment.installer.obstacle, chain_steps(environment, *commands)
-    return fix if obstacle is None else manual(f"{obstacle}, run {_command_clause(fix)}", needs="root")
+    return fix if obstacle is None else manual(f"{obstacle}, run {fix}".replace("\n", ", then "), needs="root")
 
 
 def reinstall_onnxruntime(
     environment: Environment, *, leftover: str | None = None, requirement: str | None = None
 ) -> Fix:
     """Remove every owner of the import, then install the GPU build with its libraries, or ``requirement``."""
+    installed, installer = environment.packages.onnxruntime, environment.installer
+    home, owners = installed.home, installed.owners
     specs = [requirement] if requirement is not None else gpu_requirements(environment)
     if _is_rebuilt(environment):
         stays = re.split("[<>=~!]", specs[0])[0]
-        names = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
-        return _bundle(environment, specs, without=[name for name in names if name != stays])
+        return _bundle(environment, specs, [name for name in _names(owners) if name != stays])
     if requirement is None and environment.driver.is_tegra:
         return chain_steps(environment, *_removal(environment), JETSON_BUILD)
     if requirement is None and not _gpu_versions(environment) and (instead := why_none_fits(environment)) is not None:
         return instead
-    installed, installer = environment.packages.onnxruntime, environment.installer
-    home = installed.home
     # A system package, such as Debian's python3-onnxruntime, has no RECORD, and comes after the installer's folder.
-    of_system = home and any(not owner.record_readable for owner in installed.owners) and installer.hides(home)
-    if home and (of_system or not installer.owns(home)):
-        if installer.hides(home):
+    hidden = installer.hides(home) if home else False
+    if home and (not installer.owns(home) or (hidden and any(not owner.record_readable for owner in owners))):
+        if hidden:
             return install(environment, specs, again=True)
-        return _replace_in(home, environment, specs)
+        if files := _recorded_in(home, environment):
+            return chain_steps(environment, _delete(environment, files), _install_into(environment, home, specs))
+        return drop_from_search_path(environment, home, install(environment, specs, again=True))
     steps = _removal(environment)
     if leftover is not None:
         steps.append(_delete(environment, [leftover]))
@@ -123,21 +118,20 @@ def reinstall_onnxruntime(
     return _skip_obstacle(environment, *steps)
 
 
+def _names(owners: Iterable[Distribution]) -> list[str]:
+    return list(dict.fromkeys(owner.name for owner in owners))
+
+
 def _removal(environment: Environment) -> list[str]:
     installed, uninstall = environment.packages.onnxruntime, environment.installer.uninstall
-    without_record = [owner for owner in installed.owners if not owner.record_readable]
-    if without_record and (files := _recorded_in(installed.home, environment)):
+    owners = installed.owners
+    readable = all(owner.record_readable for owner in owners)
+    if not readable and (files := _recorded_in(installed.home, environment)):
         return [_delete(environment, files)]  # pip refuses to uninstall without a RECORD.
     # An installer removes one record of a name at a time; a killed upgrade leaves two.
-    names = [owner.name for owner in installed.owners]
-    again = dict.fromkeys(name for name in names if names.count(name) > 1)
-    return [f"{uninstall} {' '.join(some)}" for some in (dict.fromkeys(names), again) if some]
-
-
-def _replace_in(home: str, environment: Environment, wanted: list[str]) -> Fix:
-    if files := _recorded_in(home, environment):
-        return chain_steps(environment, _delete(environment, files), _install_into(environment, home, wanted))
-    return drop_from_search_path(environment, home, install(environment, wanted, again=True))
+    names = _names(owners)
+    again = [name for name in names if sum(owner.name == name for owner in owners) > 1]
+    return [f"{uninstall} {' '.join(some)}" for some in (names, again) if some]
 
 
 def drop_from_search_path(environment: Environment, folder: str, *then: Fix) -> Fix:
@@ -187,7 +181,6 @@ def gpu_requirements(environment: Environment) -> list[str]:
 
 
 def newest_requirements(environment: Environment) -> list[str]:
-    """Return the newest GPU package that the driver can run, and the libraries that are not there."""
     release = newest_release(environment)
     return [release.requirement, *_libraries_not_there(environment, release.cuda_major)]
 
@@ -227,26 +220,17 @@ def why_none_fits(environment: Environment) -> Fix | None:
     """Return the fix if the package index has no wheel of ONNX Runtime for this machine; None if it has one."""
     if environment.driver.is_tegra:
         return JETSON_BUILD
-    release = newest_release(environment)
-    supported = environment.driver.supported_cuda
+    release, supported = newest_release(environment), environment.driver.supported_cuda
     instead = release.why_not_for(environment.host)
     if instead is None and supported is not None and supported[0] < release.cuda_major:
-        instead = (
-            f"take the build of this machine's vendor, or a driver for CUDA {release.cuda_major}: "
-            f"the wheels for {environment.host.machine} need that"
-        )
+        need = f"the wheels for {environment.host.machine} need that"
+        instead = f"take the build of this machine's vendor, or a driver for CUDA {release.cuda_major}: {need}"
     return manual(instead, needs="host") if instead is not None else None
 
 
 def other_release(environment: Environment, release: Release) -> Fix:
-    """Install another release of ONNX Runtime with the libraries of its CUDA major."""
     wheels = fitting(environment, _wheels(environment, release.cuda_major))
     return install(environment, [release.requirement, *wheels])
-
-
-def replace_onnxruntime(fixes: Iterable[Fix]) -> bool:
-    """Return True if one of the fixes installs another release with its libraries."""
-    return any("onnxruntime-gpu" in str(fix) and "nvidia-" in str(fix) for fix in fixes)
 
 
 # cuDNN 9.11 and newer have code from this compute capability on, 9.10 from 5.0 on. Both files were read: see wheel.py.
@@ -256,10 +240,9 @@ _OF_NEWER_CUDNN = (7, 5)
 def fitting(environment: Environment, wheels: Iterable[str], capability: tuple[int, int] | None = None) -> list[str]:
     """Return requirements of wheels with code for the GPUs of this machine, or for one compute capability."""
     gpus = [gpu.compute_capability for gpu in environment.driver.nvml.gpus]
-    capabilities = [item for item in (*gpus, capability) if item is not None]
-    if not capabilities or min(capabilities) >= _OF_NEWER_CUDNN:
-        return list(wheels)
-    return [f"{wheel},<9.11" if wheel_name(wheel) == "nvidia-cudnn-cu12" else wheel for wheel in wheels]
+    lowest = min((item for item in (*gpus, capability) if item is not None), default=_OF_NEWER_CUDNN)
+    older = "nvidia-cudnn-cu12" if lowest < _OF_NEWER_CUDNN else None
+    return [f"{wheel},<9.11" if wheel_name(wheel) == older else wheel for wheel in wheels]
 
 
 def another_cudnn(environment: Environment, path: str, capability: tuple[int, int]) -> Fix:
@@ -301,15 +284,13 @@ def install_libraries(environment: Environment, wheels: Iterable[str], with_dead
         for wheel in environment.packages.nvidia
         if numbers_of(wheel.version or "")[:1] in ((), majors.get(wheel.name))
     }
-    damaged = [name for name in majors if name in present]
     folders = words_of(environment, with_dead_links)
     # -xtype l would fail on a link to itself.
-    first = [f"find {folders} -type l ! -exec test -e {{}} ';' -delete"] if folders else []
-    if not damaged:
-        return _skip_obstacle(environment, *first, _install(environment, specs))
-    pinned = [published(name, present[name]) for name in damaged]
+    steps = [f"find {folders} -type l ! -exec test -e {{}} ';' -delete"] if folders else []
+    damaged = [published(name, present[name]) for name in majors if name in present]
     new = [wheel for wheel in specs if wheel_name(wheel) not in present]
-    steps = [*first, _install(environment, pinned, again=True)] + ([_install(environment, new)] if new else [])
+    steps += [_install(environment, damaged, again=True)] if damaged else []
+    steps += [_install(environment, new)] if new else []
     return _skip_obstacle(environment, *steps)
 
 
@@ -319,30 +300,26 @@ def _is_rebuilt(environment: Environment) -> bool:
 
 def _bundle(environment: Environment, requirements: list[str], without: Iterable[str] = ()) -> Fix:
     """Return the fix for a frozen program without an installer, or for an environment of one run."""
-    out = "".join(f", leave out {name}," for name in without)
+    out = "".join(f", leave out {name}" for name in without)
     if not environment.host.frozen:
         options = " ".join(f"--with {words_of(environment, [requirement])}" for requirement in requirements)
-        return manual(f"this environment is made for one run of a program: add {options} to uv run{out.rstrip(',')}")
-    return manual(
-        f"this program is frozen: add {' '.join(requirements)} to what it is built from{out} and build it again "
-        "(PyInstaller: --collect-all onnxruntime --collect-all nvidia; pex: among its requirements)"
-    )
+        return manual(f"this environment is made for one run of a program: add {options} to uv run{out}")
+    build = "and build it again (PyInstaller: --collect-all onnxruntime --collect-all nvidia; pex: its requirements)"
+    return manual(f"this program is frozen: add {' '.join(requirements)} to what it is built from{out}, {build}")
 
 
 def unset(environment: Environment, names: Iterable[str]) -> Fix:
     """Unset variables in the shell, or say that the program set them after its start."""
     targets, variables = list(names), environment.variables
-    if variables.at_start is not None:
-        changed = [name for name in targets if variables.at_start.get(name) != variables.now.get(name)]
-        if changed:
-            return manual(f"this program, or a library in it, sets {' and '.join(changed)} itself: remove that")
+    start = variables.now if variables.at_start is None else variables.at_start
+    if changed := [name for name in targets if start.get(name) != variables.now.get(name)]:
+        return manual(f"this program, or a library in it, sets {' and '.join(changed)} itself: remove that")
     if not environment.host.is_windows:
         return shell(f"unset {' '.join(targets)}")
-    in_cmd, in_powershell = (f"set {name}=" for name in targets), (f"Remove-Item Env:{name}" for name in targets)
+    ways = " and ".join(f"set {name}= in cmd.exe, Remove-Item Env:{name} in PowerShell" for name in targets)
     return manual(
-        f"remove {' and '.join(targets)} from the variables of this program: {' and '.join(in_cmd)} in cmd.exe, "
-        f"{' and '.join(in_powershell)} in PowerShell, or in the settings of Windows; if the program sets "
-        f"{'it' if len(targets) == 1 else 'them'} itself, remove that"
+        f"remove {' and '.join(targets)} from the variables of this program: {ways}, or in the settings of Windows; if "
+        f"the program sets {'it' if len(targets) == 1 else 'them'} itself, remove that"
     )
 
 
@@ -395,19 +372,19 @@ def wheel_of(soname: str, cuda_major: int | None) -> str | None:
 
 def why_not_held(environment: Environment) -> str | None:
     """Return why `ortgpu hold` cannot hold the GPU build of this environment, or need not; None if it can."""
-    installed, installer = environment.packages.onnxruntime, environment.installer
-    gpu = next((owner for owner in installed.owners if owner.name == "onnxruntime-gpu"), None)
-    if environment.host.frozen:
-        return "this program is frozen: nothing is installed into it"
-    if installer.for_one_run:
-        return "this environment is gone when its program has ended"
-    if installed.cuda_is_plugin:
-        return "CUDA comes as a plugin of the package onnxruntime, which is what libraries ask for"
-    if gpu is None and any(owner.name == "onnxruntime" for owner in installed.owners) and installed.provider_library:
-        return "the installed build with CUDA is itself named onnxruntime, which is what libraries ask for"
-    if gpu is None:
-        return "onnxruntime-gpu is not installed in this environment"
-    return why_not_held_in(environment, gpu.location)
+    installed = environment.packages.onnxruntime
+    homes = {owner.name: owner.location for owner in installed.owners}
+    gpu = homes.get("onnxruntime-gpu")
+    by_name = not gpu and "onnxruntime" in homes and installed.provider_library is not None
+    reasons = {
+        "this program is frozen: nothing is installed into it": environment.host.frozen,
+        "this environment is gone when its program has ended": environment.installer.for_one_run,
+        "CUDA comes as a plugin of the package onnxruntime, which is what libraries ask for": installed.cuda_is_plugin,
+        "the installed build with CUDA is itself named onnxruntime, which is what libraries ask for": by_name
+        and not gpu,
+        "onnxruntime-gpu is not installed in this environment": not gpu,
+    }
+    return next((why for why, holds in reasons.items() if holds), None) or why_not_held_in(environment, gpu or "")
 
 
 def why_not_held_in(environment: Environment, location: str) -> str | None:
@@ -415,9 +392,10 @@ def why_not_held_in(environment: Environment, location: str) -> str | None:
     installer = environment.installer
     if (manager := installer.manager) is not None:
         return f"{manager.name} keeps this environment as {manager.lock} says, and would remove what is not in it"
-    if not installer.owns(location):
-        return f"onnxruntime-gpu is in {location}, where {installer.name} of this environment does not look"
-    return None
+    looks = installer.owns(location)
+    return (
+        None if looks else f"onnxruntime-gpu is in {location}, where {installer.name} of this environment does not look"
+    )
 
 
 # The fixes below are for the system outside the Python environment.
@@ -463,32 +441,25 @@ def lowest_driver(environment: Environment, cuda_major: int) -> str | None:
 
 
 def is_enough(environment: Environment, cuda_major: int) -> bool:
-    """Return True if the version of the driver is known, and new enough for a CUDA major."""
     version, lowest = environment.driver.version, lowest_driver(environment, cuda_major)
     return version is not None and lowest is not None and numbers_of(version) >= numbers_of(lowest)
 
 
 def update_driver(environment: Environment) -> Fix:
-    """Return the driver update for the CUDA of the installed ONNX Runtime."""
     host, cuda_major = environment.host, environment.cuda_major or 13
-    if host.wsl:
-        return manual(f"install an NVIDIA driver for CUDA {cuda_major} in Windows, and none inside WSL", needs="driver")
-    if environment.driver.is_tegra:
-        return manual(
-            f"install a JetPack with CUDA {cuda_major}, or NVIDIA's build of ONNX Runtime for the installed JetPack",
-            needs="driver",
-        )
     version = lowest_driver(environment, cuda_major)
-    driver = (
-        f"NVIDIA driver {version} or newer (needed for CUDA {cuda_major})"
-        if version
-        else (f"an NVIDIA driver for CUDA {cuda_major}")
-    )
-    return manual(f"make sure the host has {driver}" if host.container else f"install {driver}", needs="driver")
+    what = f"install an NVIDIA driver for CUDA {cuda_major}"
+    if host.wsl:
+        what += " in Windows, and none inside WSL"
+    elif environment.driver.is_tegra:
+        what = f"install a JetPack with CUDA {cuda_major}, or NVIDIA's ONNX Runtime for the installed JetPack"
+    elif version:
+        first = "make sure the host has" if host.container else "install"
+        what = f"{first} NVIDIA driver {version} or newer (needed for CUDA {cuda_major})"
+    return manual(what, needs="driver")
 
 
 def administrator_command(environment: Environment, command: str) -> Fix:
-    """Return a command for the administrator of this system."""
     if environment.host.is_windows:
         return manual(f"in a terminal of an administrator: {command}", needs="root")
     return move_to_host(environment, [shell(f"sudo {command}", needs="root")])[0]
@@ -517,11 +488,8 @@ def raise_thread_limit(environment: Environment) -> Fix:
     fewer = "have fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of SessionOptions"
     if environment.host.is_windows:
         return manual(fewer)
-    return manual(
-        "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), lower that on "
-        f"stacks (ulimit -s 8192), or {fewer}",
-        needs="host",
-    )
+    limit = "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod)"
+    return manual(f"{limit}, lower that on stacks (ulimit -s 8192), or {fewer}", needs="host")
 
 
 def fix_load_refusal(environment: Environment, words: str, path: str) -> Fix | None:
@@ -531,9 +499,8 @@ def fix_load_refusal(environment: Environment, words: str, path: str) -> Fix | N
     if loader_words.is_blocked(words):
         return unblock(environment, path)
     if loader_words.has_long_path(words):
-        return manual(
-            "move Python and its packages to a folder with a shorter path: Windows loads no path of 260 characters"
-        )
+        shorter = "move Python and its packages to a folder with a shorter path"
+        return manual(f"{shorter}: Windows loads no path of 260 characters")
     if (late := loader_words.lacks_thread_storage(words)) is not None:
         already = environment.variables.now.get("LD_PRELOAD", "")
         return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [late, already])))}")
@@ -549,13 +516,13 @@ _SYSTEM_PACKAGES = {
 }
 
 
-# Microsoft's link leads to the newest release.
-_REDISTRIBUTABLE = "https://aka.ms/vs/17/release/vc_redist.x64.exe"
 _OF_VISUAL_C = re.compile(r"(msvcp|vcruntime|concrt|vcomp|vccorlib)\d", re.IGNORECASE)
 
 
+# Microsoft's link leads to the newest release.
 UPDATE_VISUAL_C = manual(
-    f"install the newest Visual C++ Redistributable for x64 ({_REDISTRIBUTABLE}) and start the program again",
+    "install the newest Visual C++ Redistributable for x64 (https://aka.ms/vs/17/release/vc_redist.x64.exe) and start "
+    "the program again",
     needs="root",
 )
 
@@ -564,8 +531,6 @@ def system_package(sonames: Iterable[str]) -> Fix:
     libraries = list(dict.fromkeys(sonames))
     if all(map(_OF_VISUAL_C.match, libraries)):
         return UPDATE_VISUAL_C
-    if all(map(is_dll, libraries)):
-        return manual(f"install the package that contains {' and '.join(libraries)}", needs="root")
     packages = [_SYSTEM_PACKAGES[soname] for soname in libraries if soname in _SYSTEM_PACKAGES]
     hint = f" (Debian and Ubuntu: {' '.join(packages)})" if packages else ""
     return manual(f"install the system package that has {' and '.join(libraries)}{hint}", needs="root")
@@ -575,51 +540,41 @@ def limit_on_memory(environment: Environment) -> str | None:
     """Return the limit that keeps this process from mapping libraries, the lower of two; None without a limit."""
     space, data = environment.host.address_space, environment.host.data
     if space is not None and (data is None or space <= data):
-        detail = f"it is {space >> 20} MiB, and CUDA maps many times that"
-        return f"the limit on the address space of this process (ulimit -v, RLIMIT_AS): {detail}"
-    if data is not None:
-        detail = f"it is {data >> 20} MiB, and the CUDA libraries take more"
-        return f"the limit on the private memory of this process (ulimit -d, RLIMIT_DATA): {detail}"
-    return None
+        what, size, why = "address space of this process (ulimit -v, RLIMIT_AS)", space, "CUDA maps many times that"
+    elif data is not None:
+        what, size = "private memory of this process (ulimit -d, RLIMIT_DATA)", data
+        why = "the CUDA libraries take more"
+    else:
+        return None
+    return f"the limit on the {what}: it is {size >> 20} MiB, and {why}"
 
 
 def fix_mapping_refusal(environment: Environment, folder: str) -> Fix:
     """Return the fix for intact files that this process may not map: a new installation would not help."""
     limit = limit_on_memory(environment)
+    fix = f"give this process more memory, mount the file system of {folder} without noexec, or let SELinux allow it"
     if environment.host.is_windows:
-        return manual(
-            "let Windows manage the size of its paging file, or make it larger, or end programs", needs="host"
-        )
-    if limit is not None:
-        return manual(f"raise {limit}", needs="host")
-    return manual(
-        f"give this process more memory, mount the file system of {folder} without noexec, or let SELinux allow it",
-        needs="host",
-    )
+        fix = "let Windows manage the size of its paging file, or make it larger, or end programs"
+    elif limit is not None:
+        fix = f"raise {limit}"
+    return manual(fix, needs="host")
 
 
 def unblock(environment: Environment, path: str) -> Fix:
-    """Return the fix for an intact file that a security program of the system refuses."""
-    folder = words_of(environment, [os.path.dirname(path) + os.sep])
-    guards = "fapolicyd or a virus scanner"
-    how = f". For fapolicyd: sudo fapolicyd-cli --file add {folder} && sudo fapolicyd-cli --update"
-    if environment.host.is_windows:
-        guards, how = "Smart App Control, AppLocker or a virus scanner", ""
-    return manual(
-        f"allow it in this system's protection, such as {guards}: installing it again changes nothing{how}",
-        needs="root",
-    )
+    guards, how = "Smart App Control, AppLocker or a virus scanner", ""
+    if not environment.host.is_windows:
+        folder = words_of(environment, [os.path.dirname(path) + os.sep])
+        guards = "fapolicyd or a virus scanner"
+        how = f". For fapolicyd: sudo fapolicyd-cli --file add {folder} && sudo fapolicyd-cli --update"
+    allow = f"allow it in this system's protection, such as {guards}"
+    return manual(f"{allow}: installing it again changes nothing{how}", needs="root")
 
 
 def fix_read_permission(environment: Environment, paths: Iterable[str]) -> Fix:
-    """Return the fix for files that this user may not read."""
     unique_paths = list(dict.fromkeys(paths))
-    own_paths = {file.path for file in environment.packages.refused if file.own}
     if environment.host.is_windows:
         return manual(f"let this user read {' and '.join(unique_paths)} (Properties, Security)", needs="root")
     words = words_of(environment, unique_paths)
-    return (
-        shell(f"chmod -R u+rX {words}")
-        if own_paths.issuperset(unique_paths)
-        else shell(f"sudo chmod -R a+rX {words}", needs="root")
-    )
+    if {file.path for file in environment.packages.refused if file.own}.issuperset(unique_paths):
+        return shell(f"chmod -R u+rX {words}")
+    return shell(f"sudo chmod -R a+rX {words}", needs="root")

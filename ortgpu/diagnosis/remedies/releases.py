@@ -31,8 +31,6 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One release, or a range of releases with the same properties."""
-
     requirement: str
     cuda_major: int
     pythons: tuple[tuple[int, int], tuple[int, int]]  # These are the first and the last Python with wheels.
@@ -87,7 +85,6 @@ FOR_OTHER_GPUS = (
 def newest_for(
     host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]] = ()
 ) -> Release:
-    """Return the newest release for a machine, by its Python, the CUDA of its driver and its GPUs, if known."""
     if host.machine == "aarch64":
         return FOR_AARCH64
     for_cuda_13 = host.python >= FOR_CUDA_13.pythons[0] and (driver_cuda is None or driver_cuda >= (13, 0))
