@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import re
 import sys
@@ -39,11 +40,16 @@ def breaks_a_word(text: str, columns: int = COLUMNS) -> bool:
     return len(text) > columns and " " in text.strip() and not is_command
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
+@functools.cache
+def lines_without_a_gpu(arguments: str, model: Path) -> list[str]:
+    return lines_in_a_terminal(*arguments.format(model=model).split(), env=NO_GPU)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import onnx.parser
 
-    path = tmp_path / "model.onnx"
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
     path.write_bytes(onnx.parser.parse_model(MODEL).SerializeToString())
     return path
 
@@ -65,11 +71,13 @@ def model(tmp_path: Path) -> Path:
         "chekc",
         "check --device=cuda:99 --inputs={model} {model} --allow-cpu",
         "bench --plot /no/such/folder/whose/name/is/rather/long/figures.svg {model}",
-        *(f"{command} --help" for command in COMMANDS),
     ],
 )
 def test_no_line_breaks_a_word(arguments: str, model: Path) -> None:
-    shown = lines_in_a_terminal(*arguments.format(model=model).split(), env=NO_GPU)
+    assert_no_line_breaks_a_word(lines_without_a_gpu(arguments, model))
+
+
+def assert_no_line_breaks_a_word(shown: list[str]) -> None:
     assert len("".join(shown)) > 40
     assert "Traceback (most recent call last):" not in shown
     assert [line for line in shown if breaks_a_word(line)] == []
@@ -91,6 +99,13 @@ def shown_by(monkeypatch: pytest.MonkeyPatch, columns: int = COLUMNS) -> io.Stri
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     return terminal
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_line_of_a_help_breaks_a_word(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = shown_by(monkeypatch)
+    assert main([command, "--help"]) == 0
+    assert_no_line_breaks_a_word([each.rstrip() for each in terminal.getvalue().split("\n")])
 
 
 @pytest.mark.parametrize("code", BRANCHES)
@@ -155,7 +170,7 @@ def test_a_table_that_is_folded_breaks_no_word(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_the_verdict_is_in_sight_on_a_small_terminal(arguments: str, verdict: str, model: Path) -> None:
-    text = lines_in_a_terminal(*arguments.format(model=model).split(), env=NO_GPU)
+    text = lines_without_a_gpu(arguments, model)
     rows = [line[start : start + COLUMNS] for line in text for start in range(0, max(len(line), 1), COLUMNS)]
     while rows and not rows[-1]:
         rows.pop()

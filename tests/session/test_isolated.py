@@ -184,13 +184,13 @@ def test_a_request_that_kills_two_workers_fails_and_the_others_do_not() -> None:
         "ended": "exit status 3",
         "poisoned": "PoisonedContextError: an illegal memory access was encountered",
     }
-    for name in (*causes, "future", "map"):
+    for name in causes:
         assert found[name]["type"] == "WorkerLostError"
         assert "two worker processes were lost while they ran this request" in found[name]["text"]
         assert found[name]["others"] == ["WorkerLostError"]
         assert found[name]["details"]["device"] == "cpu"
     assert found["after"] == list(range(20))
-    assert found["restarts"] == 12
+    assert found["restarts"] == 8
     assert found["lost"] == 0
 
 
@@ -273,7 +273,7 @@ def test_a_worker_that_dies_while_it_opens_is_an_error_of_the_constructor() -> N
 MANY = pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
 
 
-@pytest.mark.parametrize("deaths", [8, MANY], ids=["few", "many"])
+@pytest.mark.parametrize("deaths", [4, MANY], ids=["few", "many"])
 def test_descriptors_threads_and_memory_do_not_grow_with_deaths(deaths: int) -> None:
     found = child(
         f"""
@@ -506,9 +506,9 @@ def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
 def test_everything_resolves_while_workers_are_killed() -> None:
     """No result is wrong and none is lost: each request ends in its result or its typed error."""
     found = child("session.pool_isolated.everything_resolves_while_workers_are_killed")
-    assert len(found["ended"]) == 600
+    assert len(found["ended"]) == 300
     assert set(found["ended"]) <= {"right", "CancelledError", "WorkerLostError"}
-    assert found["ended"].count("right") > 400
+    assert found["ended"].count("right") > 200
     assert found["restarts"] > 3
     assert found["left"] == []
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 
 import pytest
 
 from tests.lab.models import Models
-from tests.support.children import ROOT, Child, child_environment, python_arguments, run_child
+from tests.support.children import ROOT, Child, child_environment, run_child, run_python
 
 PROGRAM = ROOT / "tests" / "programs" / "library_failures.py"
 OUR_FRAME = re.compile(r'^  File "[^"]*/ortgpu/(?!ERRORS)[^"]*\.py", line', re.MULTILINE)
@@ -27,39 +28,52 @@ def test_a_traceback_has_at_most_two_frames_of_this_library(models: Models, way:
     assert 1 <= len(OUR_FRAME.findall(done.stderr)) <= 2, done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", ['"no such file.onnx"', '"m.onnx", devce=0', '"m.onnx", device=-1', '"m.onnx", tuned="later"']
-)
-def test_so_has_the_traceback_of_a_wrong_argument(arguments: str) -> None:
-    done = run_child([sys.executable, "-c", f"from ortgpu import GPUSession; GPUSession({arguments})"])
-    assert done.returncode == 1
-    assert 1 <= len(OUR_FRAME.findall(done.stderr)) <= 2, done.stderr
+WRONG_ARGUMENTS = [
+    f"GPUSession({arguments})"
+    for arguments in ('"no such file.onnx"', '"m.onnx", devce=0', '"m.onnx", device=-1', '"m.onnx", tuned="later"')
+]
+USES = [
+    "GPUSession(model, allow_cpu=True).run(None, wrong)",
+    "list(GPUSession(model, allow_cpu=True).map([wrong]))",
+    "GPUSession(model, allow_cpu=True).batched(max_batch=1).run(None, wrong)",
+    "GPUSessionPool(model, allow_cpu=True).run(None, wrong)",
+    "GPUSessionPool(model, allow_cpu=True).submit(None, wrong).result()",
+    "GPUSessionPool('no such file.onnx', allow_cpu=True)",
+    "ortgpu.tune('no such file.onnx')",
+    "ortgpu.fit('no such file.onnx', device='cpu')",
+]
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "GPUSession(model, allow_cpu=True).run(None, wrong)",
-        "list(GPUSession(model, allow_cpu=True).map([wrong]))",
-        "GPUSession(model, allow_cpu=True).batched(max_batch=1).run(None, wrong)",
-        "GPUSessionPool(model, allow_cpu=True).run(None, wrong)",
-        "GPUSessionPool(model, allow_cpu=True).submit(None, wrong).result()",
-        "GPUSessionPool('no such file.onnx', allow_cpu=True)",
-        "ortgpu.tune('no such file.onnx')",
-        "ortgpu.fit('no such file.onnx', device='cpu')",
-    ],
-)
-def test_so_has_that_of_a_use(models: Models, use: str) -> None:
+@pytest.fixture(scope="module")
+def tracebacks(models: Models) -> Mapping[str, str]:
+    """What Python shows of each of these lines, all of them in one process."""
     code = f"""
+        import contextlib, io, sys
         import numpy, ortgpu
         from ortgpu import GPUSession, GPUSessionPool
+        from tests.support.children import report
         model, wrong = {str(models.relu)!r}, {{"no such input": numpy.zeros(1, "f")}}
-        {use}
+        for line in {[*WRONG_ARGUMENTS, *USES]!r}:
+            shown = io.StringIO()
+            try:
+                exec(line)
+            except Exception:
+                with contextlib.redirect_stderr(shown):
+                    sys.excepthook(*sys.exc_info())
+            report(line, shown.getvalue())
     """
-    done = run_child([sys.executable, *python_arguments(code)], env=child_environment({"CUDA_VISIBLE_DEVICES": ""}))
-    assert done.returncode == 1
-    assert "Error" in done.stderr or "NoSuchFile" in done.stderr
-    assert len(OUR_FRAME.findall(done.stderr)) <= 2, done.stderr
+    return run_python(code, env=child_environment({"CUDA_VISIBLE_DEVICES": ""})).ok().reports
+
+
+@pytest.mark.parametrize("line", WRONG_ARGUMENTS)
+def test_so_has_the_traceback_of_a_wrong_argument(line: str, tracebacks: Mapping[str, str]) -> None:
+    assert 1 <= len(OUR_FRAME.findall(tracebacks[line])) <= 2, tracebacks[line]
+
+
+@pytest.mark.parametrize("line", USES)
+def test_so_has_that_of_a_use(line: str, tracebacks: Mapping[str, str]) -> None:
+    assert "Error" in tracebacks[line] or "NoSuchFile" in tracebacks[line]
+    assert len(OUR_FRAME.findall(tracebacks[line])) <= 2, tracebacks[line]
 
 
 def test_the_frames_of_the_users_library_are_all_there(models: Models) -> None:

@@ -30,6 +30,7 @@ def isolated_pool(devices=2, model=RELU, **options):
 
 def deadly():
     isolated.SERVE = "tests.support.deadly_worker:serve"
+    isolated._BACK_OFF = (0.01, 0.02)  # most of these workers die before a first result
 
 
 def model_of(text):
@@ -283,6 +284,7 @@ def requests_that_were_joined_with_a_deadly_one_end_no_further_worker() -> None:
         asked = [joined.submit(None, rows(value)) for value in (-9, 1, 2, 3)]
         report("joined", [outcome(each.result) for each in asked])
         ready(made)
+        joined._joining._last = 1  # else the next one waits for three more
         report("again", [float(joined.run(None, rows(n))[0].max()) for n in range(3)])
         report("restarts", sum(each.restarts for each in made.health()))
 
@@ -324,12 +326,15 @@ def a_request_that_kills_two_workers_fails_and_the_others_do_not() -> None:
     deadly()
     with isolated_pool() as made:
         made.run(None, feed(1))
-        for name, value in (("killed", -9), ("crashed", -11), ("ended", -3), ("poisoned", -700)):
-            report(name, outcome(lambda: made.run(None, feed(value))))
-            until(lambda: all(each.state == "ready" for each in made.health()))
-        future = made.submit(None, feed(-6))
-        report("future", outcome(future.result))
-        report("map", outcome(lambda: [value_of(outputs) for outputs in made.map([feed(1), feed(-9), feed(2)])]))
+        ways = {
+            "killed": lambda: made.run(None, feed(-9)),
+            "crashed": lambda: made.submit(None, feed(-11)).result(),
+            "ended": lambda: [value_of(outputs) for outputs in made.map([feed(1), feed(-3), feed(2)])],
+            "poisoned": lambda: made.run(None, feed(-700)),
+        }
+        for name, ask in ways.items():
+            report(name, outcome(ask))
+            ready(made)
         report("after", [value_of(outputs) for outputs in made.map(feed(n) for n in range(20))])
         ready(made)
         report("restarts", sum(each.restarts for each in made.health()))
@@ -590,7 +595,7 @@ def large_arrays_are_copied_in_threads_and_the_program_may_fork() -> None:
         report("threads", len(set(os.listdir("/proc/self/task")) - before))
         futures = [made.submit(None, {"x": array}) for array in arrays * 4]
         report("futures", [bool((each.result()[0] == arrays[n % 3]).all()) for n, each in enumerate(futures)])
-        report("refilled", [sorted(set(outputs[0].tolist())) for outputs in made.map(refilled())])
+        report("refilled", [sorted({float(y.min()), float(y.max())}) for (y,) in made.map(refilled())])
         pid = os.fork()
         if not pid:
             sys.exit(3)
@@ -745,8 +750,8 @@ def everything_resolves_while_workers_are_killed() -> None:
     ended = []
 
     def ask(start):
-        for n in range(start, start + 150):
-            future = made.submit(None, feed(-11 if n % 97 == 96 else n))
+        for n in range(start, start + 75):
+            future = made.submit(None, feed(-11 if n % 97 == 36 else n))
             if n % 5 == 0:
                 future.cancel()
             try:
