@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib.util
 import os
 import shutil
 import sys
 import sysconfig
+import tempfile
 import zipfile
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -15,6 +18,10 @@ from tests.lab.installed import GPU_DISTRIBUTION
 
 #: Folders whose files are linked one by one from the start: ``/proc/self/maps`` then names the overlay's paths.
 TAKEN_APART = ("onnxruntime", "onnxruntime/capi", "nvidia", "nvidia/*", "nvidia/*/lib")
+
+
+#: Bytes of a wheel, packed. Smaller ones stay unpacked as long as the process; those with CUDA in them have gigabytes.
+_KEPT_WHEELS = 64 << 20
 
 
 class LabError(Exception):
@@ -122,23 +129,19 @@ class Overlay:
         original.rename(moved)
         return self
 
-    def take_apart(self, relative: str) -> Overlay:
-        """Make a folder that is a link a real one, of links to what is in it."""
+    def take_apart(self, relative: str, *, whole: bool = False) -> Overlay:
+        """Make a folder that is a link a real one, of links to what is in it; and if ``whole`` all folders in it."""
         folder = self._own(self.site / relative)
         if folder.is_symlink() and folder.is_dir():
-            self._take_apart(folder)
+            self._take_apart(folder, whole=whole)
         return self
 
     def add_wheel(self, wheel: Path) -> Overlay:
-        """Unpack a wheel over what is there, as pip does: the last writer of a file wins."""
-        with zipfile.ZipFile(wheel) as archive:
-            for member in archive.infolist():
-                if member.is_dir() or ".data/" in member.filename:
-                    continue
-                self.replace(member.filename, archive.read(member))
-                if mode := member.external_attr >> 16:
-                    (self.site / member.filename).chmod(mode & 0o777 | 0o600)
-        return self
+        """Put a wheel's files over what is there, as pip does: the last writer of a file wins."""
+        if wheel.stat().st_size < _KEPT_WHEELS:
+            return self._add(*_kept(wheel))
+        with tempfile.TemporaryDirectory(prefix="ortgpu-wheel-") as folder:
+            return self._add(Path(folder), _unpack(wheel, Path(folder)))
 
     def uninstall(self, distribution: str) -> Overlay:
         """Delete, as pip does, a distribution, the files that its RECORD names, also those of a twin, and bytecode."""
@@ -168,6 +171,18 @@ class Overlay:
             self._delete(target)
             target.parent.mkdir(parents=True, exist_ok=True)
             self._link(self.source / name, target)
+        return self
+
+    def _add(self, folder: Path, names: list[str]) -> Overlay:
+        """Link files of a folder, or copy them from another filesystem, over what is there."""
+        for name in names:
+            target = self._own(self.site / name)
+            self._delete(target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(folder / name, target)
+            except OSError:  # as in _link; a symbolic link would lead out of the overlay
+                shutil.copy2(folder / name, target)
         return self
 
     def _make_environment(self) -> None:
@@ -201,12 +216,18 @@ class Overlay:
                 self._take_apart(above)
         return path
 
-    def _take_apart(self, folder: Path) -> None:
+    def _take_apart(self, folder: Path, *, whole: bool = False) -> None:
         original = folder.resolve()
         folder.unlink()
+        self._fill(folder, original, whole=whole)
+
+    def _fill(self, folder: Path, original: Path, *, whole: bool) -> None:
         folder.mkdir()
         for entry in original.iterdir():
-            self._link(entry, folder / entry.name)
+            if whole and entry.is_dir():
+                self._fill(folder / entry.name, entry, whole=True)
+            else:
+                self._link(entry, folder / entry.name)
 
     @staticmethod
     def _link(original: str | Path, link: str | Path) -> None:
@@ -225,6 +246,30 @@ class Overlay:
             path.unlink()
         elif path.is_dir():
             shutil.rmtree(path)
+
+
+@functools.cache
+def _kept(wheel: Path) -> tuple[Path, list[str]]:
+    """A folder with a wheel's files, which goes with this process, and their names.
+
+    To unpack one takes longer than most of what is asked of the environment.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="ortgpu-wheel-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder, _unpack(wheel, folder)
+
+
+def _unpack(wheel: Path, folder: Path) -> list[str]:
+    names = []
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            if member.is_dir() or ".data/" in member.filename:
+                continue
+            names.append(member.filename)
+            path = Path(archive.extract(member, folder))
+            if mode := member.external_attr >> 16:
+                path.chmod(mode & 0o777 | 0o600)
+    return names
 
 
 def _recorded_files(site: Path, distribution: str) -> list[str]:

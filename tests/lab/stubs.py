@@ -122,6 +122,7 @@ class Stubs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._made: dict[str, tuple[str, ...]] = {}  # by name, what was compiled last
 
     @functools.cached_property
     def cuda(self) -> Path:
@@ -189,10 +190,14 @@ class Stubs:
     def compile(self, name: str, code: str, *options: str) -> Path:
         """A library out of a text in C."""
         with _one_at_a_time:  # under a name that several cases may use
-            source = self.folder / "made" / f"{name}.c"
-            source.parent.mkdir(parents=True, exist_ok=True)
-            source.write_text(code, encoding="utf-8")
-            return self._build(str(source), f"made/{name}", *options)
+            target = self.folder / "made" / name
+            source = target.with_name(f"{target.name}.c")
+            if self._made.get(name) != (code, *options) or not target.exists():
+                source.parent.mkdir(parents=True, exist_ok=True)
+                source.write_text(code, encoding="utf-8")
+                self._build(str(source), f"made/{name}", *options)
+                self._made[name] = (code, *options)
+            return target
 
     def _build(self, source: str, relative: str, *options: str) -> Path:
         found = compiler()
