@@ -28,6 +28,7 @@ Call = Callable[[], object]
 
 # Seconds. A thread holds the lock of a future for microseconds, unless an interrupt left it locked.
 _PATIENCE = 0.2
+_LONGEST_WAIT = 1.0  # seconds: see Turns.run
 
 
 def drop_own_frames(error: Raised) -> Raised:
@@ -214,6 +215,7 @@ class Turns:
     def __init__(self, count: int) -> None:
         self._count = count
         self._turns: SimpleQueue[bool] = SimpleQueue()
+        self._threads: set[int] = set()  # the ids of the threads with a turn
         for _ in range(count):
             self._turns.put(True)
 
@@ -239,20 +241,33 @@ class Turns:
     def run(self, call: Any, *arguments: Any, **named: Any) -> Any:
         """Make a call as soon as it gets a turn, and return its result.
 
-        A signal handler or finalizer amid another run does not wait: its thread may have the turn that it would get.
+        A signal handler or finalizer amid a run of the session makes the call within the turn of its thread. Amid other
+        work it waits for a second at most, because the thread with the turn may wait for what this thread holds.
         """
-        return self.run_in_turn(call, *arguments, **named) if may_wait() else call(*arguments, **named)
+        if threading.get_ident() in self._threads or not (may_wait() or self._is_free_soon()):
+            return call(*arguments, **named)
+        return self.run_in_turn(call, *arguments, **named)
 
     def run_in_turn(self, call: Any, *arguments: Any, **named: Any) -> Any:
         """Make a call as :meth:`run` does, and wait in any case. This thread must have no turn."""
         # An interrupt before `try` would lose a turn. The step of this loop is in C, and signals are seen after calls.
         for turn in iter(self._turns.get, None):
             try:
+                self._threads.add(threading.get_ident())
                 with this_thread.has_turn:
                     return call(*arguments, **named)
             finally:
+                self._threads.discard(threading.get_ident())
                 self._turns.put(turn)
         return None
+
+    def _is_free_soon(self) -> bool:
+        until = time.monotonic() + _LONGEST_WAIT
+        while self._turns.empty():
+            if time.monotonic() > until:
+                return False
+            time.sleep(_LONGEST_WAIT / 1000)
+        return True
 
 
 class Executor:

@@ -17,6 +17,7 @@ STAGING = "map_staging"  # "0": map runs with the arrays of the caller, not with
 SESSION_SETTINGS = (THREADS, DIMENSIONS, FLOAT16, DEPTH, STAGING)
 CAPTURE = "enable_cuda_graph"  # the option of the provider
 LIMIT = "gpu_mem_limit"  # the option of the provider: bytes that the arena may hold
+ONE_STREAM = "use_ep_level_unified_stream"  # the option of the provider: all runs use one stream and its handles
 
 FEW_THREADS = 4  # three concurrent runs of run_async keep a GPU busy
 

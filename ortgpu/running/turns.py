@@ -1,8 +1,4 @@
-"""Runners of sessions that bound how many runs are at work, or that notice when no run is.
-
-A run beside other runs takes a stream of its own, with a handle and a workspace of cuBLAS. These 80 MiB (on an H200)
-lie outside of the arena and stay until the session is closed. A session with a budget bounds them.
-"""
+"""Runners of sessions that bound how many runs are at work, or that notice when no run is."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The budget of GPU memory for a session: the limit of its arena, and the errors that name the budget.
 
-ONNX Runtime's arena holds the weights, the activations and the workspaces of cuDNN. Memory outside of it cannot be
-limited: handles and workspaces of cuBLAS, for each concurrent run, and captured CUDA graphs. So the limit of the arena
-leaves room for this memory, and the number of concurrent runs is limited.
+ONNX Runtime's arena holds the weights, the activations and the workspaces of cuDNN. The arena has a limit. The handles
+of cuBLAS and cuDNN lie outside of it. They take 65 MiB of an H200 for each stream, and for each thread that makes a run
+until the thread ends. With all runs in one stream, 65 MiB are all. So a session with a budget has one stream, and makes
+one run at a time: two threads must not use the same handles.
 """
 
 from __future__ import annotations
@@ -14,44 +15,21 @@ from ..errors import Fix, GPUOutOfMemoryError, InsufficientDeviceMemoryError, Pr
 from ..process.threads import Turns
 from ..provider.options import config_entry
 from ..provider.requests import CUDA, TENSORRT, ProviderList
-from ..provider.settings import LIMIT
+from ..provider.settings import LIMIT, ONE_STREAM
 from ..running.memory import Holdings, measure
 
 if TYPE_CHECKING:
     from ..running.plain_runs import RunningSession
 
-_GIB = 1 << 30
-
 _MIB = 1 << 20
-_OUTSIDE_PLANS = 150 * _MIB  # the handles and workspaces of the session with the plans
+
+# Bytes that a session may take outside of its arena. Five networks had 62 to 78 MiB there on an H200, whatever the
+# number of threads.
+OUTSIDE = 150 * _MIB
 _LEAST_PLANS = 64 * _MIB  # the least memory for activations and workspaces of plans
 _SHARED_ARENA = "session.use_env_allocators"
 _GROWTH = "arena_extend_strategy"
 _OWN_ALLOCATOR = "gpu_external_alloc"
-
-
-def runs_at_a_time(budget: int) -> int:
-    """Return how many runs a session with a budget makes at a time. Each run takes memory outside of the arena."""
-    return 1 if budget < _GIB else 2 if budget < 4 * _GIB else 4
-
-
-def bytes_outside(budget: int) -> int:
-    """Return the bytes to leave for memory outside of the arena.
-
-    Sessions of five networks on an H200 had 65 MiB there once they were open, and 129 to 149 MiB after a run. After two
-    concurrent runs they had 261 to 305 MiB, and after four 452 to 471 MiB.
-    """
-    runs = runs_at_a_time(budget)
-    return (70 + 80 * runs + (80 if runs > 1 else 0)) * _MIB
-
-
-def least_budget(arena: int) -> int:
-    """Return the least budget that has room for an arena of so many bytes."""
-    return next(
-        budget
-        for least in (0, _GIB, 4 * _GIB)
-        if runs_at_a_time(budget := max(arena + bytes_outside(least), least)) == runs_at_a_time(least)
-    )
 
 
 def choose_limits(budget: int, own: Collection[str]) -> dict[str, tuple[str, str]]:
@@ -59,10 +37,12 @@ def choose_limits(budget: int, own: Collection[str]) -> dict[str, tuple[str, str
 
     ``own``: the options that the caller set. They stay.
     """
-    reserve = bytes_outside(budget)
-    limit = max(budget - reserve, _MIB)  # A limit of 0 bytes would mean no limit.
-    outside = f"memory={budget} less {reserve // _MIB} MiB for what lies outside of the arena"
-    limits = {LIMIT: (str(limit), outside), _GROWTH: ("kSameAsRequested", "regions of powers of two waste a budget")}
+    limit = max(budget - OUTSIDE, _MIB)  # A limit of 0 bytes would mean no limit.
+    limits = {
+        LIMIT: (str(limit), f"memory={budget} less {OUTSIDE // _MIB} MiB for what lies outside of the arena"),
+        _GROWTH: ("kSameAsRequested", "regions of powers of two waste a budget"),
+        ONE_STREAM: ("1", "handles for each stream and each thread would take more than the budget"),
+    }
     return {name: choice for name, choice in limits.items() if name not in own}
 
 
@@ -73,7 +53,7 @@ def share_with_plans(limit: tuple[str, str], weights: int | None) -> dict[str, t
     """
     size, why = limit
     half = int(size) // 2
-    if weights is None or half - _OUTSIDE_PLANS < 2 * weights + _LEAST_PLANS:
+    if weights is None or half - OUTSIDE < 2 * weights + _LEAST_PLANS:
         return {}
     return {LIMIT: (str(int(size) - half), f"{why}, and {half // _MIB} MiB for plans of further shapes")}
 
@@ -92,9 +72,7 @@ def room_in(budget: int, limit: str | None, *, captures: bool) -> int:
     """
     if limit is None:
         return 0
-    # A session that captures makes one run at a time.
-    outside = bytes_outside(0) if captures else bytes_outside(budget) + _OUTSIDE_PLANS
-    return max(0, budget - outside - int(limit))
+    return max(0, budget - (OUTSIDE if captures else 2 * OUTSIDE) - int(limit))  # The plans are a session of their own.
 
 
 def why_not_limited(providers: ProviderList, options: Any) -> str | None:
@@ -119,24 +97,30 @@ def not_limited(reason: str) -> ProviderRequestError:
 
 
 def holdings_within(
-    budget: int, chosen: Mapping[str, tuple[str, str]], own: Mapping[str, str], *, captures: bool
+    budget: int,
+    chosen: Mapping[str, tuple[str, str]],
+    own: Mapping[str, str],
+    former: Holdings | None,
+    *,
+    captures: bool,
 ) -> Holdings:
     """Return the holdings of a session with a budget.
 
     Args:
         chosen: the options of the CUDA provider that the session set.
         own: the options that the caller set.
+        former: the holdings before the session was opened again. Runs that wait for its turn will use the new session.
         captures: True if the session captures CUDA graphs.
     """
     limit = chosen[LIMIT][0] if LIMIT in chosen else own.get(LIMIT) if captures else None
-    return Holdings(budget, Turns(runs_at_a_time(budget)), room_in(budget, limit, captures=captures))
+    return Holdings(budget, (former and former.turns) or Turns(1), room_in(budget, limit, captures=captures))
 
 
 def too_small(error: InsufficientDeviceMemoryError, budget: int) -> InsufficientDeviceMemoryError:
     """Return the error of a model that does not open within a budget."""
     return InsufficientDeviceMemoryError(
         f"this model does not open within memory={budget} ({_mebibytes(budget)})",
-        evidence=[*error.evidence, f"{bytes_outside(budget) // _MIB} MiB of it are for memory outside of the arena"],
+        evidence=[*error.evidence, f"{OUTSIDE // _MIB} MiB of it are for memory outside of the arena"],
         fixes=[_RAISE, manual("`ortgpu check MODEL --fit` tells how much a model needs")],
         requested=error.requested,
         free=error.free,

@@ -714,6 +714,7 @@ class GPUSession(LastOfOurs):
         # Drop the attributes that an earlier construction of this object left.
         if self._pinned is not None:
             self._pinned.close()  # A finalizer of the session would keep it alive.
+        former = self._holdings
         for name in ("_pinned", "_holdings", "_gpu_runner"):
             attributes.pop(name, None)
         if not isinstance(request.model, bytes):  # The model may be opened again in another working directory.
@@ -725,6 +726,7 @@ class GPUSession(LastOfOurs):
                 verified.budget,
                 verified.options_chosen,
                 request.providers.options_of(CUDA),
+                former,
                 captures=request.cuda_graph or CAPTURE in verified.options_chosen,
             )
         self._pinned_memory_limit = parse_size("pinned_memory_limit", request.pinned_memory_limit)

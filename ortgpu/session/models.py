@@ -29,7 +29,7 @@ from ..provider.devices import choose_visible, is_cpu, plain_request
 from ..provider.requests import parse
 from ..provider.sizes import GPUSize, bytes_of_gpu, parse_gpu_size
 from ..running import arena
-from .budget import least_budget
+from .budget import OUTSIDE
 from .request import NAMES, ModelsArguments, SessionRequest, Unpack, checked, refuse_misspelt, seconds
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ class GPUModels(Mapping[str, GPUModel]):
         share = model._need or model._share
         if not share:
             weights = bytes_of_weights(model.path, stamp_of(model.path))
-            share = least_budget((_UNKNOWN_WEIGHTS if weights is None else weights) + _FIRST_ROOM)
+            share = (_UNKNOWN_WEIGHTS if weights is None else weights) + _FIRST_ROOM + OUTSIDE
         if more_than is not None:
             share = max(2 * model._share, model._share + 2 * more_than, share)
         return min(share, budget)
@@ -414,9 +414,8 @@ class GPUModels(Mapping[str, GPUModel]):
             return False
         if model._share:
             reserved = arena.reserved_bytes(session)
-            model._need = (
-                max(model._need, least_budget(reserved + reserved // 8)) if reserved is not None else model._share
-            )
+            needed = reserved + reserved // 8 + OUTSIDE if reserved is not None else model._share
+            model._need = max(model._need, needed)
         session.close()
         return True
 

@@ -25,7 +25,7 @@ from ..provider.devices import Device, free_memory
 from ..provider.options import Carried, carries_providers, recording_options
 from ..provider.placement import Placement, has_convolutions, read_placement
 from ..provider.requests import CPU, CUDA
-from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, LIMIT, SESSION_SETTINGS
+from ..provider.settings import CAPTURE, DIMENSIONS, FLOAT16, LIMIT, ONE_STREAM, SESSION_SETTINGS
 from ..running.cudart import runtime_of
 from ..running.memory import holdings_of
 from ..running.plain_runs import PlainRunner
@@ -45,7 +45,6 @@ else:
 # The plans of a session may take this part of the memory that is free when they are made.
 PART_OF_FREE_MEMORY = 0.5
 
-_ONE_STREAM = "use_ep_level_unified_stream"  # See shape_plans.OneAtATime.
 _IN_A_FILE_FROM = 1024  # Weights of so many bytes and more are in a file.
 
 
@@ -176,7 +175,7 @@ class PlanSource:
         options = dict(self.cuda_options)
         if limit is not None:
             options["gpu_mem_limit"] = str(limit)
-            options[_ONE_STREAM] = "1"
+            options[ONE_STREAM] = "1"  # See shape_plans.OneAtATime.
             options["prefer_nhwc"] = "0"  # The model has the layout already.
         return [(CUDA, options), (CPU, {})]
 

@@ -438,12 +438,12 @@ MUTANTS = (
     ),
     *_planted(
         "session/test_budget.py",
-        ("the whole budget is the arena", "session/budget.py", "limit = max(budget - reserve, _MIB)", "limit = budget"),
+        ("the whole budget is the arena", "session/budget.py", "limit = max(budget - OUTSIDE, _MIB)", "limit = budget"),
         (
             "a limit of 0 bytes is no limit",
             "session/budget.py",
-            "max(budget - reserve, _MIB)",
-            "max(budget - reserve, 0)",
+            "max(budget - OUTSIDE, _MIB)",
+            "max(budget - OUTSIDE, 0)",
         ),
         (
             "the caller's limit is overruled",
@@ -452,10 +452,10 @@ MUTANTS = (
             "for name, choice in limits.items()}",
         ),
         (
-            "a small budget runs four at a time",
+            "runs within a budget take a stream each",
             "session/budget.py",
-            "return 1 if budget < _GIB else 2 if budget < 4 * _GIB else 4",
-            "return 4",
+            "        ONE_STREAM: (",
+            "        _GROWTH: (",
         ),
         ("TensorRT within a budget passes", "session/budget.py", "if name in TENSORRT]:", "if name in ()]:"),
         (
@@ -1701,14 +1701,14 @@ MUTANTS = (
         (
             "a run takes no turn",
             "process/threads.py",
-            "return self.run_in_turn(call, *arguments, **named) if may_wait() else call(",
-            "return call(",
+            "            return call(*arguments, **named)\n        return self.run_in_turn(call, *arguments, **named)",
+            "            return call(*arguments, **named)\n        return call(*arguments, **named)",
         ),
         (
             "a run that raises keeps its turn",
             "process/threads.py",
-            "            finally:\n                self._turns.put(turn)\n        return None",
-            "            finally:\n                pass\n        return None",
+            "get_ident())\n                self._turns.put(turn)\n        return None",
+            "get_ident())\n        return None",
         ),
         (
             "one turn counts as all",

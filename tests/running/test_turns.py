@@ -27,6 +27,12 @@ def test_a_run_within_a_run_does_not_wait_for_the_turn_of_its_own_thread() -> No
     assert made == [[0, [1, [2, 3]]], [2, 3]]
 
 
+def test_a_finalizer_amid_other_work_waits_for_a_turn_but_not_for_ever() -> None:
+    """Two runs at a time would use the same handles. The thread with the turn may wait for a lock of this one."""
+    order = child("running.turns.a_finalizer_amid_other_work_waits_for_a_turn_but_not_for_ever")
+    assert order == ["a run", "amid other work", "amid other work", "a run"]
+
+
 def test_a_reminder_has_a_thread_only_while_there_is_something_to_wait_for() -> None:
     from ortgpu.process.reminders import Reminder
 

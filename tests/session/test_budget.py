@@ -18,12 +18,10 @@ from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.requests import parse
 from ortgpu.provider.sizes import parse_gpu_size
 from ortgpu.session.budget import (
-    bytes_outside,
+    OUTSIDE,
     choose_limits,
     holdings_within,
-    least_budget,
     room_in,
-    runs_at_a_time,
     share_with_plans,
     why_not_limited,
 )
@@ -149,17 +147,17 @@ def test_captured_graphs_have_a_quarter_of_the_arena_and_one_run_at_a_time() -> 
     for budget in ("400MiB", "2GiB"):
         size = parse_gpu_size("memory", budget)
         assert isinstance(size, int)
-        whole = size - bytes_outside(size)
+        whole = size - OUTSIDE
         limit, why, room = arena_of(budget, CONVOLUTION.format("w", "Conv"), cuda_graph=True)
         assert limit == whole - whole // 4
         assert why.endswith(f"and {whole // 4 // MIB} MiB for CUDA graphs")
-        assert limit + room + bytes_outside(0) == size
+        assert limit + room + OUTSIDE == size
         limit, _, room = arena_of(budget, CONVOLUTION.format("w", "Conv"), cuda_graph=True, shares_budget=False)
-        assert (limit, room) == (whole, bytes_outside(size) - bytes_outside(0))
+        assert (limit, room) == (whole, 0)
 
 
 def test_plans_for_further_shapes_have_half_of_the_arena() -> None:
-    whole = (2 << 30) - bytes_outside(2 << 30)
+    whole = (2 << 30) - OUTSIDE
     limit, why, room = arena_of("2GiB", CONVOLUTION.format("w", "Conv"))
     assert limit == whole - whole // 2
     assert why.endswith(f"and {whole // 2 // MIB} MiB for plans of further shapes")
@@ -181,7 +179,7 @@ def test_without_plans_the_whole_budget_is_the_sessions(budget: str, text: str, 
     limit, _, room = arena_of(budget, text, **arguments)
     size = parse_gpu_size("memory", budget)
     assert isinstance(size, int)
-    assert (limit, room) == (size - bytes_outside(size), 0)
+    assert (limit, room) == (size - OUTSIDE, 0)
 
 
 GIVEN_BACK = "session.budget.given_back"
@@ -233,22 +231,21 @@ GIB = 1 << 30
 CUDA = "CUDAExecutionProvider"
 
 
-@pytest.mark.parametrize(
-    ("budget", "runs"), [(1, 1), (GIB - 1, 1), (GIB, 2), (4 * GIB - 1, 2), (4 * GIB, 4), (100 * GIB, 4)]
-)
-def test_a_budget_bounds_the_runs_at_a_time(budget: int, runs: int) -> None:
-    assert runs_at_a_time(budget) == runs
-    turns = holdings_within(budget, {}, {}, captures=False).turns
-    assert turns is not None
-    assert turns._count == runs
+@pytest.mark.parametrize("budget", [1, 4 * GIB, 100 * GIB])
+def test_a_session_with_a_budget_makes_one_run_at_a_time_also_once_it_is_opened_again(budget: int) -> None:
+    """All runs share the handles of one stream."""
+    first = holdings_within(budget, {}, {}, None, captures=False)
+    assert first.turns is not None
+    assert first.turns._count == 1
+    assert holdings_within(budget, {}, {}, first, captures=False).turns is first.turns, "runs may wait for it"
 
 
 @pytest.mark.parametrize("budget", [200 << 20, GIB, 8 * GIB])
 def test_the_arena_leaves_room_for_what_lies_outside(budget: int) -> None:
     limits = choose_limits(budget, ())
-    assert int(limits["gpu_mem_limit"][0]) == budget - bytes_outside(budget) > 0
+    assert int(limits["gpu_mem_limit"][0]) == budget - OUTSIDE > 0
     assert limits["arena_extend_strategy"][0] == "kSameAsRequested"
-    assert bytes_outside(budget) >= runs_at_a_time(budget) * (80 << 20)
+    assert limits["use_ep_level_unified_stream"][0] == "1"
 
 
 def test_a_budget_too_small_for_anything_is_still_a_limit() -> None:
@@ -256,19 +253,11 @@ def test_a_budget_too_small_for_anything_is_still_a_limit() -> None:
     assert int(choose_limits(1, ())["gpu_mem_limit"][0]) == 1 << 20
 
 
-@pytest.mark.parametrize("own", ["gpu_mem_limit", "arena_extend_strategy"])
+@pytest.mark.parametrize("own", ["gpu_mem_limit", "arena_extend_strategy", "use_ep_level_unified_stream"])
 def test_what_the_caller_set_stays(own: str) -> None:
     both = choose_limits(GIB, ())
     assert {*choose_limits(GIB, {own: "x"})} == {*both} - {own}
     assert choose_limits(GIB, both) == {}
-
-
-@pytest.mark.parametrize("arena", [1 << 20, 700 << 20, 3 * GIB, 50 * GIB])
-def test_the_least_budget_has_room_for_the_arena_and_no_more(arena: int) -> None:
-    budget = least_budget(arena)
-    assert int(choose_limits(budget, ())["gpu_mem_limit"][0]) >= arena
-    if budget not in (GIB, 4 * GIB):
-        assert budget - bytes_outside(budget) == arena
 
 
 def test_plans_get_half_of_the_arena_where_they_have_room() -> None:
@@ -276,7 +265,7 @@ def test_plans_get_half_of_the_arena_where_they_have_room() -> None:
     shared = share_with_plans(limits["gpu_mem_limit"], 100 << 20)
     arena, whole = int(shared["gpu_mem_limit"][0]), int(limits["gpu_mem_limit"][0])
     assert whole // 2 <= arena <= whole // 2 + 1
-    assert room_in(4 * GIB, shared["gpu_mem_limit"][0], captures=False) == whole - arena - (150 << 20)
+    assert room_in(4 * GIB, shared["gpu_mem_limit"][0], captures=False) == whole - arena - OUTSIDE
     assert share_with_plans(limits["gpu_mem_limit"], whole // 4) == {}, "they hold the weights once more"
     assert share_with_plans(limits["gpu_mem_limit"], None) == {}
     assert room_in(4 * GIB, limits["gpu_mem_limit"][0], captures=False) == 0

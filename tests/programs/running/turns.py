@@ -65,6 +65,38 @@ def a_run_within_a_run_does_not_wait_for_the_turn_of_its_own_thread() -> None:
     report([runner.run(None, None, 0, None), runner.run(None, None, 2, None)])
 
 
+def a_finalizer_amid_other_work_waits_for_a_turn_but_not_for_ever() -> None:
+    from ortgpu.process import threads
+    from ortgpu.process.background import this_thread
+
+    turns, order = threads.Turns(1), []
+    begun, is_over = threading.Event(), threading.Event()
+
+    def run(name):
+        begun.set()
+        is_over.wait(60)
+        order.append(name)
+
+    def amid_other_work(name):
+        with this_thread.holds:
+            turns.run(order.append, name)
+
+    for patience in (60, 0.05):
+        threads._LONGEST_WAIT = patience
+        begun.clear()
+        is_over.clear()
+        other = threading.Thread(target=turns.run, args=(run, "a run"))
+        other.start()
+        begun.wait(60)
+        finalizer = threading.Thread(target=amid_other_work, args=("amid other work",))
+        finalizer.start()
+        finalizer.join(0.3 if patience == 60 else 60)
+        is_over.set()
+        finalizer.join(60)
+        other.join(60)
+    report(order)
+
+
 def an_idle_session_trims_itself_and_leaves_no_thread() -> None:
     text = "two (float[n, m] x) => (float[n, m] z) { y = Neg(x) z = Abs(y) }"
     session = GPUSession(model(text), trim_idle=0.05)
