@@ -82,15 +82,9 @@ class ProcessFeeds(Feeds):
     def copy_of(self, array: NDArray[Any]) -> NDArray[Any]:
         if array.nbytes < self.large:
             return array.copy()
-        copy = self._memory.empty(array.shape, array.dtype)
+        copy = self.empty(array.shape, array.dtype)
         self.fill(copy, array)
         return copy
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        return self._memory.empty(shape, dtype)
-
-    def close(self) -> None:
-        self._memory.close()
 
     @cached_property
     def _threads(self) -> ParallelCopy | None:

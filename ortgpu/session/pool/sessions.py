@@ -17,9 +17,6 @@ from ...running.pipeline import copy_feed, staged_run
 from .workers import Feeds, Worker, check, choose_devices, named, options_of_others, wait_for_all
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ...model.files import ModelSource
     from ...provider.interfaces import Value
     from ...running.plain_runs import RunningSession
@@ -100,10 +97,7 @@ class SessionFeeds(Feeds):
             if is_of_a_handler(error):
                 raise
             # The run raises the same error.
-        return self._copies.of(feed, waits)
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        return self._copies.empty(shape, dtype)
+        return self._memory.of(feed, waits)
 
     @cached_property
     def _threads(self) -> ParallelCopy | None:
@@ -114,12 +108,8 @@ class SessionFeeds(Feeds):
     def source(self) -> tuple[int, ...]:
         return tuple(map(id, self._memories()))
 
-    def close(self) -> None:
-        if "_copies" in vars(self):
-            self._copies.close()
-
     @cached_property
-    def _copies(self) -> FeedCopies:
+    def _memory(self) -> FeedCopies:
         session = next(worker.session for worker in self._workers())
         # Use copying threads of our own, since a session's threads are busy with its runs.
         ordinal = -1 if lifetime.device_of(session).is_gpu else None

@@ -211,6 +211,7 @@ class Feeds:
     """
 
     large = 2 << 20
+    _memory: Any  # FeedCopies or OrdinaryMemory
 
     @property
     def _threads(self) -> ParallelCopy | None:
@@ -236,7 +237,8 @@ class Feeds:
         raise NotImplementedError
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        raise NotImplementedError
+        array: NDArray[Any] = self._memory.empty(shape, dtype)
+        return array
 
     def source(self) -> tuple[int, ...]:
         """Return an identity of the memory of :meth:`empty`. It changes when a session has lost its GPU."""
@@ -244,6 +246,8 @@ class Feeds:
 
     def close(self) -> None:
         """Free all unused memory."""
+        if "_memory" in vars(self):
+            self._memory.close()
 
 
 def twice_lost(first: GPUError, error: WorkerLostError) -> WorkerLostError:
