@@ -10,6 +10,7 @@ one on a line; and the code for ``ortgpu explain``.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -122,6 +123,9 @@ class GPUError(RuntimeError):
         class lacks the attribute, so a class attribute would hide the value.
         """
         super().__init_subclass__()
+        if cls.__module__ == __name__ and "code" not in vars(cls):  # NoDeviceError has the code no-device.
+            words = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", cls.__name__.removesuffix("Error"))
+            cls.code = words.lower()
         # Python 3.14 has this attribute too, thanks to the __future__ import.
         annotations = tuple(vars(cls).get("__annotations__", ()))
         cls.fields = (*cls.fields, *annotations)
@@ -236,7 +240,6 @@ class OnnxRuntimeNotInstalledError(PackageError):
 class CPUOnlyPackageError(PackageError):
     """The package that provides ``onnxruntime`` was built without CUDA. ``package`` and ``version`` name it."""
 
-    code = "cpu-only-package"
     package: str | None
     version: str | None
 
@@ -244,7 +247,6 @@ class CPUOnlyPackageError(PackageError):
 class ConflictingPackagesError(PackageError):
     """Several installed packages, named in ``packages``, own the same ``onnxruntime`` folder. The last one wins."""
 
-    code = "conflicting-packages"
     explains = ("cpu-only-package", "broken-package", "training-unavailable")
     packages: tuple[str, ...] = ()
 
@@ -255,7 +257,6 @@ class BrokenPackageError(PackageError):
     ``files`` lists the known files, by path or as the record of ``package`` names them.
     """
 
-    code = "broken-package"
     explains = ("broken-package", "onnxruntime-not-installed", "provider-fallback", "training-unavailable")
     package: str | None
     files: tuple[str, ...] = ()
@@ -264,7 +265,6 @@ class BrokenPackageError(PackageError):
 class UnsupportedPlatformError(PackageError):
     """There is no CUDA build of ONNX Runtime for this operating system, ``system``, or architecture, ``machine``."""
 
-    code = "unsupported-platform"
     explains = ("cpu-only-package", "driver-not-found", "onnxruntime-not-installed")
     system: str | None
     machine: str | None
@@ -279,7 +279,6 @@ class LibraryError(GPUError, OSError):
 class LibraryNotFoundError(LibraryError):
     """Libraries that the provider needs were not found. ``missing`` lists the sonames or DLLs of all of them."""
 
-    code = "library-not-found"
     explains = ("provider-fallback",)
     missing: tuple[str, ...] = ()
 
@@ -290,7 +289,6 @@ class LibraryVersionError(LibraryError):
     ``needed`` lists the needed names. ``found`` maps the name of each found library to its path.
     """
 
-    code = "library-version"
     needed: tuple[str, ...] = ()
     found: dict[str, str] | None
 
@@ -298,14 +296,12 @@ class LibraryVersionError(LibraryError):
 class LibraryConflictError(LibraryError):
     """Libraries that exclude each other are, or would be, in this process. ``libraries`` lists the known files."""
 
-    code = "library-conflict"
     libraries: tuple[str, ...] = ()
 
 
 class RuntimeConflictError(LibraryError):
     """The CUDA provider would call into another ONNX Runtime of this process. ``libraries`` lists its known files."""
 
-    code = "runtime-conflict"
     libraries: tuple[str, ...] = ()
 
 
@@ -318,7 +314,6 @@ class DriverError(GPUError):
 class DriverNotFoundError(DriverError):
     """``libcuda.so.1`` (``nvcuda.dll``) cannot be loaded: there is no driver, or this container was not given it."""
 
-    code = "driver-not-found"
     explains = ("no-device", "driver-too-old")
 
 
@@ -329,7 +324,6 @@ class DriverTooOldError(DriverError):
     unknown.
     """
 
-    code = "driver-too-old"
     explains = ("driver-unusable", "no-device")
     driver_version: str | None
     driver_cuda: tuple[int, int] | None
@@ -339,7 +333,6 @@ class DriverTooOldError(DriverError):
 class DriverUnusableError(DriverError):
     """The driver is there and does not work. ``cuda_code`` is the code that ``cuInit`` or the CUDA runtime returned."""
 
-    code = "driver-unusable"
     explains = ("driver-too-old", "driver-unusable", "no-device")
     cuda_code: int | None
 
@@ -353,7 +346,6 @@ class DeviceError(GPUError):
 class NoDeviceError(DeviceError):
     """CUDA sees no GPU: there is none, or this process is not allowed to see it."""
 
-    code = "no-device"
     explains = ("device-not-found",)
 
 
@@ -363,7 +355,6 @@ class DeviceNotFoundError(DeviceError, LookupError):
     ``requested`` is the request. ``available`` describes the GPUs that the process sees; it is empty if unknown.
     """
 
-    code = "device-not-found"
     requested: object
     available: tuple[str, ...] = ()
 
@@ -371,7 +362,6 @@ class DeviceNotFoundError(DeviceError, LookupError):
 class DeviceBusyError(DeviceError):
     """The GPU accepts no further process (compute mode), or another process holds it. ``uuid`` names it, if known."""
 
-    code = "device-busy"
     uuid: str | None
 
 
@@ -382,7 +372,6 @@ class UnsupportedDeviceError(DeviceError):
     architectures with code; it is empty if they were not read.
     """
 
-    code = "unsupported-device"
     device: str | None
     compute_capability: tuple[int, int] | None
     architectures: tuple[str, ...] = ()
@@ -391,7 +380,6 @@ class UnsupportedDeviceError(DeviceError):
 class InsufficientDeviceMemoryError(DeviceError, MemoryError):
     """The GPU has too little free memory to open the session. Sizes are in bytes; None means unknown."""
 
-    code = "insufficient-device-memory"
     requested: int | None
     free: int | None
     total: int | None
@@ -412,7 +400,6 @@ class ProviderRequestError(ProviderError, ValueError):
     Also, an argument may be impossible together with another one, or with this model. ``requested`` is the request.
     """
 
-    code = "provider-request"
     requested: object
 
 
@@ -422,7 +409,6 @@ class ProviderOptionError(ProviderError, ValueError):
     ``provider``, ``option`` and ``value`` name the option.
     """
 
-    code = "provider-option"
     provider: str | None
     option: str | None
     value: str | None
@@ -431,14 +417,12 @@ class ProviderOptionError(ProviderError, ValueError):
 class ProviderFallbackError(ProviderError):
     """ONNX Runtime left the GPU and no check knows why. ``bound`` lists the providers that it took."""
 
-    code = "provider-fallback"
     bound: tuple[str, ...] = ()
 
 
 class PlacementError(GPUError):
     """Compute nodes are on the CPU. ``nodes`` lists them, each a ``PlacedNode``; it is empty if they are unknown."""
 
-    code = "placement"
     nodes: tuple[Any, ...] = ()
 
 
@@ -454,7 +438,6 @@ class ExecutionError(GPUError):
 class GPUOutOfMemoryError(ExecutionError, MemoryError):
     """A run needed more GPU memory than there was. Sizes are in bytes; None means unknown."""
 
-    code = "gpu-out-of-memory"
     requested: int | None
     free: int | None
     total: int | None
@@ -463,7 +446,6 @@ class GPUOutOfMemoryError(ExecutionError, MemoryError):
 class PoisonedContextError(ExecutionError):
     """A sticky CUDA error ended this process's use of the GPU. ``cuda_code`` is the first such error."""
 
-    code = "poisoned-context"
     cuda_code: int | None
 
 
@@ -473,7 +455,6 @@ class ForkedSessionError(ExecutionError):
     ``creator_pid`` is the process that used CUDA, ``pid`` this process.
     """
 
-    code = "forked-session"
     creator_pid: int | None
     pid: int | None
 
@@ -481,7 +462,6 @@ class ForkedSessionError(ExecutionError):
 class ProviderFailureError(ExecutionError):
     """The CUDA provider, cuDNN, cuBLAS or TensorRT failed. ``library`` and ``status`` are set if known."""
 
-    code = "provider-failure"
     library: str | None
     status: str | None
 
@@ -489,7 +469,6 @@ class ProviderFailureError(ExecutionError):
 class QueueFullError(ExecutionError):
     """The batching service already has ``limit`` waiting requests."""
 
-    code = "queue-full"
     limit: int | None
 
 
@@ -500,7 +479,6 @@ class WorkerLostError(ExecutionError):
     name of the signal that ended it, its exit status, its last error, or the deadline.
     """
 
-    code = "worker-lost"
     worker: int | None
     device: str | None
     cause: str | None
@@ -517,44 +495,31 @@ class DistributedError(GPUError):
 class LauncherConflictError(DistributedError):
     """The variables of two launchers contradict each other, or the variables of one launcher are incomplete."""
 
-    code = "launcher-conflict"
-
 
 class RankDeviceError(DistributedError):
     """A rank has no GPU of its own."""
-
-    code = "rank-device"
 
 
 class RendezvousError(DistributedError):
     """Ranks did not meet before the deadline, over the network or in a folder."""
 
-    code = "rendezvous"
-
 
 class CollectiveTimeoutError(DistributedError):
     """A collective operation did not end before the deadline."""
-
-    code = "collective-timeout"
 
 
 class CollectiveMismatchError(DistributedError):
     """Ranks planned different collective operations, or planned them in another order."""
 
-    code = "collective-mismatch"
-
 
 class NCCLError(DistributedError):
     """NCCL cannot be used, gave wrong values or returned an error. ``status`` is its ncclResult_t, or None."""
 
-    code = "nccl"
     status: int | None
 
 
 class MPIInitError(DistributedError):
     """MPI cannot be started, or a part of MPI is missing."""
-
-    code = "mpi-init"
 
 
 class TrainingUnavailableError(DistributedError):
@@ -564,14 +529,11 @@ class TrainingUnavailableError(DistributedError):
     feature that no published package has, it is "nccl", "horovod", "cuda", "checkpoint shards" or "model parallelism".
     """
 
-    code = "training-unavailable"
     reason: str | None
 
 
 class CollectiveOpsUnavailableError(DistributedError):
     """The installed ONNX Runtime was built without collective operators."""
-
-    code = "collective-ops-unavailable"
 
 
 class CPUExecutionWarning(UserWarning):

@@ -7,18 +7,12 @@
     from ortgpu.integrations.ray import preflight        # check that GPUs of several nodes can work together
 
 Each opens a verified GPUSession on the GPU that Ray assigned to the worker. It raises an error if Ray assigned none:
-Ray shows such a worker every GPU of the node, so its session would be on GPU 0, another worker's. Ray
-alone decides about nodes, numbers of replicas, and workers that die.
+Ray shows such a worker every GPU of the node, so its session would be on GPU 0, another worker's. Nothing divides the
+memory of a GPU that several workers share (``num_gpus=0.5``): give each session a ``gpu_mem_limit``.
 
-With a fraction of a GPU (``num_gpus=0.5``) several workers share one GPU, and nothing divides its memory. Give each
-session a ``gpu_mem_limit`` (an option of the CUDA provider). A session uses one GPU. If a worker has several
-(``num_gpus=2``), ``device`` must name one of the assigned GPUs.
-
-Errors keep their type on the way to the driver. ``except ortgpu.GPUError`` works when consuming a dataset, with
-``handle.remote(...).result()``, and with ``ray.get``. The raised object is both Ray's exception and ours, with our
+Errors keep their type on the way to the driver: the raised object is both Ray's exception and ours, with our
 attributes. Its text is Ray's, and ``error.cause`` is the original, also of a WorkerLostError with an attribute of
-that name. An error at the start of a Serve deployment appears only as text in ``serve.status()``. To get it as an
-exception, call :func:`probe` before ``serve.run``.
+that name.
 """
 
 from __future__ import annotations

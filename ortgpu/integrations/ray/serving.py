@@ -15,24 +15,16 @@ from .workers import open_session
 class ServedGPUSession:
     """A replica with a session on the GPU that Ray assigned to it. :data:`GPUDeployment` is its deployment.
 
-    Args:
-        arguments, settings: as for :func:`~ortgpu.integrations.ray.open_session`. The replica opens a path on its own
-            node. Serve's controller keeps bytes with the configuration, so pass a path for a large model.
-        max_batch_size: the most items of a run. Requests are joined as by GPUSession.batched. With 1 each
-            request runs alone, and the first axis may mean anything.
-        batch_wait_timeout_s: the seconds that a request waits for others while the GPU is idle.
-        inputs: a feed for models that do not run on made-up ones, as for GPUSession.batched.
+    The arguments are those of :func:`~ortgpu.integrations.ray.open_session`, and ``max_batch_size``,
+    ``batch_wait_timeout_s`` (seconds) and ``inputs`` as for GPUSession.batched. The replica opens a path on its own
+    node. Serve's controller keeps bytes with the configuration, so pass a path for a large model.
 
     A replica that cannot open its session does not become ready. ``serve.run`` then raises RuntimeError, and
     ``serve.status()`` has the cause as text. Once the session is closed, or its CUDA context poisoned, each request
     raises that error and the health check fails. After three failures in a row Serve replaces the replica.
 
-    A subclass may prepare requests around ``super().__call__``. Deploy it with ``serve.deployment``.
-
     Raises:
-        ValueError: ``max_batch_size`` is less than 1.
-        ProviderRequestError: ``max_batch_size`` is more than 1, and the items of the model depend on each other.
-        GPUError, Exception: as :func:`~ortgpu.integrations.ray.open_session` raises.
+        GPUError, ValueError, Exception: as open_session and GPUSession.batched raise.
     """
 
     def __init__(
@@ -48,15 +40,11 @@ class ServedGPUSession:
         self.batched = self.session.batched(max_batch_size, batch_wait_timeout_s, inputs=inputs)
 
     async def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the model and return its outputs by name. ``inputs`` maps names to arrays, as for ``session.run``.
-
-        Call it through a handle: ``handle.remote({"x": array})``. For HTTP, put a deployment in front of it that makes
-        such a mapping.
+        """Run the model and return its outputs by name: ``handle.remote({"x": array})``.
 
         Raises:
             TypeError: ``inputs`` is not a mapping.
-            GPUError: the session failed or is closed.
-            Exception: ONNX Runtime's own, for wrong inputs. Other requests are not affected.
+            GPUError, Exception: as ``run`` raises. Other requests are not affected.
         """
         if not isinstance(inputs, Mapping):
             raise TypeError(f"a request is a dict of arrays by input name, not {type(inputs).__name__}")

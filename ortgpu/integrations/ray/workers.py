@@ -63,11 +63,7 @@ def probe(*arguments: Any, num_gpus: float = 1, timeout: float = 60.0, **setting
 
     Args:
         arguments, settings: as for :func:`open_session`.
-        num_gpus: the GPUs that the task asks Ray for.
         timeout: seconds for the task, with the wait for a free GPU.
-
-    Returns:
-        The device of the session.
 
     Raises:
         NoDeviceError: Ray had no GPU for the task before the deadline.
@@ -130,8 +126,6 @@ class RayGPUSession:
     The first batch opens the session, not the constructor, so an error keeps its type on the way to the driver.
     (Ray Data wrongly logs it as an error of its own code.) Each actor takes one of Ray's CPUs beside its GPU, unless
     ``num_cpus=0`` is set. Tasks that read data take a CPU too. If no CPU is left for them, Ray Data waits forever.
-
-    A subclass may prepare batches around ``super().__call__``.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -150,14 +144,11 @@ class RayGPUSession:
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs of the model by name, with the columns of ``batch`` that are not inputs.
 
-        Args:
-            batch: arrays by column, in Ray Data's default batch format "numpy". Each input of the model is the column
-                of that name. The first axis counts the rows.
+        ``batch`` is in Ray Data's default format "numpy": arrays by column. The first axis counts the rows.
 
         Raises:
-            GPUError: the session cannot be opened, or failed.
             ValueError: an output has the name of a column that is no input.
-            Exception: ONNX Runtime's own, if a column is missing or has the wrong type.
+            GPUError, Exception: as :func:`open_session` and ``run`` raise.
         """
         try:
             session = self.session
@@ -188,13 +179,10 @@ def preflight(
     meet at the node of rank 0, at a port that was free there. Every node needs ortgpu and its extra ``distributed``.
 
     Args:
-        num_ranks: the number of ranks; None means one for each GPU of the cluster.
+        num_ranks: None means one for each GPU of the cluster.
         timeout: seconds for everything, with the wait for free GPUs and the start of the actors. An actor that has not
             answered by then gets 15 seconds more.
         calls: as for :func:`ortgpu.distributed.preflight`.
-
-    Returns:
-        The report of rank 0.
 
     Raises:
         NoDeviceError: Ray did not have enough free GPUs before the deadline.
