@@ -73,7 +73,9 @@ def read_host(root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None 
     return Host(
         system=platform.system(),
         machine=machine if sys.maxsize > 1 << 32 else _OF_32_BITS.get(machine, machine),
-        os_name=_read_os_name(root),
+        os_name=f"Windows {platform.release()} {platform.version()}"
+        if sys.platform == "win32"
+        else parse_os_release(read_below(root, "etc/os-release") or read_below(root, "usr/lib/os-release")),
         kernel=kernel,
         libc=_read_libc(root) if root is not None else None,
         python=(version.major, version.minor, version.micro),
@@ -90,12 +92,6 @@ def read_host(root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None 
         open_files=_read_open_files(),
         service=_read_service(variables),
     )
-
-
-def _read_os_name(root: Path | None) -> str | None:
-    if sys.platform == "win32":
-        return f"Windows {platform.release()} {platform.version()}"
-    return parse_os_release(read_below(root, "etc/os-release") or read_below(root, "usr/lib/os-release"))
 
 
 # Each service sets its variable for its users. Sources: kagglehub's env.py; docs.aws.amazon.com/lambda, "Defined

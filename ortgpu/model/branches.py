@@ -174,7 +174,6 @@ def _add_prefix(graph: GraphProto, prefix: str, shared: Collection[str]) -> None
 
 
 def _rename(graph: GraphProto, names: dict[str, str]) -> None:
-    """Replace the names of values that nodes read, also in subgraphs."""
     for node in graph.node:
         if any(name in names for name in node.input):
             node.input[:] = [names.get(name, name) for name in node.input]

@@ -22,8 +22,6 @@ Key: TypeAlias = tuple[str, str]  # operator and name; several nodes can share a
 
 
 class Places(NamedTuple):
-    """Counts of the nodes of one key by place."""
-
     doubtful: int = 0  # on the CPU, with an operator that can handle shapes
     elsewhere: int = 0
 
@@ -64,20 +62,12 @@ _NOWHERE = Places()
 _Scope: TypeAlias = MutableMapping[bytes, int]  # sources of values by their names
 
 
-class _Found(NamedTuple):
-    """A node of a doubtful key."""
-
-    computes: bool
-    is_preferred: bool = False  # ONNX Runtime prefers the CPU, since the node takes a shape
-
-
 class _Flow:
-    """The walk of values through a model, from their sources."""
-
     def __init__(self, outline: GraphOutline, inputs: Iterable[str], placed: Mapping[Key, Places]) -> None:
         self._placed = {(op_type.encode(), name.encode()): places for (op_type, name), places in placed.items()}
         self._functions = {(body.domain, body.operator, body.overload): body for body in outline.functions}
-        self._found: dict[tuple[bytes, bytes], dict[tuple[int, ...], _Found]] = defaultdict(dict)
+        # For each node of a doubtful key: it computes; ONNX Runtime prefers the CPU, since the node takes a shape
+        self._found: dict[tuple[bytes, bytes], dict[tuple[int, ...], tuple[bool, bool]]] = defaultdict(dict)
         scope: _Scope = dict.fromkeys((name.encode() for name in inputs), _GIVEN)
         scope.update((value.name, _given(value)) for value in outline.graph.inputs if value.name in scope)
         self._follow(outline.graph, scope, (), b"")
@@ -175,7 +165,7 @@ class _Flow:
         many = at is not None and len(values) > at and values[at] & _SHAPE
         computes = bool(taken & (_GIVEN | _DATA) or taken == _SMALL or many)
         if places.doubtful:
-            self._found[key][path] = _Found(computes, bool(taken & _SHAPE and not taken & _DATA))
+            self._found[key][path] = (computes, bool(taken & _SHAPE and not taken & _DATA))
         if computes:
             return _DATA
         return _SHAPE if places.doubtful and not places.elsewhere else taken
@@ -186,15 +176,15 @@ def _is_source(node: Node) -> bool:
     return node.operator in _SOURCES and node.domain in STANDARD
 
 
-def _some_compute(places: Places, found: list[_Found]) -> bool:
+def _some_compute(places: Places, found: list[tuple[bool, bool]]) -> bool:
     """Return True if some nodes of a key on the CPU compute. ONNX Runtime may have removed any of the nodes."""
-    computing = [node for node in found if node.computes]
+    computing = [is_preferred for computes, is_preferred in found if computes]
     shapes = len(found) - len(computing)
     if not computing:
         return False
     if not places.elsewhere and not shapes:
         return True
-    if any(node.is_preferred for node in computing):
+    if any(computing):
         return True
     return places.doubtful > shapes and places.elsewhere < len(computing)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..process.background import cached_property
 from .files import FileContent, ModelSource, open_model, stamp_of
-from .protobuf import Bytes, Extent, Reader, TooManyFieldsError
+from .protobuf import Extent, Reader, TooManyFieldsError
 
 STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
 
@@ -114,7 +114,6 @@ class Graph:
             yield self._read[number]
 
     def all_nodes(self) -> Iterator[Node]:
-        """Yield the nodes, each followed by those of its graphs."""
         for node in self.nodes:
             yield node
             for graph in node.graphs:
@@ -142,8 +141,6 @@ class Graph:
 
 
 class Function(Graph):
-    """An operator that the model defines."""
-
     _NODE = 7
 
     def __init__(self, reader: Reader, message: Extent) -> None:
@@ -276,7 +273,7 @@ class GraphOutline:
             yield None
             yield from self._read_parts(data)
 
-    def _read_parts(self, data: Bytes) -> Generator[Content | None, None, None]:
+    def _read_parts(self, data: bytes | FileContent) -> Generator[Content | None, None, None]:
         reader = Reader(data, _MOST_FIELDS)
         parts = defaultdict[int, list[Extent]](list)
         functions: list[Extent] = []

@@ -7,7 +7,9 @@ https://protobuf.dev/programming-guides/encoding
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol, TypeAlias, overload
+from typing import TypeAlias
+
+from .files import FileContent
 
 Extent: TypeAlias = tuple[int, int]  # start and end
 
@@ -15,16 +17,6 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 _DAMAGED = "it is damaged, or a file of another kind"
 _TOO_MANY = "more fields than are to be read"
 _BITS_OF_A_VARINT = 64
-
-
-class Bytes(Protocol):
-    """Bytes, or an object with their interface."""
-
-    def __len__(self) -> int: ...
-    @overload
-    def __getitem__(self, key: int, /) -> int: ...
-    @overload
-    def __getitem__(self, key: slice, /) -> bytes: ...
 
 
 class TooManyFieldsError(ValueError):
@@ -39,7 +31,7 @@ class Reader:
         TooManyFieldsError: from any method: there are more than ``most`` fields.
     """
 
-    def __init__(self, data: Bytes, most: int) -> None:
+    def __init__(self, data: bytes | FileContent, most: int) -> None:
         self._data = data
         self._left = most
 
@@ -96,7 +88,7 @@ class Reader:
         return self._data[start:end]
 
 
-def _varint(data: Bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes | FileContent, at: int) -> tuple[int, int]:
     """Return the number at ``at``, and the position after it."""
     byte = data[at]
     if byte < 0x80:

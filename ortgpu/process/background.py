@@ -236,7 +236,6 @@ class Thread(threading.Thread):
             self._at_work.release()
 
     def is_this(self) -> bool:
-        """Return True in the thread itself."""
         return self.ident == threading.get_ident()
 
     def wait(self, timeout: float | None = None) -> bool:

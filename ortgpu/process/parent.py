@@ -33,8 +33,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A message of a function before it returns."""
-
     content: Any
 
 
@@ -69,7 +67,10 @@ def main() -> NoReturn:
     try:
         Thread(lambda: _watch(control, requests), "ortgpu-parent").start()
     except RuntimeError:  # The limit on threads is reached, and the parent may ask for it.
-        _serve_without_thread(control)
+        with suppress(EOFError, OSError):  # The parent has closed the channel or has ended.
+            while True:
+                _answer(control, control.receive())
+        os._exit(0)
     while True:
         _answer(control, requests.get())
 
@@ -81,7 +82,6 @@ def heed_interrupts() -> None:
 
 
 def tell(content: object) -> None:
-    """Send the parent a note during a request."""
     assert _control is not None, "this process is no child"
     _control.send(Note(content))
 
@@ -111,13 +111,6 @@ def _watch(control: Channel, requests: SimpleQueue[bytes]) -> None:
     with suppress(BaseException):
         while True:
             requests.put(control.receive())
-    os._exit(0)
-
-
-def _serve_without_thread(control: Channel) -> NoReturn:
-    with suppress(EOFError, OSError):  # The parent has closed the channel or has ended.
-        while True:
-            _answer(control, control.receive())
     os._exit(0)
 
 

@@ -43,13 +43,10 @@ def private_folder(prefix: str) -> Iterator[str]:
         for entry in entries:
             if entry.name.startswith(prefix):
                 with contextlib.suppress(OSError):
-                    _remove_if_abandoned(entry)
+                    status = entry.stat(follow_symlinks=False)
+                    is_own = sys.platform == "win32" or status.st_uid == os.getuid()
+                    is_abandoned = status.st_mtime < time.time() - _ABANDONED
+                    if is_own and is_abandoned and entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
         yield folder
-
-
-def _remove_if_abandoned(entry: os.DirEntry[str]) -> None:
-    status = entry.stat(follow_symlinks=False)
-    is_own = sys.platform == "win32" or status.st_uid == os.getuid()
-    if is_own and entry.is_dir(follow_symlinks=False) and status.st_mtime < time.time() - _ABANDONED:
-        shutil.rmtree(entry.path, ignore_errors=True)

@@ -148,7 +148,6 @@ def choose_visible(device: DeviceRequest, cuda: CudaState) -> CudaDevice:
 
 
 def free_memory(uuid: str) -> int | None:
-    """Return the free bytes of a GPU. None if they are unknown."""
     memory = read_gpu_memory(uuid)
     return memory[0] if memory is not None else None
 

@@ -32,8 +32,6 @@ class AssignedNodes(Protocol):
 
 
 class NativeSession(Protocol):
-    """The C++ session inside an InferenceSession."""
-
     inputs_meta: Sequence[Value]
     outputs_meta: Sequence[Value]
     input_meminfos: Sequence[Any]

@@ -88,7 +88,6 @@ def _arrived(make: Callable[[], Any] | None) -> Carried:
 
 
 def not_sent() -> ProviderRequestError:
-    """Return the error for SessionOptions that were to go to another process."""
     return ProviderRequestError(
         "SessionOptions cannot go to another process",
         evidence=["ONNX Runtime does not tell which initialisers, overrides and libraries were added to them"],

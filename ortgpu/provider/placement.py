@@ -97,7 +97,6 @@ class _Recorded(NamedTuple):
     divided_by: str | None
 
     def nodes(self, provider: str | None = None) -> tuple[PlacedNode, ...]:
-        """Return the nodes of one provider, or all nodes."""
         return tuple(
             PlacedNode(name, op_type, domain, CPU, "compute", self.divided_by)
             if place == CPU and (op_type, name) in self.computing
@@ -149,7 +148,6 @@ class Placement:
         return tuple(node for node in self.nodes if node.provider == provider)
 
     def placed_on(self, provider: str) -> frozenset[tuple[str, str]]:
-        """Return the operators and domains of the nodes on a provider."""
         recorded: _Recorded | None = vars(self).get("_recorded")
         if recorded is not None:
             return frozenset((op_type, domain) for _, op_type, domain, place in recorded.rows if place == provider)
@@ -157,7 +155,6 @@ class Placement:
 
     @property
     def by_provider(self) -> dict[str, int]:
-        """The number of nodes of each provider."""
         return dict(Counter(node.provider for node in self.nodes))
 
     @property
@@ -166,7 +163,6 @@ class Placement:
         return tuple(node for node in self.nodes_on(CPU) if node.kind == "compute")
 
     def operators_on(self, provider: str) -> dict[str, int]:
-        """Return the number of nodes of each operator on a provider."""
         return dict(Counter(node.op_type for node in self.nodes if node.provider == provider))
 
     def rows(self) -> list[tuple[str, str, str, int]]:
@@ -360,7 +356,6 @@ def not_recorded(summary: str, *fixes: Fix) -> PlacementError:
 
 
 def format_table(rows: Sequence[Iterable[str]]) -> str:
-    """Return plain columns of text; the first row is the header."""
     cells = [tuple(map(escape_controls, row)) for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -87,7 +87,6 @@ def device_of_torch() -> int | None:
 
 
 def warning_of_rank(local_rank: int) -> str:
-    """Return the warning for a session on GPU 0 by default in a rank other than the first."""
     return (
         f"this session is on GPU 0, and so are those of the other ranks on this host: this process has local rank "
         f"{local_rank}, and device was not passed. GPUSession.for_rank(model) opens it on the GPU of its rank; "

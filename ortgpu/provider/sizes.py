@@ -62,11 +62,6 @@ def parse_gpu_size(name: str, value: Any) -> int | float:
     return size
 
 
-def divided(size: int | float, count: int) -> int | float:
-    """Return the ``count``-th part of a size, as int or float like the size."""
-    return size // count if isinstance(size, int) else size / count
-
-
 def memory_by_variable() -> int | float | None:
     """Return the size that the variable ORTGPU_MEMORY names; None if it is not set.
 

@@ -21,7 +21,7 @@ from ..process.background import Task, may_wait
 from ..process.late import late
 from ..process.threads import FutureOutcome, Outcome, drop_own_frames
 from ..provider.devices import Device, DeviceRequest
-from ..provider.sizes import divided, memory_by_variable, parse_gpu_size, parse_size
+from ..provider.sizes import memory_by_variable, parse_gpu_size, parse_size
 from .lazily import gpu_session_class
 from .pool.serving import CLOSING, LostDevice, Service
 from .pool.workers import Feeds, Request, Worker, wait_for_all
@@ -162,7 +162,7 @@ class GPUSessionPool:
         memory = options.get("memory")
         size = memory_by_variable() if memory is None else parse_gpu_size("memory", memory)
         if size is not None and (memory is not None or number > 1):  # Otherwise each session reads the variable.
-            arguments["memory"] = divided(size, max(number, 1))
+            arguments["memory"] = size // max(number, 1) if isinstance(size, int) else size / max(number, 1)
         if isolate:
             # This import is late because it imports numpy, and a session diagnoses the absence of numpy.
             from .pool.isolated import ProcessFeeds, open_processes

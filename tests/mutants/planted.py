@@ -2186,8 +2186,8 @@ MUTANTS = (
         (
             "libc opens libraries for all",
             "environment/libraries/loader.py",
-            "mode | os.RTLD_NOW) is not None",
-            "mode | os.RTLD_NOW | os.RTLD_GLOBAL) is not None",
+            "mode | os.RTLD_NOW) is None",
+            "mode | os.RTLD_NOW | os.RTLD_GLOBAL) is None",
         ),
     ),
     *_planted(

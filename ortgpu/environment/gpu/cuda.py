@@ -136,13 +136,14 @@ def _device(ordinal: int) -> CudaDevice:
     if handle is None:
         return CudaDevice(ordinal, None, None, None, None, None)
     major, minor = _attribute(handle, _CAPABILITY_MAJOR), _attribute(handle, _CAPABILITY_MINOR)
-    name = ctypes.create_string_buffer(256)
+    name, uuid = ctypes.create_string_buffer(256), ctypes.create_string_buffer(16)
+    has_uuid = _call("cuDeviceGetUuid_v2", uuid, handle) or _call("cuDeviceGetUuid", uuid, handle)
     has_name = _call("cuDeviceGetName", name, len(name), handle)
     memory = ctypes.c_size_t()
     has_memory = _call("cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
     return CudaDevice(
         ordinal,
-        _uuid(handle),
+        f"GPU-{uuids.UUID(bytes=uuid.raw)}" if has_uuid else None,
         name.value.decode("utf-8", "replace") if has_name else None,
         (major, minor) if major is not None and minor is not None else None,
         memory.value if has_memory else None,
@@ -159,13 +160,6 @@ def count_multiprocessors(ordinal: int) -> int | None:
 def _handle_of(ordinal: int) -> ctypes.c_int | None:
     handle = ctypes.c_int()
     return handle if _call("cuDeviceGet", ctypes.byref(handle), ordinal) else None
-
-
-def _uuid(handle: ctypes.c_int) -> str | None:
-    raw = ctypes.create_string_buffer(16)
-    if _call("cuDeviceGetUuid_v2", raw, handle) or _call("cuDeviceGetUuid", raw, handle):
-        return f"GPU-{uuids.UUID(bytes=raw.raw)}"
-    return None
 
 
 def _attribute(handle: ctypes.c_int, attribute: int) -> int | None:
@@ -208,12 +202,8 @@ def context_question() -> tuple[Callable[[], int], ctypes.c_ulonglong] | None:
 
     It returns 0 for success. Threads may share it, as it keeps the interpreter lock. None if the driver lacks it.
     """
-    try:
-        ask = ctypes.PyDLL(_driver()._name)["cuCtxGetId"]  # It takes half the time of a CDLL's function.
-    except (OSError, AttributeError):
-        return None
-    number = ctypes.c_ulonglong()
-    return functools.partial(ask, None, ctypes.byref(number)), number
+    ask, number = _quick_function("cuCtxGetId"), ctypes.c_ulonglong()
+    return (functools.partial(ask, None, ctypes.byref(number)), number) if ask is not None else None
 
 
 def stream_question() -> Callable[[ctypes.c_void_p], int] | None:
@@ -221,11 +211,16 @@ def stream_question() -> Callable[[ctypes.c_void_p], int] | None:
 
     None if the driver lacks it. It leaves no error in the thread, as the function of the CUDA runtime does.
     """
+    return _quick_function("cuStreamQuery")
+
+
+def _quick_function(name: str) -> Callable[..., int] | None:
+    """Return a function of the driver that keeps the interpreter lock: it takes half the time of a CDLL's function."""
     try:
-        question: Callable[[ctypes.c_void_p], int] = ctypes.PyDLL(_driver()._name)["cuStreamQuery"]
-        return question
+        function: Callable[..., int] = ctypes.PyDLL(_driver()._name)[name]
     except (OSError, AttributeError):
         return None
+    return function
 
 
 def context_error(ordinal: int, *, is_opening: bool = False) -> int | None:

@@ -212,8 +212,6 @@ class _Image:
 
 
 class _Elf(_Image):
-    """An open ELF file with a complete header."""
-
     DAMAGED = "damaged ELF file"
 
     def __init__(self, file: BinaryIO) -> None:
@@ -306,8 +304,6 @@ class _Section:
 
 
 class _Dll(_Image):
-    """An open DLL with complete headers and sections."""
-
     DAMAGED = "damaged PE file"
 
     def __init__(self, file: BinaryIO) -> None:
@@ -341,10 +337,11 @@ class _Dll(_Image):
             yield _Section(name.rstrip(b"\0").decode("utf-8", "replace"), address, in_memory, offset, size)
 
     def describe(self, path: str) -> LibraryFile:
+        address, _ = self._directory(_EXPORTS)
         return LibraryFile(
             path,
             machine=_DLL_MACHINES.get(self._machine, f"machine {self._machine:#x}"),
-            name=self._own_name(),
+            name=self._string(struct.unpack_from("<I", self._at(address, 40), 12)[0]) if address else None,
             needed=tuple(name for name, _ in self.imports()),
             delayed=tuple(self._delayed_imports()),
         )
@@ -353,10 +350,6 @@ class _Dll(_Image):
         name = ".rdata" if wanted == ".rodata" else wanted
         sections = (section for section in self._sections if section.name == name)
         return next(((section.offset, min(section.size, section.in_memory)) for section in sections), None)
-
-    def _own_name(self) -> str | None:
-        address, _ = self._directory(_EXPORTS)
-        return self._string(struct.unpack_from("<I", self._at(address, 40), 12)[0]) if address else None
 
     def imports(self) -> Iterator[tuple[str, int]]:
         """Yield the name of each imported library, and the address of the table of its functions."""

@@ -32,10 +32,12 @@ class PosixLoader:
 
     def open(self, path: str, mode: int = 0) -> str | None:
         """Open a library by path, or by a name that the system looks for. Return None, or the reason of a refusal."""
-        with untranslated():
-            error = _load_without_interpreter_lock(path, mode)
-        if error is not None:
-            return error
+        if sys.platform == "linux":
+            libc = _libc()
+            with untranslated():
+                if libc.dlopen(os.fsencode(path), mode | os.RTLD_NOW) is None:
+                    words = libc.dlerror()  # This is the last error of this thread.
+                    return os.fsdecode(words) if words else f"{path}: the loader refuses it without a word"
         try:
             self.handles[path] = ctypes.CDLL(path, mode=mode)
         except OSError as refusal:
@@ -75,16 +77,6 @@ class PosixLoader:
 
 
 Loader = Union[PosixLoader, "WindowsLoader"]
-
-
-def _load_without_interpreter_lock(path: str, mode: int) -> str | None:
-    if sys.platform != "linux":
-        return None
-    libc = _libc()
-    if libc.dlopen(os.fsencode(path), mode | os.RTLD_NOW) is not None:
-        return None
-    words = libc.dlerror()  # This is the last error of this thread.
-    return os.fsdecode(words) if words else f"{path}: the loader refuses it without a word"
 
 
 def _libc() -> ctypes.CDLL:

@@ -58,8 +58,12 @@ class WindowsLoader:
             self._kernel, self._last_error = kernel, ctypes.get_last_error
 
     def open(self, path: str, mode: int = 0) -> str | None:
-        if os.path.isabs(path):
-            self._search_also(os.path.dirname(spelt_for_windows(path)))
+        folder = os.path.dirname(spelt_for_windows(path))
+        add = getattr(os, "add_dll_directory", None)  # Only Windows has it.
+        if add is not None and os.path.isabs(path) and folder not in self._folders:
+            with suppress(OSError):  # The folder may have been removed since the search.
+                # cuDNN and NVRTC open their parts by name.
+                self._folders[folder] = add(folder)
         code = self.load(path)
         if code != 0:
             return words_of(code, path, self.loaded(), self.folders(along_path=True))
@@ -83,13 +87,6 @@ class WindowsLoader:
 
     def _load(self, path: str, flags: int) -> int:
         return 0 if self._kernel.LoadLibraryExW(path, None, flags) else self._last_error() or -1
-
-    def _search_also(self, folder: str) -> None:
-        """Search a folder, too, for DLLs that are opened by name: cuDNN and NVRTC open their parts so."""
-        add = getattr(os, "add_dll_directory", None)  # Only Windows has it.
-        if add is not None and folder not in self._folders:
-            with suppress(OSError):  # The folder may have been removed since the search.
-                self._folders[folder] = add(folder)
 
     def folders(self, *, along_path: bool) -> tuple[str, ...]:
         """Return the folders that the loader searches for linked DLLs, apart from the DLL's own.
@@ -153,12 +150,10 @@ def spelt_for_windows(path: str) -> str:
 
 
 def strip_long_path_mark(path: str) -> str:
-    """Return the path of a module without the prefix for long paths."""
     return "\\\\" + path.removeprefix(_SHARE) if path.startswith(_SHARE) else path.removeprefix(_ANY_LENGTH)
 
 
 def words_of(code: int, path: str, loaded: Iterable[str], folders: Iterable[str]) -> str:
-    """Return the meaning of an error of LoadLibrary for this file."""
     number = f"(error {code})"
     if code in (_MODULE_NOT_FOUND, _FILE_NOT_FOUND):
         if not os.path.exists(path):
@@ -220,7 +215,6 @@ def is_of_the_system(name: str) -> bool:
 
 
 def find_beside(name: str, folders: Iterable[str]) -> str | None:
-    """Return the path of the first file of this name in these folders, or None."""
     paths = (os.path.join(folder, name) for folder in folders)
     return next((path for path in paths if os.path.isfile(path)), None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 
 # The pattern matches a name in one way only. Otherwise a long text without the words behind it would take for ever.
 SONAME = r"(?<![\w.+-])(lib(?:(?!\.so)[\w.+-])+\.so[\w.+-]*)"
@@ -22,14 +23,27 @@ _LACKED = re.compile(
 )
 
 
-def cannot_be_mapped(words: str) -> bool:
-    """Return True if the loader refuses a file that may be complete."""
-    refusals = (
-        r"failed to map segment|annot (apply additional|restore segment|change memory prot|make segment writable)"
-        r"|annot allocate memory(?! in static TLS)"
-        r"|not enough memory \(error|paging file of Windows|paging file is too small"
-    )
-    return re.search(refusals, words) is not None
+def _predicate(pattern: str) -> Callable[[str], bool]:
+    """Return a function that tells whether the words of a loader match a pattern, which few processes compile."""
+    return lambda words: re.search(pattern, words) is not None
+
+
+# The loader refuses a file that may be complete.
+cannot_be_mapped = _predicate(
+    r"failed to map segment|annot (apply additional|restore segment|change memory prot|make segment writable)"
+    r"|annot allocate memory(?! in static TLS)"
+    r"|not enough memory \(error|paging file of Windows|paging file is too small"
+)
+# The path of a file has more letters than Windows' loader takes: error 206.
+has_long_path = _predicate(r"filename or extension is too long|longer than Windows opens")
+# The words of musl's loader (Alpine) are about a file that was built for glibc.
+is_musl = _predicate(r"Error loading shared library ld-linux|Error relocating \S+: \w+: symbol not found")
+# The system refused ONNX Runtime's or OpenBLAS's thread pool a further thread.
+lacks_threads = _predicate(r"pthread_create failed|annot start new thread|can't start new thread")
+# An old or absent Visual C++ Redistributable may be the reason: Windows names no file.
+may_be_visual_c = _predicate(
+    r"\(error (126|127|1114)\)|DLL load failed(?!.*(Access is denied|not a valid Win32 application))"
+)
 
 
 def is_blocked(words: str) -> bool:
@@ -38,21 +52,7 @@ def is_blocked(words: str) -> bool:
     return re.search(refusals, words) is not None and not cannot_be_mapped(words)
 
 
-def has_long_path(words: str) -> bool:
-    """Return True if the path of a file has more letters than Windows' loader takes: error 206."""
-    return re.search(r"filename or extension is too long|longer than Windows opens", words) is not None
-
-
-def is_musl(words: str) -> bool:
-    """Return True for words of musl's loader (Alpine) about a file that was built for glibc."""
-    return (
-        re.search(r"Error loading shared library ld-linux|Error relocating \S+: \w+: symbol not found", words)
-        is not None
-    )
-
-
 def may_not_be_read(words: str) -> bool:
-    """Return True if this user may not read the file."""
     return "permission denied" in words.lower() and not cannot_be_mapped(words)
 
 
@@ -60,11 +60,6 @@ def lacks_thread_storage(words: str) -> str | None:
     """Return the file that glibc refuses because no thread-local storage is left for libraries opened late."""
     match = re.search(r"(?<!\S)(\S+): cannot allocate memory in static TLS block", words)
     return match[1] if match else None
-
-
-def lacks_threads(words: str) -> bool:
-    """Return True if the system refused ONNX Runtime's or OpenBLAS's thread pool a further thread."""
-    return re.search(r"pthread_create failed|annot start new thread|can't start new thread", words) is not None
 
 
 def blames_numpy(words: str) -> bool:
@@ -89,12 +84,6 @@ def lacks_function(words: str) -> tuple[str, str] | None:
     """Return a missing function, and the DLL of another version that should have it, from loader_windows.py's text."""
     match = re.match(r"it takes (\S+) from ([^\s\\/]+\.dll), and ", words, re.IGNORECASE)
     return (match[1], match[2]) if match else None
-
-
-def may_be_visual_c(words: str) -> bool:
-    """Return True if an old or absent Visual C++ Redistributable may be the reason: Windows names no file."""
-    of_the_file = r"Access is denied|not a valid Win32 application"
-    return re.search(rf"\(error (126|127|1114)\)|DLL load failed(?!.*({of_the_file}))", words) is not None
 
 
 def refuses(words: str) -> bool:

@@ -52,8 +52,6 @@ Source = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One place with libraries: the file names in it, by base name."""
-
     source: Source
     prefix: str  # the root's name for people: a site-packages/nvidia folder, a toolkit, "/etc/ld.so.cache"
     files: Mapping[str, str]  # paths by base name, in the catalogue's spelling
@@ -65,8 +63,6 @@ Step = Callable[["SearchPlaces", int], Iterator[Root]]  # the roots of one kind,
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The rules of an operating system for the search."""
-
     names: Callable[[LibrarySpec], Mapping[int, str]]  # names of a library by CUDA major
     stem: Callable[[LibrarySpec], str]  # part before the version in these names
     suffix: str  # part behind the version
@@ -183,7 +179,6 @@ def _root(
 
 
 def _newest_first(folder: str, pattern: str) -> list[str]:
-    """Return the matching names in a folder, the highest version first."""
     names = (name for name in list_names(folder) if re.fullmatch(pattern, name, re.IGNORECASE))
     return sorted(names, key=numbers_of, reverse=True)
 

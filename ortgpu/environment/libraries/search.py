@@ -221,7 +221,6 @@ def places_for(
 
 
 def places_of_this_process() -> SearchPlaces:
-    """Return the places that do not depend on a provider."""
     at_start = read_variables().at_start
     return SearchPlaces(
         sys_path=tuple(search_path()),

@@ -145,7 +145,6 @@ def provider_beside(provider: str, name: str) -> str:
 
 
 def read_architectures(path: str) -> tuple[Architecture, ...] | None:
-    """Return the architectures of the provider file, or None if it cannot be read."""
     # The linker of Windows keeps eight letters of a section's name.
     section = find_section(path, ".nv_fatb" if is_dll(path) else ".nv_fatbin")
     if section is None:

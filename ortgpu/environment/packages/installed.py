@@ -59,8 +59,6 @@ _MODULE_ENDINGS: Final = (*importlib.machinery.EXTENSION_SUFFIXES, ".py", ".pyc"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One installed distribution, from its metadata and the disk."""
-
     name: str  # normalised: "onnxruntime-gpu"
     version: str | None
     location: str  # the folder that holds its dist-info, e.g. .../site-packages
@@ -121,8 +119,6 @@ class OnnxRuntime:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPath:
-    """A file or folder that this user may not read."""
-
     path: str
     mode: str  # as ls writes it: "drwx------"
     own: bool  # it belongs to this user, who can change its mode
@@ -194,7 +190,6 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_contents:
 
 
 def read_held() -> tuple[Distribution, ...]:
-    """Read :attr:`Packages.held` of this process, and nothing else."""
     return tuple(_held(dist for place in list_places() for dist in list_distributions(place)))
 
 
@@ -231,10 +226,10 @@ def _spec_of(name: str, search_path: Sequence[str] | None) -> importlib.machiner
         return None
 
 
-def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
+def locate_packages() -> Packages:
     """Locate the files of ONNX Runtime and torch, but no distributions: a session needs no more."""
-    places, package = _arrive(search_path)
-    onnxruntime = _read_onnxruntime(package, places, (), in_process=search_path is None)
+    places, package = _arrive(None)
+    onnxruntime = _read_onnxruntime(package, places, (), in_process=True)
     return Packages(onnxruntime, _read_torch(places, ()), (), ())
 
 
@@ -265,8 +260,6 @@ def _describe_library_wheel(one: MetadataFolder, compare_contents: bool) -> Dist
 
 @dataclass(frozen=True, slots=True)
 class _Package:
-    """The place that `import onnxruntime` finds."""
-
     folder: str | None
     importable: bool
     shadowed_by: str | None = None
@@ -332,7 +325,10 @@ def _read_onnxruntime(
     build = parse_assignments(read_text(os.path.join(capi, "build_and_package_info.py"))) if capi else {}
     plugins = read_plugins(places)
     built_in = _first_of(capi, names, [provider_file_name("cuda", system) for system in FILE_NAMES])
-    extension = _first_of(capi, names, _extension_names(names))
+    stem = "onnxruntime_pybind11_state"
+    fitting = [stem + ending for ending in importlib.machinery.EXTENSION_SUFFIXES]
+    fitting += sorted(name for name in names if name.startswith(stem + ".") and name.endswith((".so", ".pyd")))
+    extension = _first_of(capi, names, fitting)
     cuda = None
     if sum(plugin.library is not None for plugin in plugins) > 1:  # The driver decides among several packages.
         *_, supported = load_libcuda()
@@ -399,12 +395,6 @@ def _claims(
 
 def _is_same(one: str, other: str) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
-
-
-def _extension_names(names: Iterable[str]) -> list[str]:
-    stem = "onnxruntime_pybind11_state"
-    fitting = [stem + ending for ending in importlib.machinery.EXTENSION_SUFFIXES]
-    return fitting + sorted(name for name in names if name.startswith(stem + ".") and name.endswith((".so", ".pyd")))
 
 
 def _first_of(folder: str | None, names: frozenset[str], wanted: Iterable[str]) -> str | None:

@@ -189,7 +189,6 @@ def _folder_of(kind: str) -> str:
 
 
 def _hidden_by(folder: str) -> tuple[str, ...]:
-    """Return the folders of the search path behind this one."""
     path = _resolved(*search_path())
     # Python puts the user's folder ahead of the others once it exists.
     return path[path.index(folder) + 1 :] if folder in path else _resolved(*site.getsitepackages())

@@ -42,7 +42,6 @@ class MetadataFolder:
         return read_file(os.path.join(self.location, self.folder, file))
 
     def read_version(self) -> str | None:
-        """Return the version in the folder's name, else in the metadata."""
         return self.version or parse_metadata_version(self.read("METADATA") or self.read("PKG-INFO") or b"")
 
 
@@ -72,7 +71,6 @@ def list_places(entries: Iterable[object] | None = None) -> list[Place]:
 
 
 def list_distributions(place: Place) -> Iterator[MetadataFolder]:
-    """Yield the distributions installed in one folder, by name."""
     for name in sorted(place.names):
         parsed = parse_metadata_name(name)
         if parsed is not None:
@@ -128,7 +126,6 @@ def numbers_of(version: str) -> tuple[int, ...]:
 
 
 def parse_cuda_version(text: str | None) -> tuple[int, int] | None:
-    """Return the first two numbers of "13.0" or "12.8.1"."""
     match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", text or "")
     return (int(match[1]), int(match[2])) if match else None
 
@@ -174,7 +171,6 @@ def read_file(path: str | os.PathLike[str]) -> bytes | None:
 
 
 def read_maps() -> str:
-    """Return the text of /proc/self/maps; empty if there is no such file."""
     return (read_file("/proc/self/maps") or b"").decode("utf-8", "surrogateescape")
 
 

@@ -33,11 +33,6 @@ def words_for_extra(extra: str) -> list[str]:
     clone = Path(__file__).resolve().parents[3]
     if (clone / "pyproject.toml").is_file():  # It is on PYTHONPATH, or an old setuptools installed it.
         return [f"{clone}[{extra}]"]
-    return _requirements_of(installed, extra) or [f"ortgpu[{extra}]"]
-
-
-def _requirements_of(installed: metadata.Distribution | None, extra: str) -> list[str]:
     marked = (line.partition(";") for line in (installed.requires or [] if installed is not None else []))
-    return [
-        name.strip() for name, _, marker in marked if re.fullmatch(rf"\s*extra\s*==\s*[\"']{extra}[\"']\s*", marker)
-    ]
+    own_marker = re.compile(rf"\s*extra\s*==\s*[\"']{extra}[\"']\s*")
+    return [name.strip() for name, _, marker in marked if own_marker.fullmatch(marker)] or [f"ortgpu[{extra}]"]

@@ -74,7 +74,6 @@ class Arrival:
 
 
 def read_plugins(places: Sequence[Place]) -> tuple[PluginPackage, ...]:
-    """Return the installed packages of plugins, newest CUDA first."""
     plugins = [
         _read_plugin(dist, (place, *places))
         for place in places
