@@ -2756,13 +2756,13 @@ MUTANTS = (
         (
             "arrays of a message overlap",
             "session/pool/shared_memory.py",
-            "            self._used += _aligned(arrays[at].nbytes)\n",
-            "            self._used += _ALIGNMENT\n",
+            "            self.used += _aligned(arrays[at].nbytes)\n",
+            "            self.used += _ALIGNMENT\n",
         ),
         (
             "the arrays of a failed message stay",
             "session/pool/shared_memory.py",
-            "        except BaseException:\n            self.ours.begin()\n            raise",
+            "        except BaseException:\n            self.ours.used = 0\n            raise",
             "        except BaseException:\n            raise",
         ),
         (
@@ -2933,8 +2933,8 @@ MUTANTS = (
         (
             "a file of the same size is the same",
             "model/files.py",
-            "found.st_size, found.st_mtime_ns",
-            "found.st_size, 0",
+            "status.st_size, status.st_mtime_ns",
+            "status.st_size, 0",
         ),
         (
             "a file that was cut short is read",
