@@ -1322,12 +1322,6 @@ MUTANTS = (
             "return self.form",
         ),
         (
-            "requests that run alone are joined",
-            "session/pool/workers.py",
-            "    if self.form is None:\n            return self is other\n",
-            "    pass\n",
-        ),
-        (
             "a result is the next request's",
             "session/pool/joined.py",
             "output[request.row : request.row + request.items].copy()",
@@ -2079,7 +2073,7 @@ MUTANTS = (
         ),
     ),
     *_planted(
-        "session/test_guard_verification.py",
+        "session/test_guard_verification.py session/test_guard_policy.py",
         (
             "a guarded session passes unverified",
             "session/guard/verification.py",

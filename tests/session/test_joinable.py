@@ -84,6 +84,25 @@ def test_operators_with_one_scale_are_known_by_name() -> None:
     assert "DynamicQuantizeLinear of this model takes one scale for all items" in judged(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("(float[16, 4] x) => (float[16, 4] y) { y = Relu(x) }", "input 'x' has a first axis of 16, which is not free"),
+        (
+            "(float[n, 4] x) => (float[n, 4] y, float[2] z) <float[2] c = {1, 2}> { y = Relu(x)  z = Neg(c) }",
+            "output 'z' of 16 items has the shape (2,)",
+        ),
+        (
+            "(float[n, 4] x) => (float[n, 4] y, float z) <float c = {1}> { y = Relu(x)  z = Neg(c) }",
+            "output 'z' of 16 items has the shape ()",
+        ),
+    ],
+    ids=["input", "output", "scalar output"],
+)
+def test_a_model_whose_first_axes_count_no_items_is_refused_by_name(text: str, says: str) -> None:
+    assert says in judged(text)
+
+
 HEALTHY = {
     "relu": "(float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }",
     "reciprocal": "(float[n, 4] x) => (float[n, 4] y) { y = Reciprocal(x) }",

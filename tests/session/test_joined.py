@@ -272,6 +272,34 @@ def test_a_caller_may_write_to_its_arrays_once_they_are_kept() -> None:
         assert [outputs[0][0, 0] for outputs in results] == [0, -1, -2]
 
 
+def test_a_request_that_is_cancelled_between_others_changes_no_result() -> None:
+    """Its row lies between theirs, and a run of the first rows would leave one of theirs out."""
+    with joining(negated) as (made, service, worker):
+        asked = [request(made, service, item(number)) for number in (1, 2, 3)]
+        made._last = 4  # so many were joined before: the arrays of callers get rows of the next batch
+
+        def keep(each: Request) -> None:
+            made.keep(each)
+            assert each.sheet is not None
+            if each is asked[2]:
+                assert asked[1].outcome.cancel()
+
+        gate, function = Gate(), worker.function
+
+        def first(feed: Any) -> Any:
+            gate.hold()
+            return []
+
+        worker.function = first
+        service.ask(Request(service, None, {}, Outcome()), 100)
+        assert gate.arrived.acquire(timeout=DEADLINE)
+        for each in asked:
+            service.ask(each, 100, keep=keep)
+        worker.function = function
+        gate.opened.set()
+        assert [asked[place].outcome.result()[0].tolist() for place in (0, 2)] == [[[-1, -1]], [[-3, -3]]]
+
+
 def test_only_the_wrong_request_raises_its_error() -> None:
     def refusing(feed: Any) -> Any:
         if (feed["x"] < 0).any():
@@ -347,8 +375,12 @@ def test_nothing_is_written_to_memory_that_is_gone() -> None:
     memory.identity = (2,)
     after = made.take(asked, 4)
     assert after.arrays is not before.arrays
+    assert not made._idle, "memory that is gone is let go"
     made.give_back(before)
     assert made.take(asked, 4).arrays is not before.arrays
+    made._idle.append(before)  # as a thread that looked before the loss
+    assert made.take(asked, 4).arrays is not before.arrays
+    made._idle.clear()
     made.give_back(after)
     made.close()
     assert not made._idle

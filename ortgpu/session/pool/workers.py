@@ -100,8 +100,6 @@ class Request:
         (outcome.future if isinstance(outcome, FutureOutcome) else outcome).leave = weakref.WeakMethod(self._leave)
 
     def runs_with(self, other: Request) -> bool:
-        if self.form is None:
-            return self is other
         return self.joining is other.joining and self.form == other.form and self.names == other.names
 
     def wait(self) -> None:
