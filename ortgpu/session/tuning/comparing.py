@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import itertools
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+
+from ...running.pipeline import iterate_in_order
 
 # Both are relative to the largest value of an output. A sum in another order stays below them: 4e-3 is four units in
 # the last place of float16.
@@ -18,7 +19,7 @@ _FLOOR, _FLOOR_OF_FLOAT16 = 1e-5, 4e-3
 TOLERANCE = 2e-2
 _TIMES_PLAIN = 2
 _AT_ONCE = 2  # concurrent runs: one known fault is a race between streams
-_SECONDS_AT_ONCE, _MOST_AT_ONCE = 0.2, 20  # Each thread stops after this time, or after this number of runs.
+_SECONDS_AT_ONCE, _MOST_AT_ONCE = 0.2, 20  # They end after this time, or after this number of runs in each thread.
 _MOST_BYTES = 256 << 20  # Limit of the results that a thread keeps, unless a single run has more.
 
 
@@ -66,18 +67,9 @@ def several_runs(session: Any, feed: Mapping[str, Any]) -> list[list[Any]]:
     runs: list[list[Any]] = [session.run(None, dict(feed))]
     size = sum(getattr(output, "nbytes", 0) for output in runs[0])
     most = min(_MOST_AT_ONCE, 1 + _MOST_BYTES // max(size, 1))
-    start, end = threading.Barrier(_AT_ONCE, timeout=60), time.perf_counter() + _SECONDS_AT_ONCE
-
-    def run() -> None:
-        start.wait()
-        for _ in range(most):
-            runs.append(session.run(None, dict(feed)))
-            if time.perf_counter() > end:
-                break
-
-    with ThreadPoolExecutor(_AT_ONCE) as executor:
-        for future in [executor.submit(run) for _ in range(_AT_ONCE)]:
-            future.result()
+    end = time.perf_counter() + _SECONDS_AT_ONCE
+    feeds = itertools.takewhile(lambda _: time.perf_counter() < end, itertools.repeat(feed, _AT_ONCE * most))
+    runs += iterate_in_order(lambda each: session.run(None, dict(each)), feeds, _AT_ONCE, _AT_ONCE)
     return runs
 
 
