@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ class Made(Worker):
         self.replaced: list[GPUError] = []
         self.is_replaceable = False
         self.closed = 0
+        self.patience: list[float | None] = []
         self.loses: tuple[type[GPUError], ...] = ()
 
     @property
@@ -69,6 +71,7 @@ class Made(Worker):
 
     def close(self, timeout: float | None) -> None:
         self.closed += 1
+        self.patience.append(timeout)
 
 
 class Passed(Feeds):
@@ -345,6 +348,15 @@ def test_a_service_that_is_dropped_answers_what_waits_and_ends_its_threads() -> 
         assert worker.closed
 
 
+def test_an_idle_service_that_is_dropped_ends_its_threads_too() -> None:
+    worker = Made(0, 2)
+    with serving(worker) as service:
+        run(service)
+        service.let_go()
+        wait_until(lambda: not any(each.is_alive() for each in service.threads))
+        assert worker.closed
+
+
 # A service that loses GPUs
 
 
@@ -417,6 +429,27 @@ def test_when_no_gpu_is_left_waiting_requests_are_refused_with_the_cause() -> No
         assert refusal(service) == STICKY.summary
 
 
+def test_failures_that_pass_leave_the_last_gpu() -> None:
+    """Two requests that failed at the same moment, each served by the GPU of the other."""
+    first, second = Made(0), Made(1)
+    with serving(first, second) as service:
+        for worker in (first, second):
+            service._take_out(worker, ECC, is_lost=False)
+        assert service.serving == (second,)
+        assert run(service, 1) == [1, 1]
+
+
+def test_a_closed_pool_refuses_a_request_at_once_and_gives_its_sessions_the_time_of_close() -> None:
+    worker = Made(0)
+    with serving(worker) as service:
+        service.close(DEADLINE, 5.0)
+        assert 5.0 in worker.patience
+        with pytest.raises(ExecutionError, match="is closed"):
+            ask(service)
+        with pytest.raises(ExecutionError, match="is closed"):
+            ask(service, limit=0, raises=lambda: QueueFullError("full", limit=0))
+
+
 def test_a_worker_process_is_replaced_and_its_gpu_stays() -> None:
     lost, other = Made(0), Made(1)
     lost.script, lost.is_replaceable = [ECC], True
@@ -452,6 +485,17 @@ def test_a_worker_that_is_given_up_is_served_without() -> None:
         assert service.serving == (other,)
         assert [each.device.ordinal for each in service.lost] == [0]
         assert run(service, 1) == [1, 1]
+
+
+def test_the_refusal_of_a_pool_without_a_gpu_tells_why_each_was_lost() -> None:
+    workers = Made(0), Made(1)
+    with serving(*workers) as service:
+        for number, worker in enumerate(workers):
+            worker.is_lost, worker.last_error = True, gone(number)
+            in_thread(partial(service.notice, worker))[0].join(DEADLINE)
+        with pytest.raises(ExecutionError, match="no GPU of this GPUSessionPool is left") as caught:
+            run(service)
+        assert [error.summary for error in caught.value.others] == ["worker 0 was lost", "worker 1 was lost"]
 
 
 # Requests that may be joined
