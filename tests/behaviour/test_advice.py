@@ -24,9 +24,33 @@ WITH_A_FIX = [case for case in CASES if case.after is not None]
 QUICK = next(case for case in CASES if case.name == "no-libcudart")
 
 
+#: By the command that is their fix: the case that is played each time, and the others.
+SAME_COMMAND = {
+    "unset PYTHONPATH": (
+        "cpu-package-first-on-pythonpath",
+        *("archive-first-on-pythonpath", "trimmed-copy-first-on-pythonpath", "other-wheels-first-on-pythonpath"),
+    ),
+    "unset LD_PRELOAD": (
+        "another-onnxruntime-in-ld-preload",
+        "part-of-another-cublas-in-ld-preload",
+        "linking-stub-in-ld-preload",
+        "library-that-shares-out-the-gpu",
+    ),
+    "export LD_LIBRARY_PATH=": (
+        "cuda-compat-older-than-the-driver",
+        *("cuinit-804", "cuinit-34", "older-libcuda-than-the-driver", "cuda-compat-on-a-gpu-that-does-not-support-it"),
+    ),
+    "unset CUDA_VISIBLE_DEVICES": (
+        "hidden-by--1",
+        *(each.name for each in CASES if each.name.startswith("hidden-by-")),
+    ),
+    "chmod -R u+rX ": ("package-unreadable", "library-unreadable"),
+    "/sbin/ldconfig -n ": ("driver-without-its-link", "driver-linked-to-nothing"),
+}
+
+
 def _is_repeated(case: Case) -> bool:
-    """Return True if the fix is the command of another case, which is played each time: the variable goes."""
-    return case.name.startswith("hidden-by-") and case.name != "hidden-by--1"
+    return any(case.name in others and case.name != played for played, *others in SAME_COMMAND.values())
 
 
 def _named(case: Case, *, slow: bool) -> Any:
@@ -40,6 +64,8 @@ def _named(case: Case, *, slow: bool) -> Any:
 def test_what_is_printed_mends_the_fault(lab: Lab, case: Case) -> None:
     tried = list(follow_advice(case, lab))
     assert tried, "the case says that there is a fix to execute, and none is printed"
+    commands = [command for command, names in SAME_COMMAND.items() if case.name in names]
+    assert all(tried[0][0].startswith(command) for command in commands), tried[0][0]
     for text, _, problem in tried:
         assert problem is None, f"after: {text}\n{problem}"
 

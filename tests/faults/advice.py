@@ -42,8 +42,8 @@ def stand_alone(overlay: Overlay) -> None:
 def own(overlay: Overlay, entry: Path) -> None:
     """Make a folder of an overlay, and all folders in it, real ones, so that pip may remove what is in them."""
     if entry.is_symlink() and entry.is_dir():
-        overlay.take_apart(entry.relative_to(overlay.site).as_posix())
-    if entry.is_dir() and not entry.is_symlink():
+        overlay.take_apart(entry.relative_to(overlay.site).as_posix(), whole=True)
+    elif entry.is_dir():
         for inner in list(entry.iterdir()):
             own(overlay, inner)
 

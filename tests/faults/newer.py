@@ -13,8 +13,7 @@ NEWER = "1.99.0"
 
 def onnxruntime_for_cuda_14(_lab: Lab, overlay: Overlay) -> None:
     """The installed one under another version, with a provider that links the libraries of the next CUDA."""
-    for stem in ("libcublasLt", "libcublas", "libcudart"):
-        edit(overlay, CUDA_PROVIDER, rb"%s\.so\.13\0" % stem.encode(), f"{stem}.so.14\0")
+    edit(overlay, CUDA_PROVIDER, rb"(libcublasLt|libcublas|libcudart)\.so\.13\0", "\\1.so.14\0")
     edit(overlay, BUILD, rb"(__version__ = )'.*'", rf"\1'{NEWER}'")
     folder = own_path(overlay, "onnxruntime_gpu-*.dist-info")
     newer = f"onnxruntime_gpu-{NEWER}.dist-info"
