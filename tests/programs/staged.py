@@ -14,6 +14,7 @@ from ortgpu.running.pinned import PinnedMemory
 from ortgpu.running.plain_runs import PlainRunner
 from ortgpu.running.staged_runs import StagedRuns
 from ortgpu.running.staging import StagedRunner
+from tests.programs import no_search
 from tests.programs.on_cpu import stub_runtime
 
 os.environ["STUB_CUDART_LATE"] = "1"

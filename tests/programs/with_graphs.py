@@ -8,6 +8,7 @@ from ortgpu.running import cuda_graph
 from ortgpu.running.cuda_graph import MAX_CAPTURES, MAX_SHAPES, CapturedRunner, CapturingSession
 from ortgpu.running.cudart import Stream
 from ortgpu.running.pinned import PinnedMemory
+from tests.programs import no_search
 from tests.programs.on_cpu import outcome, stub_runtime
 
 os.environ["STUB_CUDART_LATE"] = "1"

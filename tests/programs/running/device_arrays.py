@@ -7,6 +7,7 @@ import threading
 import numpy as np
 
 from ortgpu import GPUSession
+from tests.programs import no_search  # noqa: F401
 from tests.programs.on_cpu import NEG, model, outcome, report
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 import ortgpu
 from ortgpu import GPUSession
+from tests.programs import no_search  # noqa: F401
 from tests.programs.on_cpu import NEG, feeds, outcome, report, threads
 
 

@@ -9,6 +9,7 @@ import onnxruntime
 from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
 
 from ortgpu import GPUSession
+from tests.programs import no_search  # noqa: F401
 from tests.programs.on_cpu import NEG, feeds, outcome, report
 
 validated, validate = [], InferenceSession._validate_input

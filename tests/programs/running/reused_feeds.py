@@ -13,6 +13,7 @@ from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession, 
 
 import ortgpu
 from ortgpu import GPUSession
+from tests.programs import no_search  # noqa: F401
 from tests.programs.on_cpu import NEG, feeds, model, report, threads
 
 # A kind of feed is a generator that is made anew for each way to run it. Its model takes what it gives.

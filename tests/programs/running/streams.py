@@ -14,6 +14,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ortgpu import GPUSession
 from ortgpu.running import cudart, streams
+from tests.programs import no_search  # noqa: F401
 from tests.programs.on_cpu import NEG, report, stub_runtime
 
 os.environ["STUB_CUDART_LATE"] = "1"

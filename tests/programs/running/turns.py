@@ -9,6 +9,7 @@ import time
 import numpy as np
 
 from ortgpu import GPUSession
+from tests.programs import no_search  # noqa: F401
 from tests.programs.on_cpu import NEG, model, outcome, report, threads
 
 

@@ -20,6 +20,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as C
 
 import ortgpu
 from ortgpu import GPUSessionPool
+from tests.programs import no_search  # noqa: F401
 from tests.programs.pools import Gate, lock, outcome, pool_threads, value_of
 from tests.support.children import report
 

@@ -15,6 +15,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as C
 
 import ortgpu
 from ortgpu import GPUError, GPUSessionPool
+from tests.programs import no_search  # noqa: F401
 from tests.programs.pools import MEMORY, Gate, Watched, feed, open_pool, outcome, pool_threads, raising, value_of
 from tests.support.children import report
 
