@@ -35,6 +35,7 @@ from ortgpu.running.shape_returns import Policy
 from ortgpu.running.shaped_runs import ShapedRunner
 from ortgpu.running.turns import take_turns
 from ortgpu.session.shapes import PlanSource
+from tests.programs import no_search  # noqa: F401
 from tests.support import children
 
 EAGER = Policy(most=4, returns=3, slow=0, worth=1e9)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ortgpu import GPUSession
 from ortgpu.running.pinned import PinnedMemory
+from tests.programs import no_search  # noqa: F401
 from tests.programs.on_cpu import NEG, feeds, model, outcome, report, stub_runtime, threads
 
 runtime, stub = stub_runtime(sys.argv[1])

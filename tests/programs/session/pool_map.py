@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from tests.programs import no_search  # noqa: F401
 from tests.programs.pools import Gate, Watched, feed, open_pool, outcome, value_of
 from tests.support.children import report
 
