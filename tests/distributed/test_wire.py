@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from itertools import pairwise
 from typing import Any
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 
 from ortgpu.distributed.wire import (
     FROM_A_RANK,
+    Connection,
     Decoder,
     GarbledError,
     encode,
     error_from_message,
     error_to_message,
+    is_proof,
+    proof,
 )
 from ortgpu.errors import GPUError, catalogue, manual, shell
 from tests.distributed.test_hub import FOREIGN
@@ -35,6 +39,40 @@ def test_messages_arrive_however_they_are_cut(messages: list[dict[str, Any]], cu
     decoder = Decoder(FROM_A_RANK)
     pieces = [data[start:end] for start, end in pairwise(places)]
     assert [message for piece in pieces for message in decoder.feed(piece)] == messages
+
+
+@pytest.mark.parametrize(
+    ("given", "is_right"),
+    [
+        (proof("key", "rank", 1), True),
+        (proof("another key", "rank", 1), False),
+        (proof("key", "rank", 2), False),
+        (proof("key", 1, "rank"), False),
+        (proof("key", "rank", 1)[:-1], False),
+        ("", False),
+        ("\N{GREEK SMALL LETTER ALPHA}", False),
+        (None, False),
+        (1, False),
+    ],
+)
+def test_only_who_knows_the_key_has_the_proof(given: Any, is_right: bool) -> None:
+    assert is_proof(given, "key", "rank", 1) is is_right
+
+
+def test_what_the_connection_does_not_take_yet_is_sent_later() -> None:
+    one, other = socket.socketpair()
+    sender, receiver = Connection(one), Connection(other, longest=1 << 23)
+    sent = {"text": "x" * (1 << 22)}
+    sender.send(sent)
+    received: list[Any] = []
+    for _ in range(10_000):
+        received += receiver.receive()
+        if received:
+            break
+        sender.send(b"")
+    assert received == [sent]
+    sender.close()
+    receiver.close()
 
 
 @given(st.binary(max_size=300))

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from ortgpu.model.contents import read_model
-from ortgpu.model.files import FileContent
+from ortgpu.model.files import FileContent, open_model, stamp_of
 from ortgpu.model.outline import Graph, GraphOutline
 from tests.model.test_contents import small_model
 from tests.support.command_line import NO_GPU, ortgpu
@@ -27,6 +27,25 @@ def test_a_file_too_large_for_a_message_is_not_read(tmp_path: Path) -> None:
     path.touch()
     os.truncate(path, 1 << 40)
     assert "an ONNX file can have 2147483647" in (read_model(path).problem or "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="this system has no /dev/zero")
+def test_a_device_is_never_opened() -> None:
+    with pytest.raises(OSError, match="not a regular file"):
+        open_model("/dev/zero")
+
+
+def test_a_file_that_was_written_anew_has_another_stamp(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"one")
+    before = stamp_of(path)
+    assert before is not None
+    assert stamp_of(path) == before
+    os.utime(path, ns=(1, 1))  # of the same size
+    assert stamp_of(path) != before
+    path.unlink()
+    assert stamp_of(path) is None
+    assert stamp_of(b"one") is None
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

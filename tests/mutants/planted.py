@@ -2919,6 +2919,12 @@ MUTANTS = (
     *_planted(
         "model/test_files.py",
         (
+            "a pipe is a model",
+            "session/request.py",
+            "        _refuse_special_file(model)\n    make",
+            "    make",
+        ),
+        (
             "a pipe is opened",
             "model/files.py",
             "    if is_special_file(path):\n        raise OSError(NO_REGULAR_FILE)\n",
@@ -2986,12 +2992,6 @@ MUTANTS = (
             "session/request.py",
             "        raise FileNotFoundError(error.errno, words, path) from None",
             "        return True",
-        ),
-        (
-            "a pipe is a model",
-            "session/request.py",
-            "        _refuse_special_file(model)\n    make",
-            "    make",
         ),
     ),
     *_planted(

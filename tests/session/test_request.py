@@ -22,6 +22,7 @@ from ortgpu.session.request import (
     ModelsArguments,
     PoolArguments,
     SessionArguments,
+    seconds,
 )
 from tests.support.cpu_session import child
 
@@ -122,3 +123,10 @@ def test_forms_of_a_device_that_are_listed_are_taken() -> None:
 def test_a_size_that_a_pool_of_processes_is_given_as_text() -> None:
     found = child("session.argument_types.a_size_that_a_pool_of_processes_is_given_as_text")
     assert found == [-1, -1]
+
+
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), 1e300, True, "1", None])
+def test_seconds_are_a_number_that_a_thread_can_wait_for(value: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="trim_idle must be a number of seconds"):
+        seconds("trim_idle", value)
+    assert seconds("trim_idle", 2) == 2.0
