@@ -9,35 +9,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .. import errors
 from ..environment.inspection import Environment, UnreadEnvironment, inspect_environment, plain_data
 from ..environment.libraries.catalogue import spec_for
 from ..environment.libraries.library_file import read_library
 from ..environment.packages.installed import count_engines
 from ..environment.packages.plugins import PREFIX, list_other_cuda_plugins
-from ..errors import (
-    BrokenPackageError,
-    CPUOnlyPackageError,
-    DriverNotFoundError,
-    DriverTooOldError,
-    GPUError,
-    LibraryConflictError,
-    LibraryNotFoundError,
-    LibraryVersionError,
-    NoDeviceError,
-    OnnxRuntimeNotInstalledError,
-    ProviderFailureError,
-    ProviderFallbackError,
-    UnsupportedDeviceError,
-    UnsupportedPlatformError,
-    manual,
-)
+from ..errors import GPUError, manual
 from ..model.contents import collective_operators, describe_model
 from ..model.outline import GraphOutline
 from ..provider.cudnn import operators_needing_cudnn
 from ..provider.living import sessions
 from ..provider.placement import cufft_operators
 from ..provider.requests import CUDA
-from .checks import attempts, classifier, devices, driver, imports, libraries, opening, packages, surroundings
+from .checks import attempts, classifier, devices, driver, imports, libraries, packages, surroundings
 from .checks import model as model_checks
 from .facts import Facts, Observed, Request
 from .messages.runtime_words import OF_WHEELS
@@ -95,24 +80,23 @@ CHECKS: tuple[Check, ...] = (
     *_DRIVER_AND_GPUS,
     packages.plugin_without_device,
     packages.plugin_unregistered,
-    opening.unusable,
+    attempts.unusable,
     devices.busy,
     attempts.died,
-    opening.session_failed,
+    attempts.session_failed,
     lambda facts: model_checks.unreadable(facts.request.model),
     lambda facts: model_checks.data_missing(facts.request.model),
     lambda facts: model_checks.custom_domains(facts.request.model),
-    opening.model_failed,
+    attempts.model_failed,
     model_checks.report_cpu_nodes,
 )
-
 
 # These explain the failure of a process that has imported ONNX Runtime and loaded every library.
 CHECKS_OF_THE_DRIVER: tuple[Check, ...] = (
     model_checks.collective_ops_missing,
     libraries.cudnn_of_other_cuda,
     *_DRIVER_AND_GPUS,
-    opening.unusable,
+    attempts.unusable,
     devices.busy,
 )
 # Without libcuda and NVML nothing else of the driver and its GPUs can be judged.
@@ -128,8 +112,7 @@ def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUEr
     """Return all problems that ``checks`` find. The function is pure and deterministic.
 
     Fatal root causes come first, in the order of the checks; then their consequences, with ``consequence_of`` set; then
-    warnings. A missing package is no root cause if its installation would not help. That is so on a machine without an
-    NVIDIA GPU, and if another release of ONNX Runtime is needed: that release brings its own libraries.
+    warnings. A missing package is no root cause without an NVIDIA GPU, or if another release brings its own libraries.
     """
     problems: list[GPUError] = []
     reported: set[tuple[str, str]] = set()
@@ -144,7 +127,6 @@ def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUEr
 
 
 def _set_consequences(problems: list[GPUError], facts: Facts) -> None:
-    """Note in each problem which of the others explains it, or makes its fix useless."""
     roots: list[GPUError] = []
     for error in problems:
         if error.severity != "fatal":
@@ -163,27 +145,26 @@ def _set_consequences(problems: list[GPUError], facts: Facts) -> None:
 
 
 def _is_moot(error: GPUError, root: GPUError) -> bool:
-    """Return True if a fix of this error is useless before the root is fixed, and after it too."""
-    other_hardware = isinstance(root, DriverNotFoundError) and all(fix.needs == "hardware" for fix in root.fixes)
-    if isinstance(error, CPUOnlyPackageError):
+    other_hardware = isinstance(root, errors.DriverNotFoundError) and all(fix.needs == "hardware" for fix in root.fixes)
+    if isinstance(error, errors.CPUOnlyPackageError):
         return other_hardware
-    if not isinstance(error, (LibraryNotFoundError, LibraryVersionError)):
+    if not isinstance(error, (errors.LibraryNotFoundError, errors.LibraryVersionError)):
         return False
-    sonames = error.missing if isinstance(error, LibraryNotFoundError) else error.needed
-    other_release = isinstance(root, (DriverTooOldError, UnsupportedDeviceError)) and any(
+    sonames = error.missing if isinstance(error, errors.LibraryNotFoundError) else error.needed
+    other_release = isinstance(root, (errors.DriverTooOldError, errors.UnsupportedDeviceError)) and any(
         "onnxruntime-gpu" in fix and "nvidia-" in fix for fix in root.fixes
     )
     return bool(sonames) and all(map(spec_for, sonames)) and (other_hardware or other_release)
 
 
 def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
-    if isinstance(root, UnsupportedPlatformError) and (root.system, root.machine) in packages.CUDA_PLATFORMS:
+    if isinstance(root, errors.UnsupportedPlatformError) and (root.system, root.machine) in packages.CUDA_PLATFORMS:
         return False  # The C library is too old, and that explains nothing else.
-    if isinstance(error, NoDeviceError) and surroundings.are_hidden(facts.environment):
+    if isinstance(error, errors.NoDeviceError) and surroundings.are_hidden(facts.environment):
         return False  # A variable hides the GPU from any driver.
-    if isinstance(root, BrokenPackageError) and isinstance(error, BrokenPackageError):
+    if isinstance(root, errors.BrokenPackageError) and isinstance(error, errors.BrokenPackageError):
         return None in (root.package, error.package) or root.package == error.package
-    if isinstance(root, BrokenPackageError) and isinstance(error, CPUOnlyPackageError):
+    if isinstance(root, errors.BrokenPackageError) and isinstance(error, errors.CPUOnlyPackageError):
         return (root.package or "").startswith(PREFIX)  # The files of a plugin are missing.
     return error.code in root.explains
 
@@ -274,9 +255,7 @@ def observed_by(result: ProbeResult) -> Observed:
 _FIXES_FOR_UNKNOWN_CAUSE = (
     manual("run `ortgpu doctor`: it opens the driver, the provider and a small session in a process of its own"),
     manual("if a session opens there, restart this process and open its first GPUSession before CUDA is used"),
-    manual(
-        "otherwise please report it to the maintainers of ortgpu, with the output of `ortgpu doctor --json --redact`"
-    ),
+    manual("otherwise please report it to the maintainers, with the output of `ortgpu doctor --json --redact`"),
 )
 
 
@@ -306,23 +285,23 @@ def why_unusable(
     problems = find_problems(facts)
     fatal = [problem for problem in problems if problem.severity == "fatal"]
     # Altered files are only a warning, and still a better guess than no cause.
-    fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
+    fatal = fatal or [problem for problem in problems if isinstance(problem, errors.BrokenPackageError)]
     error = classifier.explain_opening(str(cause), facts) if cause is not None else None
     if error is None and cause is not None:
         return None
-    if error is None or isinstance(error, ProviderFallbackError):  # The words name no cause.
+    if error is None or isinstance(error, errors.ProviderFallbackError):  # The words name no cause.
         too_few = driver.too_few_descriptors(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
         explaining = fatal or ([too_few] if too_few is not None else [])
-    elif isinstance(error, ProviderFailureError) and error.library in OF_WHEELS:
+    elif isinstance(error, errors.ProviderFailureError) and error.library in OF_WHEELS:
         # A known problem of the libraries explains why one of them fails.
-        explaining = fatal or [problem for problem in problems if isinstance(problem, LibraryConflictError)]
+        explaining = fatal or [problem for problem in problems if isinstance(problem, errors.LibraryConflictError)]
     else:
         explaining = [problem for problem in fatal if error.code in problem.explains and problem.code != error.code]
     others = [problem for problem in problems if error is None or problem.code != error.code]
     if explaining:
         root = explaining[0]
         root.severity = "fatal"
-        if error is not None and not isinstance(error, ProviderFallbackError):
+        if error is not None and not isinstance(error, errors.ProviderFallbackError):
             error.consequence_of = root.code
             others.insert(0, error)
         return root.with_others(others)
@@ -330,22 +309,19 @@ def why_unusable(
         evidence = [runtime.import_error] if runtime.import_error else []
         evidence.append(f"providers in this build: {', '.join(runtime.available_providers or ())}")
         nobody = "ONNX Runtime did not bind its CUDA provider, and no check knows why"
-        error = ProviderFallbackError(nobody, evidence=evidence)
-    if isinstance(error, ProviderFallbackError):
+        error = errors.ProviderFallbackError(nobody, evidence=evidence)
+    if isinstance(error, errors.ProviderFallbackError):
         error.fixes = _FIXES_FOR_UNKNOWN_CAUSE
     return error.with_others(problem for problem in others if problem.code != error.code)
 
 
 def why_no_module(runtime: Runtime) -> GPUError:
     error = why_unusable(runtime)
-    return error if error is not None else OnnxRuntimeNotInstalledError("ONNX Runtime cannot be imported")
+    return error if error is not None else errors.OnnxRuntimeNotInstalledError("ONNX Runtime cannot be imported")
 
 
 def _report_if_whole(runtime: Runtime, observed: Observed) -> PreloadReport | None:
-    """Return the report of the libraries if all of them and ONNX Runtime are loaded; else None.
-
-    Then only the driver or its GPUs are in question.
-    """
+    """Return the report of the libraries if all is loaded, so that only the driver or its GPUs are in question."""
     report, installed = observed.preload, runtime.packages.onnxruntime
     if report is None or not report.ok or report.missing or report.cudnn_mixed or runtime.cuda_is_plugin:
         return None

@@ -104,11 +104,10 @@ def _cuda(environment: Environment) -> Requirement:
         return row("CUDA", text, text, None, (None, None), published)
     linked = [library.chosen for library in environment.libraries if library.required and not library.spec.is_cudnn]
     sources = [file.source for file in linked if file is not None]
-    places = f"{len(sources)} of {len(linked)} linked libraries, from {', '.join(dict.fromkeys(sources))}"
-    met = len(sources) == len(linked)
+    met, number = len(sources) == len(linked), f"{major}.x"
+    fact = f"{number}: {len(sources)} of {len(linked)} linked libraries, from {', '.join(dict.fromkeys(sources))}"
     note = f"the provider file links this major and no other; {published}"
-    fact = f"{major}.x: {places}" if sources else "none of the linked libraries"
-    return row("CUDA", f"{major}.x", f"{major}.x", fact, (met, met), note)
+    return row("CUDA", number, number, fact if sources else "none of the linked libraries", (met, met), note)
 
 
 def _cudnn(environment: Environment) -> Requirement:
@@ -148,9 +147,9 @@ def _driver(environment: Environment) -> Requirement:
 
 
 def _python(environment: Environment) -> Requirement:
-    version, newest = environment.host.python[:2], FOR_CUDA_13.pythons[1]
-    built_for = python_of(environment.packages.onnxruntime)
-    has_none = environment.packages.onnxruntime.extension is None and version > newest
+    version, newest, installed = environment.host.python[:2], FOR_CUDA_13.pythons[1], environment.packages.onnxruntime
+    built_for = python_of(installed)
+    has_none = installed.extension is None and version > newest
     fits, note = built_for in (None, version) and not has_none, ""
     if has_none:
         note = f"no wheel of onnxruntime-gpu is known for a Python newer than {dotted(newest)}"

@@ -389,6 +389,7 @@ CASES = in_group(
             MENDED,
             ("broken-package", f"libraries of {CUDNN} differ from those that were installed"),
             part_of_another_cudnn("libcudnn_engines_precompiled"),
+            ask="probe",  # Without a driver a session asks no package that can be loaded.
             rows=("B12",),
             others=("BrokenPackageError",),
             advice_of="BrokenPackageError",
@@ -425,6 +426,7 @@ CASES = in_group(
             "BrokenPackageError",
             ("libonnxruntime_providers_cuda.so", "changed since its installation"),
             provider_of_another_release,
+            ask="probe",  # Without a driver a session asks no package that can be loaded.
             after=MENDED,
             slow_break=True,
             since=FOR_CUDA_13,

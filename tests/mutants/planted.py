@@ -1999,8 +1999,8 @@ MUTANTS = (
         (
             "too little memory is a broken driver",
             "diagnosis/checks/classifier.py",
-            "Code({2}, lambda failed, _: (_NOT_PINNED if PINNED.search(failed.text) else _lacks_memory)(failed)),",
-            "Code({2}, lambda failed, _: None),",
+            "(_NOT_PINNED if runtime_words.PINNED.search(failed.text) else _lacks_memory)(failed)",
+            "None",
         ),
         (
             "an old driver is a broken one",

@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from ... import errors
@@ -34,16 +35,7 @@ from ...provider.living import sessions
 from ...provider.preloading import is_of_cudnn
 from ...provider.requests import CUDA
 from ..facts import Facts
-from ..messages import cuda_codes
-from ..messages.runtime_words import (
-    LIBRARY,
-    LIMIT,
-    PINNED,
-    is_of_the_model,
-    read_library_status,
-    strip_given_names,
-    telling_line,
-)
+from ..messages import cuda_codes, runtime_words
 from ..remedies import fixes as remedies
 from . import devices, driver
 from .libraries import lacks_cudnn, list_by_folder, mixed
@@ -57,17 +49,11 @@ _CUDNN, _CUFFT = SYSTEM.name(BY_STEM["libcudnn"], 9), SYSTEM.name(BY_STEM["libcu
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The text of an exception, and the facts around it.
-
-    Attributes:
-        text: The message. In a run the name of the node is left out.
-        facts: The facts of this machine while a session opens; None while it runs.
-        gpu: The GPU of the session; None if it is not known.
-    """
+    """The text of an exception, in a run without the name of the node, and what is known around it."""
 
     text: str
     evidence: list[str]
-    facts: Facts | None = None
+    facts: Facts | None = None  # Of this machine while a session opens; None while it runs.
     gpu: GPU | Device | None = None
 
     @property
@@ -86,10 +72,7 @@ class Failed:
 
 
 def plain(error: type[GPUError], summary: str, *fixes: str, **details: str | type) -> Callable[..., GPUError]:
-    """Return a function for an error with a fixed text, except for the first group of its pattern.
-
-    A type among the ``details`` stands for that group.
-    """
+    """Return a function for an error with a fixed text. The first group of its pattern stands at {}, and for a type."""
 
     def explain(failed: Failed, match: Match | int | None = None) -> GPUError:
         name = next(filter(None, match.groups()), "") if isinstance(match, re.Match) else ""
@@ -179,7 +162,6 @@ class Code(NamedTuple):
 
 _NO_GPU = plain(errors.NoDeviceError, "CUDA sees no GPU", manual("use a machine with an NVIDIA GPU", needs="hardware"))
 
-
 _NOT_PINNED = plain(
     errors.ProviderFailureError,
     "CUDA gets no page-locked host memory, which copies to and from the GPU need",
@@ -189,10 +171,9 @@ _NOT_PINNED = plain(
     status="cudaErrorMemoryAllocation",
 )
 
-
 CODES = (
     Code({46, 304, 999}, lambda failed, code: driver.too_few_descriptors(code, failed.here, failed.evidence), True),
-    Code({2}, lambda failed, _: (_NOT_PINNED if PINNED.search(failed.text) else _lacks_memory)(failed)),
+    Code({2}, lambda failed, _: (_NOT_PINNED if runtime_words.PINNED.search(failed.text) else _lacks_memory)(failed)),
     Code({35}, lambda failed, _: _old_driver(failed), True),
     Code({36, 222}, _driver_older_than_a_library),
     Code({100}, lambda failed, _: devices.none_visible(failed.here) or _NO_GPU(failed), True),
@@ -236,7 +217,7 @@ def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
         ]
     open_sessions = devices.sessions_on_gpu(sessions(), device.uuid if device is not None else None)
     lack, fixes = "the GPU ran out of memory", ["use a smaller batch; the session keeps working"]
-    if LIMIT.search(failed.text):
+    if runtime_words.LIMIT.search(failed.text):
         lack, raise_it = "the session's gpu_mem_limit is reached", "or raise that provider option"
         fixes.append(raise_it)
     else:
@@ -261,7 +242,7 @@ def _explain_pool(failed: Failed, match: Match) -> GPUError:
 
 
 def _explain_library(failed: Failed, match: Match) -> GPUError:
-    status, evidence, in_run = read_library_status(match), failed.evidence, failed.facts is None
+    status, evidence, in_run = runtime_words.read_library_status(match), failed.evidence, failed.facts is None
     free, device = None, failed.gpu
     if status.is_creation and isinstance(device, GPU) and not in_run:
         free = device.memory_free
@@ -316,11 +297,6 @@ def _explain_missing_cudnn(failed: Failed, _: Match, *, is_disabled: bool | None
     fixes = [remedies.install_libraries(facts.environment, [wheel])] if wheel else []
     summary = "this model needs cuDNN, which cannot be loaded"
     return failed.becomes(errors.LibraryNotFoundError, summary, *fixes, missing=(_CUDNN,))
-
-
-def _explain_missing_descriptor(failed: Failed, match: Match) -> GPUError | None:
-    """Return the error for the constructor of LRN if cuDNN is missing: it asks cuDNN for a descriptor."""
-    return _explain_missing_cudnn(failed, match) if failed.facts is not None and lacks_cudnn(failed.facts) else None
 
 
 def _not_opened(library: str, name: str, failed: Failed) -> GPUError:
@@ -387,45 +363,44 @@ _MISSING_TENSORRT = plain(
 )
 _NOT_LOADED = plain(errors.ProviderFallbackError, "ONNX Runtime could not load its CUDA provider")
 _NOT_SET_UP = plain(errors.ProviderFallbackError, "ONNX Runtime could not set up its CUDA provider")
-_REFUSED_GRAPH = plain(
-    errors.ProviderOptionError,
+_option = partial(plain, errors.ProviderOptionError, provider=CUDA)
+_REFUSED_GRAPH = _option(
     "this model cannot be captured as a CUDA graph",
     "leave enable_cuda_graph out: every node has to be on the GPU, without copies and control flow",
-    provider=CUDA, option="enable_cuda_graph", value="1",
-)  # fmt: skip
-_UNKNOWN_OPTION = plain(
-    errors.ProviderOptionError,
-    "the CUDA provider knows no option {}",
-    "remove {} from the provider options",
-    provider=CUDA, option=str,
-)  # fmt: skip
-_REFUSED_VALUE = plain(
-    errors.ProviderOptionError,
-    "the CUDA provider refuses the value of its option {}",
-    "correct the value of {}",
-    provider=CUDA, option=str,
-)  # fmt: skip
+    option="enable_cuda_graph",
+    value="1",
+)
+_UNKNOWN_OPTION = _option("the CUDA provider knows no option {}", "remove {} from the provider options", option=str)
+_REFUSED_VALUE = _option("the CUDA provider refuses the value of its option {}", "correct the value of {}", option=str)
 
 _REFUSED = "(?:Failed to load library|LoadLibrary failed|Error loading)"
 
 # This table has the messages of ONNX Runtime, and of programs and libraries around it.
 TABLE = (
-    Row(LIMIT, _ABOVE_ITS_LIMIT, opening_only=True),
-    # cuda_mempool_arena.cc reports this.
-    Row(r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)", _explain_pool),
+    Row(runtime_words.LIMIT, _ABOVE_ITS_LIMIT, opening_only=True),
+    Row(
+        r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)",
+        lambda failed, match: (
+            _lacks_memory(failed, match)
+            if int(match["code"]) == cuda_codes.OUT_OF_MEMORY
+            else _explain_code(failed, int(match["code"]))
+        ),
+    ),
     Row(r"requested (?:buffer of size|bytes of) (?P<size>\d+)", _lacks_memory),
     # A failure to parse device_id has such a code, too.
     Row(cuda_codes.REPORTED, lambda failed, match: _explain_code(failed, cuda_codes.code_in(match))),
     Row("cannot use the (?:graph capture|CUDA Graph) feature", _REFUSED_GRAPH, opening_only=True),
     Row(r'Unknown provider option: "([^"]*)"', _UNKNOWN_OPTION, opening_only=True),
     Row(r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"', _REFUSED_VALUE, opening_only=True),
-    Row(r'Failed to parse provider option "([^"]*)"', _REFUSED_VALUE, opening_only=True),
-    Row(LIBRARY, _explain_library),
+    Row(runtime_words.LIBRARY, _explain_library),
     Row("Please install TensorRT libraries", _MISSING_TENSORRT, opening_only=True),
     # The second text comes from the registration of plugins (onnxruntime_pybind_state.cc), before there is a provider.
     Row(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps", _FAILED_TENSORRT),
     Row("cuDNN (?:handle is required|is unavailable|is not available)", _explain_missing_cudnn),
-    Row(r"norm_desc_\.Set\(", _explain_missing_descriptor),
+    Row(  # The constructor of LRN asks cuDNN for a descriptor.
+        r"norm_desc_\.Set\(",
+        lambda failed, _: _explain_missing_cudnn(failed, _) if failed.facts and lacks_cudnn(failed.facts) else None,
+    ),
     Row("cuFFT is unavailable", lambda failed, _: None if failed.facts else _not_opened("cuFFT", _CUFFT, failed)),
     Row(  # Some kernels ask for a generation of GPUs (issue 19259).
         r"(?i)Was the plugin compiled on a compatible CUDA and SM version|compute capability (?:<|>=) ?\d"
@@ -481,16 +456,16 @@ def explain_opening_code(code: int, facts: Facts, evidence: list[str]) -> GPUErr
 
 
 def explain_run_code(code: int, text: str, device: Device | None) -> GPUError:
-    return _explain_code(Failed(text, [telling_line(text)], gpu=device), code)
+    return _explain_code(Failed(text, [runtime_words.telling_line(text)], gpu=device), code)
 
 
 def explain_opening(text: str, facts: Facts) -> GPUError | None:
     if "is not a registered function/op" in text:
         return collective_ops_missing(facts)
-    if is_of_the_model(text):
+    if runtime_words.is_of_the_model(text):
         return None
-    failed = Failed(text, [telling_line(text)], facts, devices.requested_gpu(facts))
-    return _classify(failed, TABLE, strip_given_names(text))
+    failed = Failed(text, [runtime_words.telling_line(text)], facts, devices.requested_gpu(facts))
+    return _classify(failed, TABLE, runtime_words.strip_given_names(text))
 
 
 def explain_run(text: str, exception: str | None, device: Device | None) -> GPUError | None:
@@ -502,7 +477,7 @@ def explain_run(text: str, exception: str | None, device: Device | None) -> GPUE
     if exception == "InvalidArgument" or _QUOTES_WHAT_WAS_GIVEN.match(text):
         return None
     words = text.rpartition("Status Message: ")[2]  # The name of the node comes before it, and may say anything.
-    failed = Failed(words, [telling_line(words)], gpu=device)
+    failed = Failed(words, [runtime_words.telling_line(words)], gpu=device)
     error = _classify(failed, (row for row in TABLE if not row.opening_only), words)
     if error is None and (exception == "EPFail" or ": EP_FAIL :" in text):
         return errors.ProviderFailureError("the execution provider failed", evidence=failed.evidence, status="EP_FAIL")

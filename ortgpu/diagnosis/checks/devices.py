@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ... import errors
 from ...environment.gpu.cuda import CudaDevice
@@ -23,7 +23,6 @@ from . import surroundings
 
 if TYPE_CHECKING:
     from ...provider.living import SessionRecord
-
 
 _NAMED = 5
 
@@ -138,17 +137,14 @@ def _explain_no_device(environment: Environment) -> tuple[list[str], list[Fix]]:
 
 
 def busy(facts: Facts) -> GPUError | None:
-    """Check that a possible GPU is not in compute mode "prohibited"."""
     gpus = _gpus_of_request(facts)
     if not gpus or any(gpu.compute_mode != "prohibited" for gpu in gpus):
         return None
-    gpu = gpus[0]
-    return errors.DeviceBusyError(
-        f"{gpu.name or 'the GPU'} accepts no CUDA process: its compute mode is prohibited",
-        evidence=[f"{gpu.uuid}: compute mode {gpu.compute_mode}"],
-        fixes=[remedies.administrator_command(facts.environment, f"nvidia-smi -i {gpu.uuid} -c DEFAULT")],
-        uuid=gpu.uuid,
-    )
+    uuid, name = gpus[0].uuid, gpus[0].name or "the GPU"
+    evidence = [f"{uuid}: compute mode prohibited"]
+    fix = remedies.administrator_command(facts.environment, f"nvidia-smi -i {uuid} -c DEFAULT")
+    summary = f"{name} accepts no CUDA process: its compute mode is prohibited"
+    return errors.DeviceBusyError(summary, evidence=evidence, fixes=[fix], uuid=uuid)
 
 
 def unsupported(facts: Facts) -> GPUError | None:
@@ -161,30 +157,28 @@ def unsupported(facts: Facts) -> GPUError | None:
     if any(provider.coverage(capability, variables) != "none" for _, capability in capabilities):
         return None
     held = tuple(map(str, provider.architectures or ()))
-    for name, capability in capabilities:
-        if provider.coverage(capability) != "none":  # Releases from 1.29 on hold no PTX.
-            guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
-            evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
-            evidence.append(f"held: {', '.join(held)}")
-            summary = f"an environment variable makes CUDA ignore ONNX Runtime's code for {described(name, capability)}"
-            fix = remedies.unset(environment, guilty)
-            break
+    # An environment variable makes CUDA pass over the code for these. Releases from 1.29 on hold no PTX.
+    covered = [device for device in capabilities if provider.coverage(device[1]) != "none"]
+    name, capability = (covered or capabilities)[0]
+    if covered:
+        guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
+        evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
+        evidence.append(f"held: {', '.join(held)}")
+        what = "an environment variable makes CUDA ignore ONNX Runtime's code for"
+        fix = remedies.unset(environment, guilty)
     else:
-        name, capability = capabilities[0]
-        installed = environment.packages.onnxruntime
+        installed, what = environment.packages.onnxruntime, "the installed ONNX Runtime holds no code for"
         build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
         evidence = [f"{build} holds {', '.join(held)}", f"read from {provider.path}"]
-        summary = f"the installed ONNX Runtime holds no code for {described(name, capability)}"
         release = releases.newest_for_gpus(environment.host, environment.driver.supported_cuda, [capability])
+        fix = manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")
         if environment.driver.is_tegra:
             fix = remedies.JETSON_BUILD
         elif release is not None:
             fix = remedies.other_release(environment, release)
-        else:
-            fix = manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")
-    return errors.UnsupportedDeviceError(
-        summary, evidence=evidence, fixes=[fix], device=name, compute_capability=capability, architectures=held
-    )
+    fields: dict[str, Any] = {"device": name, "compute_capability": capability, "architectures": held}
+    summary = f"{what} {described(name, capability)}"
+    return errors.UnsupportedDeviceError(summary, evidence=evidence, fixes=[fix], **fields)
 
 
 def cudnn_without_code(facts: Facts) -> GPUError | None:
@@ -204,20 +198,19 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
     file = next(filter(None, files), None)
     if len(without) < len(usable) or file is None:
         return None
-    (name, capability), path = without[0], file.path
+    (name, capability), held = without[0], tuple(map(str, architectures))
     wheels = [wheel for wheel in environment.packages.nvidia if wheel.name.startswith("nvidia-cudnn-cu")]
-    evidence = [f"{os.path.basename(path)} holds {', '.join(map(str, architectures))}", f"read from {path}"]
+    evidence = [f"{os.path.basename(file.path)} holds {', '.join(held)}", f"read from {file.path}"]
     evidence += [f"{wheel.name} {wheel.version} in {wheel.location}" for wheel in wheels]
-    if request.cudnn_operators:
-        evidence.append(f"needed by {', '.join(request.cudnn_operators)}")
+    evidence += [f"needed by {', '.join(request.cudnn_operators)}"] if request.cudnn_operators else []
     return errors.UnsupportedDeviceError(
         f"the installed cuDNN holds no code for {described(name, capability)}",
         evidence=evidence,
-        fixes=[remedies.another_cudnn(environment, path, capability)],
+        fixes=[remedies.another_cudnn(environment, file.path, capability)],
         severity="fatal" if request.cudnn_operators else "warning",
         device=name,
         compute_capability=capability,
-        architectures=tuple(map(str, architectures)),
+        architectures=held,
     )
 
 
@@ -227,10 +220,7 @@ def described(name: str | None, capability: tuple[int, int] | None) -> str:
 
 
 def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
-    """Return name and compute capability of the possible devices, from CUDA if it was asked, else from NVML.
-
-    The list is empty if one capability is unknown: the session may use just this device.
-    """
+    """Return name and compute capability of the possible devices; none if one is unknown, since it may be the one."""
     candidates = _chosen(facts) if facts.observed.devices else _gpus_of_request(facts)
     capabilities = [
         (device.name, device.compute_capability) for device in candidates if device.compute_capability is not None
@@ -239,7 +229,6 @@ def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
 
 
 def _chosen(facts: Facts) -> list[CudaDevice]:
-    """Return the devices in CUDA's list that fit the request: one, all for "auto", none for an absent device."""
     if facts.request.device == "auto":
         return list(facts.observed.devices)
     try:
@@ -249,12 +238,12 @@ def _chosen(facts: Facts) -> list[CudaDevice]:
 
 
 def _gpus_of_request(facts: Facts) -> list[GPU]:
-    gpus = surroundings.visible_gpus(facts.environment)
-    ordinal = ordinal_of(facts.request.device)
+    gpus, requested = surroundings.visible_gpus(facts.environment), facts.request.device
+    ordinal = ordinal_of(requested)
     if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
         return gpus[ordinal : ordinal + 1]
-    if ordinal is None and facts.request.device != "auto":
-        prefix = str(facts.request.device).strip().lower()
+    if ordinal is None and requested != "auto":
+        prefix = str(requested).strip().lower()
         return [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(prefix)]
     return gpus
 

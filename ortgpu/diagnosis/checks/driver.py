@@ -7,33 +7,15 @@ import re
 import shlex
 from pathlib import PurePosixPath
 
+from ... import errors
 from ...environment.gpu.driver import TEGRA_MEMORY, RefusedNode
 from ...environment.host import Host
 from ...environment.inspection import Environment
 from ...environment.libraries import loader_words
 from ...environment.packages.metadata import numbers_of
-from ...errors import (
-    DriverNotFoundError,
-    DriverTooOldError,
-    DriverUnusableError,
-    Fix,
-    GPUError,
-    counted,
-    manual,
-    python,
-    shell,
-)
+from ...errors import Fix, GPUError, counted, manual, python, shell
 from ..facts import Facts
-from ..messages.cuda_codes import (
-    COMPAT,
-    MISMATCH,
-    RESTART_WINDOWS,
-    UNUSABLE,
-    Meaning,
-    meaning_of,
-    name_of,
-    returned_by_cuinit,
-)
+from ..messages import cuda_codes
 from ..remedies import fixes as remedies
 from ..remedies.releases import FOR_CUDA_12
 from . import surroundings
@@ -68,7 +50,7 @@ def not_found(facts: Facts) -> GPUError | None:
         if elsewhere is not None:
             evidence.append(elsewhere[0])
             fixes = [elsewhere[1]]
-    return DriverNotFoundError(
+    return errors.DriverNotFoundError(
         f"the NVIDIA driver's library {library} cannot be loaded", evidence=evidence, fixes=fixes
     )
 
@@ -123,35 +105,30 @@ def too_old(facts: Facts) -> GPUError | None:
     if driver.cuda_version is None and remedies.is_enough(environment, major):
         return None  # NVML answered through a libcuda.so.1 that only NVML found.
     what, update = "installed ONNX Runtime", remedies.update_driver(environment)
-    fixes = [update]
+    fixes, present = [update], surroundings.visible_gpus(environment)
     if environment.packages.onnxruntime.cuda_is_plugin:
         what = "CUDA plugin of ONNX Runtime"
         either = f"{update}; or else install this plugin for CUDA {supported[0]}, if you have it"
         fixes = [manual(either, needs="driver")]
-    elif supported[0] == FOR_CUDA_12.cuda_major and (
-        FOR_CUDA_12.why_not_for(environment.host) is None
-        and all(
-            FOR_CUDA_12.runs_on(environment.host, gpu.compute_capability)
-            for gpu in surroundings.visible_gpus(environment)
-        )
+    elif (
+        supported[0] == FOR_CUDA_12.cuda_major
+        and FOR_CUDA_12.why_not_for(environment.host) is None
+        and all(FOR_CUDA_12.runs_on(environment.host, gpu.compute_capability) for gpu in present)
     ):
         either = f"{update}; or else, to keep the present driver:"
         fixes = [manual(either, needs="driver"), remedies.other_release(environment, FOR_CUDA_12)]
-    return older_than_needed(
-        facts,
-        f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, the {what} needs CUDA {major}",
-        [
-            f"driver {driver.version or 'of unknown version'}",
-            f"needed: {remedies.lowest_driver(environment, major) or 'a newer one'} or newer",
-            f"provider: {provider.path if provider else ''}",
-        ],
-        fixes,
-    )
+    evidence = [
+        f"driver {driver.version or 'of unknown version'}",
+        f"needed: {remedies.lowest_driver(environment, major) or 'a newer one'} or newer",
+        f"provider: {provider.path if provider else ''}",
+    ]
+    summary = f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, the {what} needs CUDA {major}"
+    return older_than_needed(facts, summary, evidence, fixes)
 
 
-def older_than_needed(facts: Facts, summary: str, evidence: list[str], fixes: list[Fix]) -> DriverTooOldError:
+def older_than_needed(facts: Facts, summary: str, evidence: list[str], fixes: list[Fix]) -> errors.DriverTooOldError:
     driver, major = facts.environment.driver, facts.environment.cuda_major
-    return DriverTooOldError(
+    return errors.DriverTooOldError(
         summary,
         evidence=evidence,
         fixes=fixes,
@@ -161,7 +138,7 @@ def older_than_needed(facts: Facts, summary: str, evidence: list[str], fixes: li
     )
 
 
-def _older(facts: Facts, cuda_major: int) -> DriverTooOldError | None:
+def _older(facts: Facts, cuda_major: int) -> errors.DriverTooOldError | None:
     """Return the error for an old libcuda in this process although the driver itself is new enough."""
     driver = facts.environment.driver
     loaded, by_nvml = driver.cuda_version, driver.nvml.cuda_version
@@ -173,44 +150,38 @@ def _older(facts: Facts, cuda_major: int) -> DriverTooOldError | None:
         newer = f"this machine's driver, {driver.version}, is new enough for CUDA {cuda_major}"
     else:
         return None
-    return older_than_needed(
-        facts,
-        f"the {_libcuda(facts.environment.host)} that is loaded supports CUDA up to {loaded[0]}.{loaded[1]}, {newer}, "
-        f"and the installed ONNX Runtime needs CUDA {cuda_major}",
-        versions(facts),
-        [off] if (off := drop_libcuda(facts)) is not None else _ways_to_the_drivers_own(facts),
-    )
+    supports = f"the {_libcuda(facts.environment.host)} that is loaded supports CUDA up to {loaded[0]}.{loaded[1]}"
+    summary = f"{supports}, {newer}, and the installed ONNX Runtime needs CUDA {cuda_major}"
+    fixes = [off] if (off := drop_libcuda(facts)) is not None else _ways_to_the_drivers_own(facts)
+    return older_than_needed(facts, summary, versions(facts), fixes)
 
 
-def mismatched_libcuda(code: int, facts: Facts, evidence: list[str]) -> DriverUnusableError | None:
+def mismatched_libcuda(code: int, facts: Facts, evidence: list[str]) -> errors.DriverUnusableError | None:
     """Return the error for an incompatible libcuda: CUDA reports 803, or 804 if it takes the file for cuda-compat's."""
     driver = facts.environment.driver
     differs = None not in (driver.libcuda_version, driver.version) and driver.libcuda_version != driver.version
     if _is_compat(facts):
-        what = "a forward-compatibility libcuda (package cuda-compat) is loaded, which " + (
-            "does not fit the driver in the kernel" if code == MISMATCH else "this GPU does not support"
-        )
+        unfit = "does not fit the driver in the kernel" if code == cuda_codes.MISMATCH else "this GPU does not support"
+        what = f"a forward-compatibility libcuda (package cuda-compat) is loaded, which {unfit}"
     elif differs and facts.environment.host.container:
         what = "this container has loaded the libcuda.so.1 of another driver than its host's"
     elif differs:
-        what = UNUSABLE[MISMATCH].what
+        what = cuda_codes.UNUSABLE[cuda_codes.MISMATCH].what
     else:
         return None
-    return DriverUnusableError(
-        f"{what} ({name_of(code)})",
-        evidence=[*evidence, *versions(facts)],
-        fixes=_ways_to_the_drivers_own(facts),
-        cuda_code=code,
+    evidence, fixes = [*evidence, *versions(facts)], _ways_to_the_drivers_own(facts)
+    return errors.DriverUnusableError(
+        f"{what} ({cuda_codes.name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code
     )
 
 
-def linux_driver_in_wsl(facts: Facts) -> DriverUnusableError | None:
+def linux_driver_in_wsl(facts: Facts) -> errors.DriverUnusableError | None:
     """Check for a driver package inside WSL: it hides the driver of Windows, the only driver there (faults C15).
 
     The package names its file after a driver version. Windows brings libcuda.so.1.1 (NVIDIA/nvidia-container-toolkit
     issue 289).
     """
-    environment, code = facts.environment, facts.observed.cuda_code
+    environment, code = facts.environment, facts.observed.cuda_code or None
     path, supported = environment.driver.libcuda or "", environment.driver.cuda_version
     major = environment.cuda_major
     too_old = major is not None and supported is not None and supported[0] < major
@@ -219,12 +190,10 @@ def linux_driver_in_wsl(facts: Facts) -> DriverUnusableError | None:
         return None
     remove = "or remove the packages of the driver for Linux (libnvidia-compute-*, nvidia-utils-*)"
     fixes = [remedies.prepend_library_path(remedies.WSL_DRIVER), manual(remove, needs="root")]
-    return DriverUnusableError(
-        "the loaded libcuda.so.1 is not WSL's: inside WSL only the driver of Windows works",
-        evidence=[f"loaded: {path}", *([returned_by_cuinit(code)] if code else [])],
-        fixes=_ways_to_the_drivers_own(facts) if environment.host.container else fixes,
-        cuda_code=code or None,
-    )
+    fixes = _ways_to_the_drivers_own(facts) if environment.host.container else fixes
+    evidence = [f"loaded: {path}", *([cuda_codes.returned_by_cuinit(code)] if code else [])]
+    summary = "the loaded libcuda.so.1 is not WSL's: inside WSL only the driver of Windows works"
+    return errors.DriverUnusableError(summary, evidence=evidence, fixes=fixes, cuda_code=code)
 
 
 def drop_libcuda(facts: Facts) -> Fix | None:
@@ -252,7 +221,7 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
     if host.is_windows:
         return [manual(f"make Windows find the driver's nvcuda.dll (in System32) before {driver.libcuda}")]
     if _is_compat(facts):
-        fixes = [drop_libcuda(facts) or UNUSABLE[COMPAT].fixes[0]]
+        fixes = [drop_libcuda(facts) or cuda_codes.UNUSABLE[cuda_codes.COMPAT].fixes[0]]
         if major is not None and driver.version is not None and not remedies.is_enough(facts.environment, major):
             fixes.append(remedies.update_driver(facts.environment))
         return fixes
@@ -261,7 +230,7 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
         again = "or restart the container, if the driver of its host was upgraded meanwhile"
         return [manual(own, needs="host"), manual(again, needs="host")]
     if numbers_of(driver.libcuda_version or "0") > numbers_of(driver.kernel_version or ""):
-        return list(UNUSABLE[MISMATCH].fixes)  # The driver was upgraded, and not restarted.
+        return list(cuda_codes.UNUSABLE[cuda_codes.MISMATCH].fixes)  # The driver was upgraded, and not restarted.
     return [manual(f"make the loader find the driver's libcuda.so.1 before {driver.libcuda}", needs="root")]
 
 
@@ -272,8 +241,8 @@ _NOT_LOADED, _DIFFERS = 9, 18  # They are values of nvmlReturn_t in nvml.h, as t
 
 _IN_WSL = manual("update WSL (wsl --update) and the NVIDIA driver of Windows, then restart WSL", needs="host")
 
-_SAID_BY_NVML: dict[int | None, Meaning] = {
-    _NOT_LOADED: Meaning(
+_SAID_BY_NVML: dict[int | None, cuda_codes.Meaning] = {
+    _NOT_LOADED: cuda_codes.Meaning(
         "the NVIDIA kernel module is not loaded",
         (
             shell("sudo modprobe nvidia", needs="root"),
@@ -285,43 +254,47 @@ _SAID_BY_NVML: dict[int | None, Meaning] = {
             ),
         ),
     ),
-    15: Meaning(  # The kernel logs Xid 79.
+    15: cuda_codes.Meaning(  # The kernel logs Xid 79.
         "a GPU is lost: it does not answer on its bus any more",
         (
             manual("reboot; a GPU that is lost again has to be taken out of service", needs="reboot"),
             manual("or leave it out, by naming the others in CUDA_VISIBLE_DEVICES"),
         ),
     ),
-    16: Meaning(
+    16: cuda_codes.Meaning(
         "the GPU has to be reset before it computes again",
         (shell("sudo nvidia-smi --gpu-reset", needs="root"), manual("or reboot", needs="reboot")),
     ),
-    17: Meaning("the operating system refuses the GPU to this process", (_IN_WSL,)),  # See microsoft/WSL issue 9962.
+    17: cuda_codes.Meaning(
+        "the operating system refuses the GPU to this process", (_IN_WSL,)
+    ),  # See microsoft/WSL issue 9962.
 }
 
 
-def not_ready(facts: Facts) -> DriverUnusableError | None:
+def not_ready(facts: Facts) -> errors.DriverUnusableError | None:
     """Explain a vague code of ``cuInit`` with the help of NVML."""
     environment, code = facts.environment, facts.observed.cuda_code
     nvml, host, driver = environment.driver.nvml, environment.host, environment.driver
     if code not in _VAGUE or surroundings.hides_everything(environment):
         return None
-    evidence = [returned_by_cuinit(code), f"NVML: {nvml.error}"]
+    evidence = [cuda_codes.returned_by_cuinit(code), f"NVML: {nvml.error}"]
     meaning = _SAID_BY_NVML.get(nvml.code)
     if nvml.code == _DIFFERS:
         if (error := mismatched_libcuda(code, facts, evidence)) is not None:
             return error
-        meaning = meaning_of(MISMATCH, host.is_windows)
+        meaning = cuda_codes.meaning_of(cuda_codes.MISMATCH, host.is_windows)
     elif nvml.code == _NOT_LOADED and (driver.version is not None or driver.is_tegra):
         return None
     elif nvml.code == _NOT_LOADED and host.wsl and not host.container:  # See microsoft/WSL issue 9134.
         advice = surroundings.wsl_advice(environment) or _IN_WSL
-        meaning = Meaning("WSL does not reach the NVIDIA driver of Windows", (advice,))
+        meaning = cuda_codes.Meaning("WSL does not reach the NVIDIA driver of Windows", (advice,))
     if meaning is None:
         return None
     what = "the NVIDIA driver is not loaded" if nvml.code == _NOT_LOADED and host.is_windows else meaning.what
-    fixes = [RESTART_WINDOWS] if host.is_windows else remedies.move_to_host(environment, meaning.fixes)
-    return DriverUnusableError(f"{what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code)
+    fixes = [cuda_codes.RESTART_WINDOWS] if host.is_windows else remedies.move_to_host(environment, meaning.fixes)
+    return errors.DriverUnusableError(
+        f"{what} ({cuda_codes.name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code
+    )
 
 
 _UVM = "/dev/nvidia-uvm"
@@ -338,26 +311,22 @@ def device_files_closed(facts: Facts) -> GPUError | None:
     needed = [refused[path] for path in ("/dev/nvidiactl", _UVM, TEGRA_MEMORY) if path in refused]
     if gpus and all(path in refused for path in gpus):  # A job may have only some of the GPUs on purpose.
         needed += [refused[path] for path in gpus]
-    if needed:
-        return DriverUnusableError(
-            f"this process may not open {', '.join(node.path for node in needed)}",
-            evidence=[f"{node.path}: {node.error}, group {node.group or 'unknown'}" for node in needed],
-            fixes=_ways_to_access(environment, needed),
-            cuda_code=code,
-        )
     has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
     # Outside containers cuInit creates the file, through nvidia-modprobe. Its absence means nothing before that call.
-    is_final = code is not None or is_container
-    if not has_own or not is_final or environment.host.wsl or driver.is_tegra:
+    is_final = (code is not None or is_container) and not environment.host.wsl and not driver.is_tegra
+    if needed:
+        summary = f"this process may not open {', '.join(node.path for node in needed)}"
+        evidence = [f"{node.path}: {node.error}, group {node.group or 'unknown'}" for node in needed]
+        fixes = _ways_to_access(environment, needed)
+    elif has_own and is_final:
+        summary = f"the device file {_UVM}, which CUDA needs, is missing"
+        evidence = [f"device files: {', '.join(driver.device_nodes)}"]
+        in_container = f"start the container with {_UVM} too: {surroundings.how(environment)}"
+        create_file = shell("sudo nvidia-modprobe -u -c=0", needs="root")
+        fixes = [manual(in_container, needs="host") if is_container else create_file]
+    else:
         return None
-    in_container = f"start the container with {_UVM} too: {surroundings.how(environment)}"
-    create_file = shell("sudo nvidia-modprobe -u -c=0", needs="root")
-    return DriverUnusableError(
-        f"the device file {_UVM}, which CUDA needs, is missing",
-        evidence=[f"device files: {', '.join(driver.device_nodes)}"],
-        fixes=[manual(in_container, needs="host") if is_container else create_file],
-        cuda_code=code,
-    )
+    return errors.DriverUnusableError(summary, evidence=evidence, fixes=fixes, cuda_code=code)
 
 
 def _ways_to_access(environment: Environment, nodes: list[RefusedNode]) -> list[Fix]:
@@ -383,14 +352,14 @@ def _ways_to_access(environment: Environment, nodes: list[RefusedNode]) -> list[
 _DESCRIPTORS_NEEDED = 48
 
 
-def descriptors_exhausted(facts: Facts) -> DriverUnusableError | None:
+def descriptors_exhausted(facts: Facts) -> errors.DriverUnusableError | None:
     code = facts.observed.cuda_code
     if not code or surroundings.hides_everything(facts.environment):
         return None
-    return too_few_descriptors(code, facts, [returned_by_cuinit(code)])
+    return too_few_descriptors(code, facts, [cuda_codes.returned_by_cuinit(code)])
 
 
-def too_few_descriptors(code: int | None, facts: Facts, evidence: list[str]) -> DriverUnusableError | None:
+def too_few_descriptors(code: int | None, facts: Facts, evidence: list[str]) -> errors.DriverUnusableError | None:
     """Return the error if few descriptors are left. ``code``: the result of the failed CUDA call; None: unknown.
 
     With fewer than 30 left, driver 580 on an H100 returned 304, 999, 100 and, from a context, 46. The code depends on
@@ -407,9 +376,5 @@ def too_few_descriptors(code: int | None, facts: Facts, evidence: list[str]) -> 
     limit = "raise the limit of this process (ulimit -n, docker run --ulimit nofile=65536), or close unneeded files"
     first = "at the start of the program, or " if fixes else ""
     fixes.append(manual(f"{first}{limit}; then restart it, since the driver does not try again", needs="host"))
-    return DriverUnusableError(
-        f"this process may open {files.limit} files and has {files.used} open: too few are left for CUDA",
-        evidence=evidence,
-        fixes=fixes,
-        cuda_code=code,
-    )
+    summary = f"this process may open {files.limit} files and has {files.used} open: too few are left for CUDA"
+    return errors.DriverUnusableError(summary, evidence=evidence, fixes=fixes, cuda_code=code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from typing import Any
 
 from ... import errors
 from ...environment.gpu.driver import LIBCUDA
@@ -13,7 +14,7 @@ from ...environment.libraries import loader_words
 from ...environment.libraries.catalogue import spec_for
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
 from ...environment.packages.metadata import numbers_of
-from ...errors import Fix, GPUError, manual
+from ...errors import Fix, GPUError, Severity, manual
 from ...provider.preloading import MissingLibrary
 from ..facts import Facts
 from ..remedies import fixes as remedies
@@ -86,12 +87,7 @@ def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:
 
 
 def _fails(
-    facts: Facts,
-    evidence: tuple[str, ...],
-    why: str,
-    *fixes: Fix,
-    package: str | None = None,
-    file: str | None = None,
+    facts: Facts, evidence: tuple[str, ...], why: str, *fixes: Fix, package: str | None = None, file: str | None = None
 ) -> errors.BrokenPackageError:
     """Return the error for a failed import. Its evidence has NumPy's own words too, if NumPy failed."""
     return errors.BrokenPackageError(
@@ -107,12 +103,24 @@ def _fails(
 def _ways_round_an_old_processor(environment: Environment) -> list[Fix]:
     """Return the fixes for a processor too old for NumPy: wheels from 2.4 on need x86-64-v2 (numpy issue 31073)."""
     numpy = environment.packages.other("numpy")
-    through = "in a virtual machine: pass the host's processor through (libvirt: host-passthrough), if it is new enough"
+    through = (
+        "in a virtual machine: pass the host's processor through (Proxmox: CPU type host, libvirt: host-passthrough)"
+    )
     fixes: list[Fix] = [manual(through, needs="host")]
     if numpy is not None and numbers_of(numpy.version or "") >= (2, 4):
         fixes.insert(0, remedies.install(environment, ["numpy<2.4"], instead_of=numpy))
     return fixes
 
+
+_IN_THE_MAIN_INTERPRETER = manual(
+    "run this program in Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, single-interpreter = "
+    "true for uWSGI"
+)
+_NUMPY_ONCE = manual(
+    "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or leave it "
+    "there, and restart this process"
+)
+_TWICE, _BASELINE = re.compile("more than once per process"), re.compile("built with baseline optimizations")
 
 # The words, why the import fails, the fixes, and the package at fault. In a sub-interpreter the extension waits for a
 # lock for ever.
@@ -120,12 +128,7 @@ _SAID_AT_THE_IMPORT: tuple[tuple[Callable[[str], object], str, Callable[[Environ
     (
         IN_SUB_INTERPRETER.__eq__,
         "in a sub-interpreter of Python it would never return",
-        lambda _: [
-            manual(
-                "run this program in Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, "
-                "single-interpreter = true for uWSGI"
-            )
-        ],
+        lambda _: [_IN_THE_MAIN_INTERPRETER],
         None,
     ),
     (
@@ -135,18 +138,13 @@ _SAID_AT_THE_IMPORT: tuple[tuple[Callable[[str], object], str, Callable[[Environ
         None,
     ),
     (
-        re.compile("more than once per process").search,
+        _TWICE.search,
         "numpy was removed from sys.modules, and cannot be imported twice in a process",
-        lambda _: [
-            manual(
-                "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or "
-                "leave it there, and restart this process"
-            )
-        ],
+        lambda _: [_NUMPY_ONCE],
         "numpy",
     ),
     (
-        re.compile("built with baseline optimizations").search,
+        _BASELINE.search,
         "the installed numpy is built for newer processors than this machine's",
         _ways_round_an_old_processor,
         "numpy",
@@ -198,13 +196,11 @@ def visual_c_missing(facts: Facts) -> GPUError | None:
     failed = observed.import_error or observed.provider_error
     if not absent or (observed.available_providers is not None and not failed):
         return None
-    return errors.LibraryNotFoundError(
-        f"ONNX Runtime needs {' and '.join(absent)}: not installed on this machine",
-        evidence=[f"{name}: not beside ONNX Runtime, not beside Python, and not in System32" for name in absent],
-        fixes=[remedies.system_package(absent)],
-        severity="fatal" if failed else "warning",
-        missing=absent,
-    )
+    summary = f"ONNX Runtime needs {' and '.join(absent)}: not installed on this machine"
+    evidence = [f"{name}: not beside ONNX Runtime, not beside Python, and not in System32" for name in absent]
+    severity: Severity = "fatal" if failed else "warning"
+    fixes = [remedies.system_package(absent)]
+    return errors.LibraryNotFoundError(summary, evidence=evidence, fixes=fixes, severity=severity, missing=absent)
 
 
 def other_engine(facts: Facts) -> GPUError | None:
@@ -219,36 +215,16 @@ def other_engine(facts: Facts) -> GPUError | None:
     names = (path for path in facts.environment.mapped if re.search(r"[\\/]onnxruntime\.dll$", path, re.IGNORECASE))
     others = tuple(path for path in names if not folder or not path.lower().startswith(folder))
     what = others[0] if others else "another onnxruntime.dll, of an older release,"
-    return errors.LibraryConflictError(
-        f"{what} was loaded instead of the installed ONNX Runtime",
-        evidence=[message, *(f"in this process: {path}" for path in others)],
-        fixes=[
-            manual("import onnxruntime before the module that loads that DLL, or do not load that DLL in this process")
-        ],
-        libraries=others,
-    )
+    summary = f"{what} was loaded instead of the installed ONNX Runtime"
+    evidence = [message, *(f"in this process: {path}" for path in others)]
+    advice = "import onnxruntime before the module that loads that DLL, or do not load that DLL in this process"
+    return errors.LibraryConflictError(summary, evidence=evidence, fixes=[manual(advice)], libraries=others)
 
 
 def provider_unloadable(facts: Facts) -> GPUError | None:
-    """Explain why the provider does not open, or register, although every library is there."""
     report, text, environment = facts.observed.preload, facts.observed.provider_error, facts.environment
     if text is None:
         return None
-    if "CreateEpFactories" in text:
-        return errors.LibraryVersionError(
-            "ONNX Runtime cannot register the file of the CUDA plugin: it lacks CreateEpFactories",
-            evidence=[text, "plugins have that function since release 1.23"],
-            fixes=[remedies.reinstall_onnxruntime(environment)],
-            needed=("CreateEpFactories",),
-        )
-    if (taken := re.match(r"Provider_GetHost is taken from (.*), not from ", text)) is not None:
-        apart = "use the two in processes of their own, or open the first GPUSession before the other one is loaded"
-        return errors.RuntimeConflictError(
-            "the CUDA provider would call into another ONNX Runtime, and end this process",
-            evidence=[text],
-            fixes=[remedies.drop_from_variable(environment, "LD_PRELOAD", taken[1]) or manual(apart)],
-            libraries=(taken[1],),
-        )
     if (unfit := c_library_unfit(facts, text, "the CUDA provider cannot be loaded")) is not None:
         return unfit
     absent = loader_words.not_found_for(text)
@@ -258,7 +234,18 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         wheel = remedies.wheel_of(absent, report.provider.cuda_major) if report and report.provider else None
         missing = MissingLibrary(absent, True, wheel, ())
         return judge_missing(facts, (missing,), "the CUDA provider needs", "fatal")
-    if (lacked := loader_words.lacks_symbol(text) or loader_words.lacks_function(text)) is not None:
+    error: type[GPUError] = errors.LibraryVersionError
+    evidence, fixes = [text], [remedies.reinstall_onnxruntime(environment)]
+    if "CreateEpFactories" in text:
+        summary = "ONNX Runtime cannot register the file of the CUDA plugin: it lacks CreateEpFactories"
+        evidence.append("plugins have that function since release 1.23")
+        fields: dict[str, Any] = {"needed": ("CreateEpFactories",)}
+    elif (taken := re.match(r"Provider_GetHost is taken from (.*), not from ", text)) is not None:
+        summary = "the CUDA provider would call into another ONNX Runtime, and end this process"
+        apart = "use the two in processes of their own, or open the first GPUSession before the other one is loaded"
+        fixes = [remedies.drop_from_variable(environment, "LD_PRELOAD", taken[1]) or manual(apart)]
+        return errors.RuntimeConflictError(summary, evidence=evidence, fixes=fixes, libraries=(taken[1],))
+    elif (lacked := loader_words.lacks_symbol(text) or loader_words.lacks_function(text)) is not None:
         symbol, library = lacked
         if re.fullmatch(r"cu[A-Z]\w*", symbol):  # Other CUDA libraries have longer prefixes than the driver.
             lacks = f"the driver's library {LIBCUDA} lacks {symbol}, which the CUDA provider calls"
@@ -266,22 +253,19 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
             evidence, fixes = [text, *driver.versions(facts)], [remedies.update_driver(environment)]
             judged = driver.too_old(facts) is not None
             return None if judged else driver.older_than_needed(facts, summary, evidence, fixes)
+        if (mismatch := version_mismatch(text, "the CUDA provider", facts)) is not None:
+            return mismatch
+        summary = f"a loaded library lacks {symbol}, which the CUDA provider needs"
+        fields = {"needed": (library or symbol,)}
+        evidence += [f"loaded: {lib.path} ({lib.source})" for lib in (report.libraries if report else ())]
         advice = f"let no other {library} be loaded, or found, before the one that ONNX Runtime needs"
-        return version_mismatch(text, "the CUDA provider", facts) or errors.LibraryVersionError(
-            f"a loaded library lacks {symbol}, which the CUDA provider needs",
-            evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in (report.libraries if report else ()))],
-            fixes=[manual(advice)] if library is not None else [],
-            needed=(library or symbol,),
-        )
-    path = environment.provider.path if environment.provider is not None else ""
-    fix = remedies.fix_load_refusal(environment, text, path)
-    fixes = [fix or remedies.reinstall_onnxruntime(environment)]
-    if fix is None and loader_words.may_be_visual_c(text):
-        fixes.insert(0, remedies.UPDATE_VISUAL_C)
-    return errors.BrokenPackageError(
-        "the dynamic loader refuses the CUDA provider library",
-        evidence=[text],
-        fixes=fixes,
-        package=environment.packages.onnxruntime.build_name,
-        files=(path,) if path else (),
-    )
+        fixes = [manual(advice)] if library is not None else []
+    else:
+        path = environment.provider.path if environment.provider is not None else ""
+        error, summary = errors.BrokenPackageError, "the dynamic loader refuses the CUDA provider library"
+        fields = {"package": environment.packages.onnxruntime.build_name, "files": (path,) if path else ()}
+        if (fix := remedies.fix_load_refusal(environment, text, path)) is not None:
+            fixes = [fix]
+        elif loader_words.may_be_visual_c(text):
+            fixes.insert(0, remedies.UPDATE_VISUAL_C)
+    return error(summary, evidence=evidence, fixes=fixes, **fields)

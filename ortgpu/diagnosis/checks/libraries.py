@@ -168,7 +168,6 @@ def _ways_to_have(
 
 
 def _way_round(environment: Environment, file: Candidate) -> Fix | None:
-    """Return the fix for a file that is whole, and that the loader refuses; None if another file would help."""
     problem = file.problem or ""
     if (fix := remedies.fix_load_refusal(environment, problem, file.path)) is not None:
         return fix
@@ -220,6 +219,7 @@ def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
         return None
     loaded, built_for = cudnn
     needed = any(stem_of(name).startswith("libcudnn") for name in provider.needed) or facts.request.cudnn_operators
+    severity: Severity = "fatal" if needed else "warning"
     fixes = [manual(f"make every package of this process use CUDA {major}: torch, CuPy and the nvidia wheels")]
     wrong, right = f"nvidia-cudnn-cu{built_for}", remedies.wheel_of(loaded.soname, major)
     if right is not None and not environment.host.frozen:
@@ -228,13 +228,9 @@ def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
             fixes.insert(0, remedies.chain_steps(environment, f"{environment.installer.uninstall} {wrong}", then))
         elif loaded.source not in (*_BEFORE_WHEELS, *(["torch"] if environment.host.is_windows else [])):
             fixes = [remedies.install_libraries(environment, [right])]
-    return errors.LibraryConflictError(
-        f"{loaded.soname} in this process is built for CUDA {built_for}, ONNX Runtime for CUDA {major}",
-        evidence=[f"{loaded.path} ({loaded.source})"],
-        fixes=fixes,
-        severity="fatal" if needed else "warning",
-        libraries=(loaded.path,),
-    )
+    summary = f"{loaded.soname} in this process is built for CUDA {built_for}, ONNX Runtime for CUDA {major}"
+    evidence, libraries = [f"{loaded.path} ({loaded.source})"], (loaded.path,)
+    return errors.LibraryConflictError(summary, evidence=evidence, fixes=fixes, severity=severity, libraries=libraries)
 
 
 # A further wheel does not come before these sources: a loaded library stays, and a folder was requested. On Windows
@@ -296,13 +292,8 @@ def not_as_installed(facts: Facts) -> GPUError | None:
 def mixed(
     evidence: list[str], *, fixes: Iterable[Fix] = (), severity: Severity = "fatal", libraries: tuple[str, ...] = ()
 ) -> errors.LibraryConflictError:
-    return errors.LibraryConflictError(
-        "the parts of cuDNN in this process are of different releases",
-        evidence=evidence,
-        fixes=fixes,
-        severity=severity,
-        libraries=libraries,
-    )
+    what = "the parts of cuDNN in this process are of different releases"
+    return errors.LibraryConflictError(what, evidence=evidence, fixes=fixes, severity=severity, libraries=libraries)
 
 
 def list_by_folder(paths: Iterable[str]) -> list[str]:
@@ -369,30 +360,24 @@ def older_c_library(words: str) -> tuple[str, str | None] | None:
 def c_library_unfit(facts: Facts, text: str, what: str) -> GPUError | None:
     """Return the error for an old C library, or for one other than glibc, by ``text``. ``what``: the failed step."""
     host, old = facts.environment.host, older_c_library(text)
+    fields: dict[str, Any] = {"system": host.system, "machine": host.machine}
+    evidence = [text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"]
+    error: type[GPUError] = errors.UnsupportedPlatformError
     if loader_words.is_musl(text):  # Alpine's gcompat is not enough: issues 2909 and 17986.
-        lacks = "is built for glibc, and this system has another C library (musl, that of Alpine)"
+        other = "another C library (musl, that of Alpine)"
+        summary = f"the installed ONNX Runtime is built for glibc, and this system has {other}"
         fix = manual("use a container image with glibc: of Debian, Ubuntu or NVIDIA's CUDA", needs="host")
     elif old is None:
         return None
     else:
         version, path = old
-        lacks = f"needs {version}, which this system's C or C++ library does not have"
         fix = newer_c_library(facts.environment, path)
+        summary = f"the installed ONNX Runtime needs {version}, which this system's C or C++ library does not have"
         if path is not None:
-            return errors.LibraryVersionError(
-                f"{what}: the C++ library that this process loads, {path}, is too old for it",
-                evidence=[text],
-                fixes=[fix],
-                needed=(version,),
-                found={os.path.basename(path): path},
-            )
-    return errors.UnsupportedPlatformError(
-        f"the installed ONNX Runtime {lacks}",
-        evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
-        fixes=[fix],
-        system=host.system,
-        machine=host.machine,
-    )
+            error, evidence = errors.LibraryVersionError, [text]
+            summary = f"{what}: the C++ library that this process loads, {path}, is too old for it"
+            fields = {"needed": (version,), "found": {os.path.basename(path): path}}
+    return error(summary, evidence=evidence, fixes=[fix], **fields)
 
 
 def newer_c_library(environment: Environment, path: str | None) -> Fix:

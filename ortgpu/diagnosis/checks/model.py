@@ -32,34 +32,25 @@ def judge_file(model: ModelFacts) -> tuple[GPUError, ...]:
 def unreadable(model: ModelFacts | None) -> GPUError | None:
     if model is None or model.problem is None:
         return None
-    return GPUError(
-        f"the model {model.name} cannot be read",
-        evidence=[model.problem],
-        fixes=[manual(model.fix or _CHECK)],
-    )
+    fix = manual(model.fix or _CHECK)
+    return GPUError(f"the model {model.name} cannot be read", evidence=[model.problem], fixes=[fix])
 
 
 def data_missing(model: ModelFacts | None) -> GPUError | None:
     if model is None or not model.data_problems:
         return None
-    count = len(model.data_problems)
-    names = ", ".join(name for name, _ in model.data_problems[:_NAMED]) + (
-        f" ... ({count} in all)" if count > _NAMED else ""
-    )
+    count, folder = len(model.data_problems), model.data_folder or "the folder of the model"
+    names = ", ".join(name for name, _ in model.data_problems[:_NAMED])
+    names += f" ... ({count} in all)" if count > _NAMED else ""
     fixes = []
     if any(why != LEAVES for _, why in model.data_problems):
         fixes.append("copy these files whole into that folder; in a repository with Git LFS, run git lfs pull")
     if any(why == LEAVES for _, why in model.data_problems):
         fixes.append("save the model again with its weights in a file beside it, or in the model file itself")
-    return GPUError(
-        f"weights of {model.name} are in files that cannot be used: {names}",
-        evidence=[
-            *(f"{name}: {why}" for name, why in model.data_problems[:_FILES_SHOWN]),
-            f"the model has external data; its files must be in {model.data_folder or 'the folder of the model'} "
-            "under these names",
-        ],
-        fixes=map(manual, fixes),
-    )
+    evidence = [f"{name}: {why}" for name, why in model.data_problems[:_FILES_SHOWN]]
+    evidence.append(f"the model has external data; its files must be in {folder} under these names")
+    summary = f"weights of {model.name} are in files that cannot be used: {names}"
+    return GPUError(summary, evidence=evidence, fixes=map(manual, fixes))
 
 
 def custom_domains(model: ModelFacts | None) -> GPUError | None:
@@ -69,36 +60,28 @@ def custom_domains(model: ModelFacts | None) -> GPUError | None:
     if not foreign:
         return None
     names = ", ".join(f"{domain}:{op}" for domain, op in foreign[:8])
-    domains = sorted({domain for domain, _ in foreign})
-    return ProviderError(
-        f"the model uses operators that are not part of ONNX Runtime: {names}",
-        evidence=[f"domains: {', '.join(domains)}"],
-        fixes=[
-            manual(
-                "register the library that has them: SessionOptions.register_custom_ops_library(path); for "
-                "ai.onnx.contrib, path is onnxruntime_extensions.get_library_path()"
-            )
-        ],
-        severity="warning",
+    summary = f"the model uses operators that are not part of ONNX Runtime: {names}"
+    evidence = [f"domains: {', '.join(dict.fromkeys(domain for domain, _ in foreign))}"]
+    register = manual(
+        "register the library that has them: SessionOptions.register_custom_ops_library(path); for ai.onnx.contrib, "
+        "path is onnxruntime_extensions.get_library_path()"
     )
+    return ProviderError(summary, evidence=evidence, fixes=[register], severity="warning")
 
 
 def not_loaded(text: str) -> GPUError:
     advice = "export the model with an opset, an IR version and operators that it knows, or use a newer ONNX Runtime"
-    return ProviderError(
-        "the installed ONNX Runtime cannot open this model",
-        evidence=[text.strip()[:600]],
-        fixes=[manual(advice)] if _UNKNOWN.search(text) else [],
-    )
+    fixes = [manual(advice)] if _UNKNOWN.search(text) else []
+    summary = "the installed ONNX Runtime cannot open this model"
+    return ProviderError(summary, evidence=[text.strip()[:600]], fixes=fixes)
 
 
 def collective_ops_missing(facts: Facts) -> GPUError | None:
-    operators = facts.request.collective_operators
-    if not operators or facts.observed.has_collective_ops is not False:
+    names = ", ".join(facts.request.collective_operators)
+    if not names or facts.observed.has_collective_ops is not False:
         return None
     return CollectiveOpsUnavailableError(
-        "the model exchanges data between processes, which the installed ONNX Runtime cannot do: "
-        f"{', '.join(operators)}",
+        f"the model exchanges data between processes, which the installed ONNX Runtime cannot do: {names}",
         evidence=[
             "these operators of com.microsoft are in builds with NCCL and MPI only",
             "this build: has_collective_ops() is False, as in every published package",
@@ -113,11 +96,8 @@ def collective_ops_missing(facts: Facts) -> GPUError | None:
 def report_cpu_nodes(facts: Facts) -> GPUError | None:
     """Warn of the nodes that ONNX Runtime kept on the CPU when the probe opened the model."""
     probe = facts.observed.probe
-    nodes = probe.measured("model", "nodes") if probe is not None else None
-    if not nodes:
-        return None
-    error = refusal(Placement(tuple(PlacedNode(**node) for node in nodes)))
-    if error is None:
-        return None
-    error.severity = "warning"
+    nodes = (probe.measured("model", "nodes") if probe is not None else None) or ()
+    error = refusal(Placement(tuple(PlacedNode(**node) for node in nodes))) if nodes else None
+    if error is not None:
+        error.severity = "warning"
     return error

@@ -24,20 +24,17 @@ _WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, an
 
 def platform_unsupported(facts: Facts) -> GPUError | None:
     host = facts.environment.host
-    if (host.system, host.machine) in CUDA_PLATFORMS:
+    system, machine = host.system, host.machine
+    if (system, machine) in CUDA_PLATFORMS:
         return None
-    return errors.UnsupportedPlatformError(
-        f"there is no CUDA on {host.system} {host.machine}",
-        evidence=[_WHEELS],
-        fixes=[
-            manual(f"use a Python for 64 bits: {host.executable or 'this one'} is for 32")
-            if re.fullmatch(r"i\d86|x86|arm(v\dl)?", host.machine)
-            else manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware"),
-            manual("or pass allow_cpu=True to accept the CPU"),
-        ],
-        system=host.system,
-        machine=host.machine,
+    fix = manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware")
+    if re.fullmatch(r"i\d86|x86|arm(v\dl)?", machine):
+        fix = manual(f"use a Python for 64 bits: {host.executable or 'this one'} is for 32")
+    fixes, summary = (
+        [fix, manual("or pass allow_cpu=True to accept the CPU")],
+        f"there is no CUDA on {system} {machine}",
     )
+    return errors.UnsupportedPlatformError(summary, evidence=[_WHEELS], fixes=fixes, system=system, machine=machine)
 
 
 def not_installed(facts: Facts) -> GPUError | None:
@@ -157,18 +154,14 @@ def held_at_another_version(facts: Facts) -> GPUError | None:
     others = [entry.version for entry in packages.held if entry.version != gpu]
     if gpu is None or not others or remedies.why_not_held(facts.environment) is not None:
         return None
-    return errors.ConflictingPackagesError(
-        f"onnxruntime-gpu {gpu} is held as onnxruntime {others[0]}",
-        evidence=["a library that requires another onnxruntime than the held one brings the build without CUDA"],
-        fixes=[shell(facts.environment.installer.hold)],
-        severity="warning",
-        packages=("onnxruntime", "onnxruntime-gpu"),
-    )
+    summary, names = f"onnxruntime-gpu {gpu} is held as onnxruntime {others[0]}", ("onnxruntime", "onnxruntime-gpu")
+    why = ["a library that requires another onnxruntime than the held one brings the build without CUDA"]
+    hold = [shell(facts.environment.installer.hold)]
+    return errors.ConflictingPackagesError(summary, evidence=why, fixes=hold, severity="warning", packages=names)
 
 
 def cpu_only(facts: Facts) -> GPUError | None:
-    installed = facts.environment.packages.onnxruntime
-    available = facts.observed.available_providers
+    installed, available = facts.environment.packages.onnxruntime, facts.observed.available_providers
     has_provider = installed.provider_library is not None
     if (
         not installed.importable
@@ -184,8 +177,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
         return None  # Other checks report a GPU build without its provider file, or installed after the import.
     version = installed.build_version or (owner.version if owner else None)
     evidence = [f"import onnxruntime finds {name} {version or ''} in {installed.folder}".replace("  ", " ")]
-    if available is not None:
-        evidence.append(f"providers in this build: {', '.join(available)}")
+    evidence += [f"providers in this build: {', '.join(available)}"] if available is not None else []
     evidence += _shadowed_by(installed)
     evidence += [
         f"{plugin} brings another provider than CUDA" for plugin in installed.plugins if not plugin.is_for_cuda
@@ -194,23 +186,15 @@ def cpu_only(facts: Facts) -> GPUError | None:
     if not _hides_a_gpu_build(installed):
         plugin = f"CUDA as a plugin for ONNX Runtime {installed.version or 'of this release'}"
         fixes.append(manual(f"or, if you have {plugin}, install its package or register its library first"))
-    return errors.CPUOnlyPackageError(
-        f"the installed ONNX Runtime ({name}) was built without CUDA",
-        evidence=evidence,
-        fixes=fixes,
-        package=name,
-        version=version,
-    )
+    summary = f"the installed ONNX Runtime ({name}) was built without CUDA"
+    return errors.CPUOnlyPackageError(summary, evidence=evidence, fixes=fixes, package=name, version=version)
 
 
 def provider_missing(facts: Facts) -> GPUError | None:
     """Check that a GPU build has its provider file: without it, CUDA is still listed as available (faults B23)."""
     installed = facts.environment.packages.onnxruntime
-    if (
-        not installed.importable
-        or installed.provider_library is not None
-        or not _is_for_cuda(installed.build_name or " ".join(owner.name for owner in installed.owners))
-    ):
+    names = installed.build_name or " ".join(owner.name for owner in installed.owners)
+    if not installed.importable or installed.provider_library is not None or not _is_for_cuda(names):
         return None
     owner = installed.owners[0] if installed.owners else None
     if owner is not None and any("providers_cuda" in name for name in owner.missing_files):
@@ -251,7 +235,6 @@ def _first_install(facts: Facts) -> list[Fix]:
 
 
 def _leave_out(facts: Facts) -> Fix:
-    """Take the folder of the package off the search path, and install a GPU build if the folder hides none."""
     installed = facts.environment.packages.onnxruntime
     then = [] if _hides_a_gpu_build(installed) else _first_install(facts)
     return remedies.drop_from_search_path(facts.environment, installed.home, *then)
@@ -289,43 +272,36 @@ def broken_files(facts: Facts) -> GPUError | None:
     It is a warning if the files were tried and work: somebody patched them on purpose, with `patchelf` for example.
     """
     installed = facts.environment.packages.onnxruntime
-    owners = installed.owners
+    owners, name = installed.owners, installed.owners[0].name if installed.owners else None
+    severity: Severity = "fatal"
+    damaged: tuple[str, ...] = ("onnxruntime/__init__.py",)
     if not installed.importable and (installed.folder is not None or owners) and not is_of_somebody_else(installed):
         names = ", ".join(f"{owner.name} {owner.version}" for owner in owners)
-        return errors.BrokenPackageError(
-            "the folder onnxruntime has no file __init__.py, so it cannot be imported: an uninstall left it behind, or "
-            "its links are broken",
-            evidence=[f"folder: {installed.folder}", f"installed on record: {names or 'nothing'}"],
-            fixes=[remedies.reinstall_onnxruntime(facts.environment, leftover=installed.folder)],
-            package=owners[0].name if owners else None,
-            files=("onnxruntime/__init__.py",),
-        )
-    if not installed.importable or len(owners) != 1:
+        evidence = [f"folder: {installed.folder}", f"installed on record: {names or 'nothing'}"]
+        why = "an uninstall left it behind, or its links are broken"
+        summary = f"the folder onnxruntime has no file __init__.py, so it cannot be imported: {why}"
+        fix = remedies.reinstall_onnxruntime(facts.environment, leftover=installed.folder)
+    elif installed.importable and len(owners) == 1:
+        owner = owners[0]
+        # Some images leave out tools and licences on purpose: only the files for a session count.
+        missing, altered = (list(filter(is_vital, names)) for names in (owner.missing_files, owner.altered_files))
+        if not (damaged := (*missing, *altered)):
+            return None
+        evidence = [f"{name} {owner.version} in {owner.location}", *(f"missing: {file}" for file in missing[:8])]
+        evidence += [f"changed since its installation: {file}" for file in altered[:8]]
+        counts = f"{counted(len(damaged), 'file')} {'is' if len(damaged) == 1 else 'are'} missing or altered"
+        summary = f"the installed {name} is damaged: {counts}"
+        if all(did_its_work(facts, file) for file in damaged):
+            summary, severity = f"the installed {name} works, though {counts}", "warning"
+        has_cuda = installed.provider_library is not None or any("providers_cuda" in file for file in damaged)
+        is_public = "==" in remedies.published(owner.name, owner.version)  # No index has private and nightly builds.
+        fix = remedies.install_again(facts.environment, owner)
+        if not is_public or (has_cuda and name == "onnxruntime"):  # An index has a CPU build of this name.
+            fix = remedies.reinstall_onnxruntime(facts.environment)
+    else:
         return None
-    owner = owners[0]
-    # Some images leave out tools and licences on purpose: only the files for a session count.
-    missing, altered = (list(filter(is_vital, names)) for names in (owner.missing_files, owner.altered_files))
-    damaged = (*missing, *altered)
-    if not damaged:
-        return None
-    works = all(did_its_work(facts, name) for name in damaged)
-    counts = f"{counted(len(damaged), 'file')} {'is' if len(damaged) == 1 else 'are'} missing or altered"
-    has_cuda = installed.provider_library is not None or any("providers_cuda" in name for name in damaged)
-    is_public = "==" in remedies.published(owner.name, owner.version)  # No index has private and nightly builds.
-    fix = remedies.install_again(facts.environment, owner)
-    if not is_public or (has_cuda and owner.name == "onnxruntime"):  # An index has a CPU build of this name.
-        fix = remedies.reinstall_onnxruntime(facts.environment)
     return errors.BrokenPackageError(
-        f"the installed {owner.name} " + (f"works, though {counts}" if works else f"is damaged: {counts}"),
-        evidence=[
-            f"{owner.name} {owner.version} in {owner.location}",
-            *(f"missing: {name}" for name in missing[:8]),
-            *(f"changed since its installation: {name}" for name in altered[:8]),
-        ],
-        fixes=[fix],
-        severity="warning" if works else "fatal",
-        package=owner.name,
-        files=damaged,
+        summary, evidence=evidence, fixes=[fix], severity=severity, package=name, files=damaged
     )
 
 
@@ -404,13 +380,10 @@ def numpy_damaged(facts: Facts) -> GPUError | None:
     numpy = facts.environment.packages.other("numpy")
     if numpy is None or not numpy.altered_files:
         return None
-    return errors.BrokenPackageError(
-        "the installed numpy, which ONNX Runtime imports, is damaged",
-        evidence=[f"changed since its installation: {name}" for name in numpy.altered_files[:8]],
-        fixes=[remedies.install_again(facts.environment, numpy)],
-        package="numpy",
-        files=numpy.altered_files,
-    )
+    summary, files = "the installed numpy, which ONNX Runtime imports, is damaged", numpy.altered_files
+    evidence = [f"changed since its installation: {name}" for name in files[:8]]
+    fix = remedies.install_again(facts.environment, numpy)
+    return errors.BrokenPackageError(summary, evidence=evidence, fixes=[fix], package="numpy", files=files)
 
 
 def package_unreadable(facts: Facts) -> GPUError | None:
@@ -441,13 +414,11 @@ def _unreadable(
 ) -> GPUError | None:
     if not refused:
         return None
+    files, name = tuple(file.path for file in refused), package or facts.environment.packages.onnxruntime.build_name
+    evidence = [f"permission denied: {file.mode} {file.path}" for file in refused[:8]]
+    fixes = [remedies.fix_read_permission(facts.environment, files)]
     return errors.BrokenPackageError(
-        summary,
-        evidence=[f"permission denied: {file.mode} {file.path}" for file in refused[:8]],
-        fixes=[remedies.fix_read_permission(facts.environment, [file.path for file in refused])],
-        severity=severity,
-        package=package or facts.environment.packages.onnxruntime.build_name,
-        files=tuple(file.path for file in refused),
+        summary, evidence=evidence, fixes=fixes, severity=severity, package=name, files=files
     )
 
 
@@ -458,28 +429,20 @@ def replaced_after_import(facts: Facts) -> GPUError | None:
     same release leaves the provider file: it breaks the next process.
     """
     installed = facts.environment.packages.onnxruntime
-    imported = installed.imported_as
+    imported, name = installed.imported_as, installed.build_name
     if imported is None or (imported[0].endswith("-gpu") and not installed.is_of_another_release):
         return None
-    return errors.BrokenPackageError(
-        "ONNX Runtime was replaced after this process had imported it, and the process keeps the old one",
-        evidence=[
-            f"imported: {' '.join(imported)}",
-            f"there now: {installed.build_name} {installed.build_version} in {installed.folder}",
-        ],
-        fixes=[manual("restart this process: in a notebook, restart its kernel")],
-        package=installed.build_name,
-    )
+    evidence = [f"imported: {' '.join(imported)}", f"there now: {name} {installed.build_version} in {installed.folder}"]
+    summary = "ONNX Runtime was replaced after this process had imported it, and the process keeps the old one"
+    restart = manual("restart this process: in a notebook, restart its kernel")
+    return errors.BrokenPackageError(summary, evidence=evidence, fixes=[restart], package=name)
 
 
 # The checks below are about CUDA as a plugin: its package, and its registration.
 
 
 def plugin_incomplete(facts: Facts) -> GPUError | None:
-    """Check that a package of a CUDA plugin has the provider's library: a warning if CUDA comes another way.
-
-    A meta-package has neither library nor module, and requires a package with both.
-    """
+    """Check that a plugin's package has the provider's library; a meta-package has neither library nor module."""
     installed = facts.environment.packages.onnxruntime
     whole = any(plugin.library for plugin in installed.plugins)
     lacking = (plugin for plugin in installed.plugins if plugin.is_for_cuda and plugin.library is None)
@@ -487,13 +450,10 @@ def plugin_incomplete(facts: Facts) -> GPUError | None:
     if empty is None:
         return None
     where = f"expected in {empty.folder}" if empty.folder is not None else f"its module is not in {empty.location}"
-    return errors.BrokenPackageError(
-        f"the plugin package {empty} has no CUDA provider library",
-        evidence=[where],
-        fixes=[manual(f"install {empty.name} again, from where it came")],
-        severity="warning" if installed.arrival is not None else "fatal",
-        package=empty.name,
-    )
+    again = manual(f"install {empty.name} again, from where it came")
+    severity: Severity = "warning" if installed.arrival is not None else "fatal"
+    summary = f"the plugin package {empty} has no CUDA provider library"
+    return errors.BrokenPackageError(summary, evidence=[where], fixes=[again], severity=severity, package=empty.name)
 
 
 def plugin_of_another_release(facts: Facts) -> GPUError | None:
@@ -506,27 +466,22 @@ def plugin_of_another_release(facts: Facts) -> GPUError | None:
     fix = remedies.install(environment, [f"{name}=={release}"])
     if arrival.way == "bundled plugin":
         fix = remedies.reinstall_onnxruntime(environment, requirement=f"{name}=={installed.version}")
-    return errors.LibraryVersionError(
-        f"the CUDA plugin belongs to ONNX Runtime {release}, but {name} {installed.version} is installed: it would "
-        "crash this process",
-        evidence=[f"plugin: {arrival.library}", "it calls Provider_GetHost, which differs between releases"],
-        fixes=[fix],
-        needed=(f"{name} {release}",),
-    )
+    but = f"but {name} {installed.version} is installed: it would crash this process"
+    summary = f"the CUDA plugin belongs to ONNX Runtime {release}, {but}"
+    evidence = [f"plugin: {arrival.library}", "it calls Provider_GetHost, which differs between releases"]
+    return errors.LibraryVersionError(summary, evidence=evidence, fixes=[fix], needed=(f"{name} {release}",))
 
 
 def plugin_without_device(facts: Facts) -> GPUError | None:
     """Check that a registered plugin lists a GPU: ONNX Runtime finds devices by files of the system, not by CUDA."""
     if facts.observed.plugin_problem != "no device":
         return None
-    where, ways = "in /sys/class/drm and /sys/bus/pci/devices", ["or start this container with /sys of its host"]
-    if facts.environment.host.is_windows:
-        where, ways = "among the devices of Windows", []
-    return errors.NoDeviceError(
-        "the CUDA plugin is registered, but lists no GPU",
-        evidence=[f"ONNX Runtime looks for GPUs {where}, and sees none"],
-        fixes=[*replace_build(facts), *map(manual, ways)],
-    )
+    where, fixes = "among the devices of Windows", replace_build(facts)
+    if not facts.environment.host.is_windows:
+        where = "in /sys/class/drm and /sys/bus/pci/devices"
+        fixes.append(manual("or start this container with /sys of its host"))
+    evidence = [f"ONNX Runtime looks for GPUs {where}, and sees none"]
+    return errors.NoDeviceError("the CUDA plugin is registered, but lists no GPU", evidence=evidence, fixes=fixes)
 
 
 def plugin_unregistered(facts: Facts) -> GPUError | None:
@@ -534,34 +489,27 @@ def plugin_unregistered(facts: Facts) -> GPUError | None:
     installed = facts.environment.packages.onnxruntime
     if facts.observed.plugin_problem != "not registered" or installed.arrival is None:
         return None
-    arrival, build = installed.arrival, f"{installed.build_name} {installed.version}"
+    arrival, name, version = installed.arrival, installed.build_name, installed.version
     if arrival.way == "bundled plugin":
-        summary = f"the CUDA plugin of {build} was not registered when it was imported"
+        summary = f"the CUDA plugin of {name} {version} was not registered when it was imported"
         fact, code = "ONNX Runtime registers the plugin only after its libraries are loaded", "import onnxruntime"
     else:
         summary = f"{arrival.package or 'a CUDA plugin'} is installed, but this program has not registered it"
-        fact, modules, arguments = f"{build} has no CUDA", "onnxruntime", f"{CUDA!r}, {arrival.library!r}"
+        fact, modules, arguments = f"{name} {version} has no CUDA", "onnxruntime", f"{CUDA!r}, {arrival.library!r}"
         if arrival.package is not None:
             modules = f"onnxruntime, {os.path.basename(arrival.package.folder or '')} as plugin"
             arguments = "plugin.get_ep_name(), plugin.get_library_path()"
         code = f"import {modules}; onnxruntime.register_execution_provider_library({arguments})"
-    return errors.CPUOnlyPackageError(
-        summary,
-        evidence=[f"plugin: {arrival.library}", fact],
-        fixes=[python(f"import ortgpu; ortgpu.preload(); {code}")],
-        package=installed.build_name,
-        version=installed.version,
-    )
+    evidence, fix = [f"plugin: {arrival.library}", fact], python(f"import ortgpu; ortgpu.preload(); {code}")
+    return errors.CPUOnlyPackageError(summary, evidence=evidence, fixes=[fix], package=name, version=version)
 
 
 def plugins_unknown(facts: Facts) -> GPUError | None:
     installed = facts.environment.packages.onnxruntime
     if facts.observed.plugin_problem != "no plugins":
         return None
-    return errors.CPUOnlyPackageError(
-        f"{installed.build_name or 'onnxruntime'} {installed.version} has no CUDA, and supports no plugins",
-        evidence=["register_execution_provider_library came with release 1.23"],
-        fixes=replace_build(facts),
-        package=installed.build_name,
-        version=installed.version,
-    )
+    name, version = installed.build_name, installed.version
+    summary = f"{name or 'onnxruntime'} {version} has no CUDA, and supports no plugins"
+    evidence = ["register_execution_provider_library came with release 1.23"]
+    fixes = replace_build(facts)
+    return errors.CPUOnlyPackageError(summary, evidence=evidence, fixes=fixes, package=name, version=version)

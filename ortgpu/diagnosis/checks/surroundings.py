@@ -45,7 +45,6 @@ def how(environment: Environment) -> str:
 
 
 def service_advice(environment: Environment) -> tuple[str, Fix] | None:
-    """Return evidence and fix if no GPU is visible in a service that gives GPUs only on request."""
     driver, service = environment.driver, environment.host.service
     if service is None or driver.device_nodes or driver.kernel_version or driver.nvml.gpus:
         return None

@@ -161,8 +161,7 @@ OF_THE_DEVICE: dict[int, Meaning] = {
         (manual("install a newer NVIDIA driver, or older releases of NVIDIA's wheels", needs="driver"),),
     ),
     101: Meaning(
-        "the driver knows no such device",
-        (manual("choose a device that exists, and look at CUDA_VISIBLE_DEVICES"),),
+        "the driver knows no such device", (manual("choose a device that exists, and look at CUDA_VISIBLE_DEVICES"),)
     ),
     222: Meaning(
         "code for this GPU would have to be compiled by a newer driver",
@@ -190,10 +189,7 @@ LOST = frozenset({46, 100, 101, 214, 220, 709, 999})
 
 
 def process_error(code: int, evidence: list[str]) -> PoisonedContextError | ProviderFailureError | None:
-    """Return the error for a code about this process, independent of the session's call; None for other codes.
-
-    Another part of the process captures a graph, not a session with ``cuda_graph=True``.
-    """
+    """Return the error for a code about this process, whatever the session did; None for other codes."""
     name = name_of(code)
     if code in STICKY:
         restart = manual("restart this process: CUDA cannot recover from this error within one")

@@ -16,13 +16,7 @@ FOR_A_HANDLE = 1 << 30  # A handle of cuBLAS or cuDNN needs fewer bytes, even wi
 _CREATION = re.compile(r"\b(?:cublas|cublasLt|cudnn)Create\(")
 
 # These are values of cublasStatus_t in cublas_api.h, CUDA 13.1; they have been the same since CUDA 6.
-_CUBLAS = {
-    1: "NOT_INITIALIZED",
-    3: "ALLOC_FAILED",
-    8: "ARCH_MISMATCH",
-    13: "EXECUTION_FAILED",
-    14: "INTERNAL_ERROR",
-}
+_CUBLAS = {1: "NOT_INITIALIZED", 3: "ALLOC_FAILED", 8: "ARCH_MISMATCH", 13: "EXECUTION_FAILED", 14: "INTERNAL_ERROR"}
 # These are values of cudnnStatus_t in cudnn_graph.h. Some releases call them only "unrecognized error code"
 # (triton-inference-server/server issue 7296). In cuDNN 8 the values are below 1000.
 _CUDNN = {
@@ -50,11 +44,7 @@ class LibraryStatus:
     is_vague: bool = False  # The status names no cause.
 
     def lacks_memory(self, free: int | None) -> bool:
-        """Return True if the GPU had too little memory. ``free``: its free bytes; None if unknown.
-
-        A handle takes GPU memory. Without enough memory both libraries return a status about something else (faults
-        C11, C12).
-        """
+        """Return True if the GPU had too little memory: for a handle the status says otherwise (faults C11, C12)."""
         if self.says_memory or not self.is_creation:
             return self.says_memory
         return self.is_vague if free is None else free < FOR_A_HANDLE
@@ -108,7 +98,6 @@ _TELLING = re.compile(
 
 
 def telling_line(text: str) -> str:
-    """Return the telling part of ONNX Runtime's text, without the C++ signatures before it."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     telling = [match.start() for match in _TELLING.finditer(line)]
     line = line[telling[-1] :] if telling else re.sub(r"^/\S+\.(cc|h):\d+ ", "", line)

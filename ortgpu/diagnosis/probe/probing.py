@@ -83,10 +83,7 @@ def run_probe_child(function: Callable[..., None], *arguments: Any, timeout: flo
 
 @contextlib.contextmanager
 def _environ() -> Iterator[dict[str, str]]:
-    """Yield the variables of a child with ONNX Runtime's telemetry, as in the diagnosed program.
-
-    A damaged library may crash in the telemetry. It writes to a private temporary folder.
-    """
+    """Yield the variables of a child with ONNX Runtime's telemetry, in which a damaged library may crash."""
     environ = environ_of_child()
     if "ORT_DISABLE_TELEMETRY" in os.environ:
         yield environ
@@ -116,18 +113,10 @@ def result_of(
             steps.append(ProbeStep(entry["end"], entry["ok"], entry["detail"], data))
             current = opening = None
         opening = entry.get("opening", opening)
-    completed = any("done" in entry for entry in entries)
-    return ProbeResult(
-        tuple(steps),
-        completed,
-        returncode,
-        cause_of_death(returncode) if returncode is not None else None,
-        timed_out,
-        None if completed else current or "start",
-        seconds,
-        "\n".join(_lines(output)[-20:]),
-        None if completed else opening,
-    )
+    completed, end = any("done" in entry for entry in entries), "\n".join(_lines(output)[-20:])
+    signal = cause_of_death(returncode) if returncode is not None else None
+    died_in, opening = (None, None) if completed else (current or "start", opening)
+    return ProbeResult(tuple(steps), completed, returncode, signal, timed_out, died_in, seconds, end, opening)
 
 
 def _lines(output: bytes) -> list[str]:
@@ -194,8 +183,8 @@ def _driver() -> _Outcome:
     if state.has_crashed:
         os._exit(_ACCESS_VIOLATION)  # The same crash ends a process if the CUDA runtime initialises the driver.
     devices = None if state.devices is None else [asdict(device) for device in state.devices]
-    count = "unknown" if devices is None else str(len(devices))
-    detail = "there is no driver" if state.code is None else f"cuInit {state.code}, devices: {count}"
+    detail = f"cuInit {state.code}, devices: {'unknown' if devices is None else len(devices)}"
+    detail = "there is no driver" if state.code is None else detail
     return state.code == 0 and devices != [], detail, {"code": state.code, "devices": devices}
 
 
@@ -208,16 +197,14 @@ def _libraries() -> _Outcome:
     logger.setLevel(logging.DEBUG)
     report = preload()
     missing = [library.soname for library in report.missing]
-    return (
-        report.ok,
-        f"missing: {', '.join(missing)}" if missing else f"{len(report.libraries)} loaded",
-        {
-            "missing": missing,
-            "not_loaded": [asdict(library) for library in report.missing],
-            "cudnn_mixed": report.cudnn_mixed,
-            "cudnn": None if report.cudnn is None else (asdict(report.cudnn[0]), report.cudnn[1]),
-        },
-    )
+    detail = f"missing: {', '.join(missing)}" if missing else f"{len(report.libraries)} loaded"
+    data = {
+        "missing": missing,
+        "not_loaded": [asdict(library) for library in report.missing],
+        "cudnn_mixed": report.cudnn_mixed,
+        "cudnn": None if report.cudnn is None else (asdict(report.cudnn[0]), report.cudnn[1]),
+    }
+    return report.ok, detail, data
 
 
 class _Opening(logging.Handler):
@@ -252,23 +239,16 @@ def _provider() -> _Outcome:
 
 
 def _load(model: str | bytes) -> _Outcome:
-    """Read the model with ONNX Runtime, without a GPU.
-
-    It reads no weights from other files. It does not make the model ready to run: that may take long, and needs other
-    kernels on the CPU.
-    """
+    """Read the model without a GPU, weights in other files and kernels of the CPU: preparing it may take long."""
     extension.InferenceSession(onnxruntime.SessionOptions(), model, isinstance(model, str), False)
     return True, "read", {}
 
 
 def _session(model: str | bytes, *, run: bool = False) -> _Outcome:
     session = onnxruntime.InferenceSession(model, recording_options(), providers=[CUDA, CPU], enable_fallback=0)
-    bound = list(session.get_providers())
-    placement = read_placement(session)
-    data: dict[str, Any] = {
-        "providers": bound,
-        "nodes": [asdict(node) for node in placement.nodes] if placement.known else None,
-    }
+    bound, placement = list(session.get_providers()), read_placement(session)
+    nodes = [asdict(node) for node in placement.nodes] if placement.known else None
+    data: dict[str, Any] = {"providers": bound, "nodes": nodes}
     if CUDA not in bound:
         return False, f"bound: {', '.join(bound)}", data
     if run:

@@ -15,10 +15,7 @@ NVML = "NVML"  # ProbeResult.opening has this value, because only nvidia-ml-py k
 
 @dataclass(frozen=True, slots=True)
 class ProbeStep:
-    """One step. ``detail``: its result, or the words of its failure.
-
-    ``data`` holds the measurements of the step, and under "printed" the output of libraries during a failure.
-    """
+    """One step. ``detail``: result or words of a failure. ``data``: measurements, and output as "printed"."""
 
     name: str
     ok: bool

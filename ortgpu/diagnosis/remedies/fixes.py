@@ -21,10 +21,7 @@ from .releases import Release, cuda_major_of, newest_for
 
 
 def chain_steps(environment: Environment, *steps: str) -> Fix:
-    """Return one fix from several steps: a command if all steps are commands, else a sentence.
-
-    On Windows every command has its own line, because Windows PowerShell has no &&.
-    """
+    """Return one fix: a command if all steps are commands, else a sentence. Windows PowerShell has no &&, but lines."""
     fixes = [step if isinstance(step, Fix) else shell(step) for step in steps]
     if all(fix.kind == "shell" for fix in fixes):
         return shell(("\n" if environment.host.is_windows else " && ").join(fixes), needs=fixes[0].needs)
@@ -148,10 +145,7 @@ def _delete(environment: Environment, paths: Iterable[str]) -> str:
 
 
 def _recorded_in(home: str, environment: Environment) -> list[str] | None:
-    """Return ONNX Runtime's folder and its records if all of it was installed in this folder; else None.
-
-    Another folder may be somebody's sources or build with an egg-info beside it: ortgpu must not delete them.
-    """
+    """Return ONNX Runtime's folder and its records; None for a folder that may hold somebody's sources or build."""
     owners = environment.packages.onnxruntime.owners
     records = [owner.folder for owner in owners if owner.location == home and owner.folder is not None]
     if not records or len(records) != len(owners) or not all(name.endswith(".dist-info") for name in records):
@@ -167,10 +161,7 @@ def published(name: str, version: str | None) -> str:
 
 
 def gpu_requirements(environment: Environment) -> list[str]:
-    """Return the GPU package to install, and the missing libraries for it.
-
-    Its version is the installed version, or else the newest that the driver can run.
-    """
+    """Return the GPU package, of the installed or else the newest version that fits, and its missing libraries."""
     installed, versions = environment.packages.onnxruntime, _gpu_versions(environment)
     if not versions:
         return newest_requirements(environment)
@@ -186,10 +177,7 @@ def newest_requirements(environment: Environment) -> list[str]:
 
 
 def _libraries_not_there(environment: Environment, cuda_major: int | None) -> list[str]:
-    """Return the wheels with the missing libraries of ONNX Runtime for a CUDA major.
-
-    The list is empty for a CUDA major without a search for its libraries.
-    """
+    """Return the wheels with the missing libraries of a CUDA major; none for a major that was not searched for."""
     if environment.provider is not None and environment.cuda_major == cuda_major:
         there: Collection[str] = [resolution.spec.stem for resolution in environment.libraries if resolution.chosen]
     else:
@@ -299,7 +287,6 @@ def _is_rebuilt(environment: Environment) -> bool:
 
 
 def _bundle(environment: Environment, requirements: list[str], without: Iterable[str] = ()) -> Fix:
-    """Return the fix for a frozen program without an installer, or for an environment of one run."""
     out = "".join(f", leave out {name}" for name in without)
     if not environment.host.frozen:
         options = " ".join(f"--with {words_of(environment, [requirement])}" for requirement in requirements)
@@ -309,7 +296,6 @@ def _bundle(environment: Environment, requirements: list[str], without: Iterable
 
 
 def unset(environment: Environment, names: Iterable[str]) -> Fix:
-    """Unset variables in the shell, or say that the program set them after its start."""
     targets, variables = list(names), environment.variables
     start = variables.now if variables.at_start is None else variables.at_start
     if changed := [name for name in targets if start.get(name) != variables.now.get(name)]:
@@ -354,10 +340,7 @@ def fix_shadowing(environment: Environment, file: str) -> Fix:
 
 
 def belongs_to_other_python(environment: Environment, folder: str) -> bool:
-    """Return True if a folder of the search path has the packages of another interpreter.
-
-    A module system or ROS may name such a folder in PYTHONPATH. Its compiled files are not for this interpreter.
-    """
+    """Return True if a folder of PYTHONPATH, as of ROS, has packages that are compiled for another interpreter."""
     if not comes_first(environment, folder):
         return False
     # Debian's own interpreter uses python3/dist-packages.
@@ -380,22 +363,18 @@ def why_not_held(environment: Environment) -> str | None:
         "this program is frozen: nothing is installed into it": environment.host.frozen,
         "this environment is gone when its program has ended": environment.installer.for_one_run,
         "CUDA comes as a plugin of the package onnxruntime, which is what libraries ask for": installed.cuda_is_plugin,
-        "the installed build with CUDA is itself named onnxruntime, which is what libraries ask for": by_name
-        and not gpu,
+        "the installed build with CUDA is itself named onnxruntime, which is what libraries ask for": by_name,
         "onnxruntime-gpu is not installed in this environment": not gpu,
     }
     return next((why for why, holds in reasons.items() if holds), None) or why_not_held_in(environment, gpu or "")
 
 
 def why_not_held_in(environment: Environment, location: str) -> str | None:
-    """Return why nothing can be held in a folder of packages; None if holding works."""
     installer = environment.installer
     if (manager := installer.manager) is not None:
         return f"{manager.name} keeps this environment as {manager.lock} says, and would remove what is not in it"
-    looks = installer.owns(location)
-    return (
-        None if looks else f"onnxruntime-gpu is in {location}, where {installer.name} of this environment does not look"
-    )
+    elsewhere = f"onnxruntime-gpu is in {location}, where {installer.name} of this environment does not look"
+    return None if installer.owns(location) else elsewhere
 
 
 # The fixes below are for the system outside the Python environment.
@@ -410,10 +389,7 @@ WSL_DRIVER = "/usr/lib/wsl/lib"
 
 
 def prepend_library_path(folder: str) -> Fix:
-    """Put a folder first on LD_LIBRARY_PATH; whether the system's library is there depends on the host.
-
-    The value gets no colon if the variable is not set: an empty entry means the working directory (ld.so(8)).
-    """
+    """Put a folder first on LD_LIBRARY_PATH, without an empty entry: that means the working directory (ld.so(8))."""
     rest = '"${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
     return shell(f"export LD_LIBRARY_PATH={shlex.quote(folder)}{rest}", needs="host")
 
@@ -475,11 +451,9 @@ SERVE_THE_GPU = (
     ),
 )
 
-
 # The GPUs of Jetsons have compute capability 7.2, 8.7 and 11.0.
 JETSON_BUILD = manual(
-    "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: the one on the package index has no code for "
-    "its GPU",
+    "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: the package index has none for its GPU",
     needs="host",
 )
 
@@ -508,16 +482,8 @@ def fix_load_refusal(environment: Environment, words: str, path: str) -> Fix | N
 
 
 # Packages of Debian and Ubuntu that slim images leave out.
-_SYSTEM_PACKAGES = {
-    "libstdc++.so.6": "libstdc++6",
-    "libgcc_s.so.1": "libgcc-s1",
-    "libgomp.so.1": "libgomp1",
-    "libz.so.1": "zlib1g",
-}
-
-
+_SYSTEM_PACKAGES = {"libstdc++.so.6": "libstdc++6", "libgcc_s.so.1": "libgcc-s1", "libgomp.so.1": "libgomp1"}
 _OF_VISUAL_C = re.compile(r"(msvcp|vcruntime|concrt|vcomp|vccorlib)\d", re.IGNORECASE)
-
 
 # Microsoft's link leads to the newest release.
 UPDATE_VISUAL_C = manual(
@@ -550,7 +516,6 @@ def limit_on_memory(environment: Environment) -> str | None:
 
 
 def fix_mapping_refusal(environment: Environment, folder: str) -> Fix:
-    """Return the fix for intact files that this process may not map: a new installation would not help."""
     limit = limit_on_memory(environment)
     fix = f"give this process more memory, mount the file system of {folder} without noexec, or let SELinux allow it"
     if environment.host.is_windows:

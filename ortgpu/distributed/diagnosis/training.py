@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from ...diagnosis.checks import attempts, devices, driver, opening, packages
+from ...diagnosis.checks import attempts, devices, driver, packages
 from ...diagnosis.diagnosing import Check, Diagnosis, find_problems
 from ...diagnosis.facts import Facts, Observed
 from ...diagnosis.probe.probing import run_probe_child, train
@@ -124,7 +124,7 @@ def checks_for(training: TrainingFacts) -> tuple[Check, ...]:
         *(partial(check, training.environment.packages) for check in training_packages.CHECKS),
         driver.not_found,
         devices.none_visible,
-        opening.unusable,
+        attempts.unusable,
         devices.busy,
         attempts.died,
         *(partial(check, training) for check in _CHECKS),
