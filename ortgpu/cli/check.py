@@ -27,8 +27,6 @@ else:
     made_inputs = late("ortgpu.running.made_inputs")
     divergence = late("ortgpu.cli.divergence")
 
-CpuNodes = Literal["allow", "warn", "forbid"]
-
 
 @click.command()
 @click.argument("models", metavar="[MODEL]...", nargs=-1, type=output.MODEL_FILE)
@@ -66,7 +64,7 @@ CpuNodes = Literal["allow", "warn", "forbid"]
 def check(
     models: tuple[Path, ...],
     device: str | None,
-    cpu_nodes: CpuNodes,
+    cpu_nodes: Literal["allow", "warn", "forbid"],
     allow_cpu: bool,
     runs: int,
     inputs: Path | None,

@@ -6,7 +6,7 @@ import difflib
 import functools
 import importlib.resources
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,22 +22,16 @@ _SECTION = re.compile(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTAL
 _LINK = re.compile(r"\[[^\]]*\]\((\S+?)\)(?:, )?")
 
 
-class Section(NamedTuple):
-    """The section of one error: its title from the index, and its text in the form described on the page."""
-
-    title: str
-    text: str
-
-
 @functools.cache
 def page() -> str:
     return importlib.resources.files("ortgpu").joinpath("ERRORS.md").read_text(encoding="utf-8")
 
 
 @functools.cache
-def sections() -> dict[str, Section]:
+def sections() -> dict[str, tuple[str, str]]:
+    """Return the title from the index, and the text in the form described on the page, of each error by code."""
     titles = dict(_INDEX.findall(page()))
-    return {code: Section(titles[code], text.strip("\n")) for code, text in _SECTION.findall(page())}
+    return {code: (titles[code], text.strip("\n")) for code, text in _SECTION.findall(page())}
 
 
 @click.command()
@@ -55,9 +49,9 @@ def explain(words: tuple[str, ...], markdown: bool) -> int:
     text = click.open_file("-", encoding="utf-8", errors="replace").read() if words == ("-",) else " ".join(words)
     code = _find(text) if words else None
     if markdown:
-        click.echo(page() if code is None else f"## {code}\n\n{sections()[code].text}\n", nl=False)
+        click.echo(page() if code is None else f"## {code}\n\n{sections()[code][1]}\n", nl=False)
     elif code is not None:
-        _show(output.stdout(), code, sections()[code])
+        _show(output.stdout(), code, *sections()[code])
     else:
         _list(output.stdout())
     return 0
@@ -82,15 +76,15 @@ def _find(text: str) -> str:
 
 def _list(console: Console) -> None:
     column, classes = max(len(code) for code in sections()) + 2, catalogue()
-    for code, section in sections().items():
+    for code, (title, _) in sections().items():
         bold = "bold" if classes[code].__subclasses__() else None
-        output.line(console, code.ljust(column) + section.title, style=bold, column=column)
+        output.line(console, code.ljust(column) + title, style=bold, column=column)
 
 
-def _show(console: Console, code: str, section: Section) -> None:
+def _show(console: Console, code: str, title: str, text: str) -> None:
     """Show a section without Markdown, except for the backticks in its prose."""
-    output.heading(console, f"{code}: {section.title}")
-    class_line, *rest = (line for line in section.text.split("\n") if line)
+    output.heading(console, f"{code}: {title}")
+    class_line, *rest = (line for line in text.split("\n") if line)
     output.line(console, class_line.strip("`"), style="dim")
     is_command = False
     for line in rest:

@@ -59,7 +59,7 @@ python_option = click.option(
     "--python",
     metavar="PYTHON",
     callback=find_python,
-    help="Look at the environment of this interpreter, or the virtual environment in this folder.",
+    help="Use the environment of this interpreter, or the virtual environment in this folder.",
 )
 
 

@@ -112,7 +112,7 @@ def test_no_line_of_a_help_breaks_a_word(command: str, monkeypatch: pytest.Monke
 def test_explanations_are_folded_and_their_commands_are_not(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = shown_by(monkeypatch)
     assert main(["explain", code]) == 0
-    commands = {line.strip() for block in re.findall(r"```\n(.*?)```", sections()[code].text, re.DOTALL)
+    commands = {line.strip() for block in re.findall(r"```\n(.*?)```", sections()[code][1], re.DOTALL)
                 for line in block.splitlines()}  # fmt: skip
     lines = terminal.getvalue().splitlines()
     assert commands <= {line.strip() for line in lines}
