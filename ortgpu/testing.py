@@ -214,7 +214,7 @@ def gpu_sessions(device: int | str | None = None, *, allow_cpu: bool = False) ->
         def open_session(
             model: Any, sess_options: Any = None, providers: Any = None, provider_options: Any = None, **options: Any
         ) -> GPUSession:
-            if not _names_device(providers, provider_options):
+            if device is not None and not _names_device(providers, provider_options):
                 options.setdefault("device", device)
             if allow_cpu:
                 options.setdefault("allow_cpu", True)
