@@ -50,6 +50,21 @@ def serve(opening: Any) -> Any:
     return worker_process.serve(opening)
 
 
+def serve_on_cpu(opening: Any) -> Any:
+    """Serve as a worker process does, where no GPU is searched."""
+    from ortgpu.session.pool import worker_process
+    from tests.programs import no_search  # noqa: F401
+
+    return worker_process.serve(opening)
+
+
+def serve_deadly_on_cpu(opening: Any) -> Any:
+    """Serve with deadly values, where no GPU is searched."""
+    from tests.programs import no_search  # noqa: F401
+
+    return serve(opening)
+
+
 def serve_and_keep_little(opening: Any) -> Any:
     """Serve with the limit of kept memory that the test gives its own process."""
     from ortgpu.session.pool import shared_memory, worker_process

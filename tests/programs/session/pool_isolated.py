@@ -23,13 +23,15 @@ from ortgpu.session.pool import isolated, shared_memory
 from tests.programs.pools import ECC, Watched, feed, open_pool, outcome, raising, value_of
 from tests.support.children import report
 
+isolated.SERVE = "tests.support.deadly_worker:serve_on_cpu"
+
 
 def isolated_pool(devices=2, model=RELU, **options):
     return GPUSessionPool(model, range(devices), isolate=True, allow_cpu=True, **options)
 
 
 def deadly():
-    isolated.SERVE = "tests.support.deadly_worker:serve"
+    isolated.SERVE = "tests.support.deadly_worker:serve_deadly_on_cpu"
     isolated._BACK_OFF = (0.01, 0.02)  # most of these workers die before a first result
 
 
