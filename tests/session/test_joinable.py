@@ -103,6 +103,11 @@ def test_a_model_whose_first_axes_count_no_items_is_refused_by_name(text: str, s
     assert says in judged(text)
 
 
+def test_a_model_that_gives_all_items_the_same_outputs_shows_nothing() -> None:
+    same = judged("(float[n, 4] x) => (bool[n, 4] y) { y = Equal(x, x) }")
+    assert "every item gave the same outputs" in same
+
+
 HEALTHY = {
     "relu": "(float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }",
     "reciprocal": "(float[n, 4] x) => (float[n, 4] y) { y = Reciprocal(x) }",
