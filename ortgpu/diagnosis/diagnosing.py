@@ -92,20 +92,10 @@ CHECKS: tuple[Check, ...] = (
 )
 
 # These explain the failure of a process that has imported ONNX Runtime and loaded every library.
-CHECKS_OF_THE_DRIVER: tuple[Check, ...] = (
-    model_checks.collective_ops_missing,
-    libraries.cudnn_of_other_cuda,
-    *_DRIVER_AND_GPUS,
-    attempts.unusable,
-    devices.busy,
-)
+_LOADED: tuple[Check, ...] = (model_checks.collective_ops_missing, libraries.cudnn_of_other_cuda)
+CHECKS_OF_THE_DRIVER = (*_LOADED, *_DRIVER_AND_GPUS, attempts.unusable, devices.busy)
 # Without libcuda and NVML nothing else of the driver and its GPUs can be judged.
-CHECKS_WITHOUT_A_DRIVER: tuple[Check, ...] = (
-    model_checks.collective_ops_missing,
-    libraries.cudnn_of_other_cuda,
-    driver.not_found,
-    devices.none_visible,
-)
+CHECKS_WITHOUT_A_DRIVER = (*_LOADED, driver.not_found, devices.none_visible)
 
 
 def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUError, ...]:
@@ -268,9 +258,8 @@ def why_unusable(
 ) -> GPUError | None:
     """Return the most likely error, with the other problems attached.
 
-    The result is None if neither the environment nor the words of ``cause`` say anything about the GPU. Without a
-    ``cause`` there is always an error, in the worst case a :class:`ProviderFallbackError`. ``cuda``: the driver's
-    answer to this process, or None if it was not asked.
+    None: neither the environment nor the words of ``cause`` say anything about the GPU. Without a ``cause`` there is
+    always an error, at worst a :class:`ProviderFallbackError`. ``cuda``: the driver's answer to this process, if asked.
     """
     request = request or Request()
     observed = _observed(runtime, request, cuda)

@@ -1,8 +1,7 @@
 """Compare the published requirements with what is installed.
 
-The functions are pure. The rows come from ONNX Runtime's pages about CUDA. If the installed provider file differs from
-the page, the row has the file's number, and the note has the page's number. An unknown fact gives "unknown", never a
-guess.
+The rows come from ONNX Runtime's pages about CUDA. Where the installed provider file differs, the row has its number,
+and the note the page's. An unknown fact gives "unknown", never a guess.
 """
 
 from __future__ import annotations
@@ -57,18 +56,11 @@ def reaches(value: Any, minimum: Any, recommended: Any) -> tuple[Met, Met]:
 def check_inference(environment: Environment) -> tuple[Requirement, ...]:
     unread = "for ONNX Runtime's tools; no session reads it"
     return (
-        _compute_capability(environment),
-        _cuda(environment),
-        _cudnn(environment),
-        _driver(environment),
-        _python(environment),
+        *(check(environment) for check in (_compute_capability, _cuda, _cudnn, _driver, _python)),
         *_host(environment),
-        _libraries(environment),
-        _engine(environment),
-        _cudnn_package(environment),
+        *(check(environment) for check in (_libraries, _engine, _cudnn_package)),
         _package(environment, "numpy", "1.21.6"),
-        _package(environment, "flatbuffers", note=unread),
-        _package(environment, "protobuf", note=unread),
+        *(_package(environment, name, note=unread) for name in ("flatbuffers", "protobuf")),
     )
 
 

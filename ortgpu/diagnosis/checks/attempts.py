@@ -76,8 +76,7 @@ def died(facts: Facts) -> GPUError | None:
 _NO_INSTRUCTION = (
     "the processor, which has no such instruction",
     manual(
-        "use a newer processor, or pass the host's processor through to the virtual machine (QEMU: -cpu host)",
-        needs="hardware",
+        "use a newer processor, or pass the host's through to the virtual machine (QEMU: -cpu host)", needs="hardware"
     ),
 )
 # These signals say nothing about the running library. The values are the sender and the fix.

@@ -3,10 +3,8 @@
 A row has a pattern and a function. The first matching row decides if its function returns an error. A text that says
 nothing about the GPU is not translated: the exception stays ONNX Runtime's own.
 
-The texts come from releases 1.17 to 1.31, the texts of a run from 1.31.1 on an H200. Out of memory is a plain Fail of
-the arena. A CUDA error is a Fail or a RuntimeError with "CUDA failure N" in it, from any method. The texts of CUDA's
-memory pools, of thrust and of TensorRT were read in the sources of ONNX Runtime 1.26 (cuda_mempool_arena.cc) and of
-thrust (system_error.h).
+The texts come from releases 1.17 to 1.31, the texts of a run from 1.31.1 on an H200, those of CUDA's memory pools,
+thrust and TensorRT from sources (cuda_mempool_arena.cc, system_error.h). A CUDA error has "CUDA failure N" in it.
 """
 
 from __future__ import annotations
@@ -197,7 +195,6 @@ def _explain_code(failed: Failed, code: int) -> GPUError:
 
 
 def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
-    """Return the error for too little memory of the GPU; the pattern may name the requested bytes."""
     requested = int(match["size"]) if match is not None else None
     if failed.facts is not None:
         return devices.lacks_memory(failed.facts, failed.evidence, requested)
@@ -326,7 +323,6 @@ def _cudnn_without_code(failed: Failed) -> GPUError | None:
 
 
 def _explain_generation(failed: Failed, _: Match) -> GPUError:
-    """Return the error for an operator with kernels only for other generations of GPUs."""
     return _no_kernel(
         failed,
         "an operator of this model has no kernel for {} in the installed ONNX Runtime",

@@ -49,8 +49,7 @@ def named_sessions(sessions: list[SessionRecord]) -> list[str]:
 
 
 CLOSE_SESSIONS = manual(
-    "close() the sessions of this process that are done with; they stay open while anything refers to them: a "
-    "variable, a notebook's Out, the traceback of an exception"
+    "close() the sessions of this process that are done with: a variable, a notebook's Out or a traceback keeps them"
 )
 
 

@@ -50,9 +50,8 @@ def not_found(facts: Facts) -> GPUError | None:
         if elsewhere is not None:
             evidence.append(elsewhere[0])
             fixes = [elsewhere[1]]
-    return errors.DriverNotFoundError(
-        f"the NVIDIA driver's library {library} cannot be loaded", evidence=evidence, fixes=fixes
-    )
+    summary = f"the NVIDIA driver's library {library} cannot be loaded"
+    return errors.DriverNotFoundError(summary, evidence=evidence, fixes=fixes)
 
 
 def _libcuda(host: Host) -> str:
@@ -247,9 +246,8 @@ _SAID_BY_NVML: dict[int | None, cuda_codes.Meaning] = {
         (
             shell("sudo modprobe nvidia", needs="root"),
             manual(
-                "if that fails, install the driver again for this kernel. Usual causes: an upgraded kernel, Secure "
-                "Boot, nouveau, or a GPU older than the RTX 20 series with driver 590 or newer (sudo dmesg | grep -i "
-                "nvrm)",
+                "if that fails, install the driver again. Usual causes (sudo dmesg | grep -i nvrm): an upgraded "
+                "kernel, Secure Boot, nouveau, or a GPU older than the RTX 20 series with driver 590 or newer",
                 needs="driver",
             ),
         ),

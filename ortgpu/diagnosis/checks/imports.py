@@ -46,9 +46,11 @@ def failed(facts: Facts) -> GPUError | None:
         )
     if (other := version_mismatch(text, "ONNX Runtime's module", facts)) is not None:
         return other
-    for words, why, fix_for, package in _SAID_AT_THE_IMPORT:
+    for words, why, fix_for in _SAID:
         if said := list(filter(words, (text, *printed))):
-            return _fails(facts, (text, said[0]), why, *fix_for(environment), package=package)
+            return _fails(
+                facts, (text, said[0]), why, *fix_for(environment), package="numpy" if "numpy" in why else None
+            )
     quoted = {name for line in (text, *printed) for name in re.findall(r"'(\w+)['.]", line)}
     for path in environment.packages.hiding_standard:  # The words name the module, and this is the user's file.
         if os.path.basename(path).removesuffix(".py") in quoted:
@@ -72,7 +74,6 @@ def failed(facts: Facts) -> GPUError | None:
 
 
 def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:
-    """Return the loader's words about a whole file of the import, or of a CUDA library before it, and the fix."""
     report, installed = facts.observed.loading, facts.environment.packages.onnxruntime
     missing = (report.missing if report is not None else None) or ()
     tried = (file.problem or "" for library in missing for file in library.rejected)
@@ -100,7 +101,7 @@ def _fails(
     )
 
 
-def _ways_round_an_old_processor(environment: Environment) -> list[Fix]:
+def _older_numpy(environment: Environment) -> list[Fix]:
     """Return the fixes for a processor too old for NumPy: wheels from 2.4 on need x86-64-v2 (numpy issue 31073)."""
     numpy = environment.packages.other("numpy")
     through = (
@@ -112,7 +113,7 @@ def _ways_round_an_old_processor(environment: Environment) -> list[Fix]:
     return fixes
 
 
-_IN_THE_MAIN_INTERPRETER = manual(
+_IN_MAIN = manual(
     "run this program in Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, single-interpreter = "
     "true for uWSGI"
 )
@@ -122,33 +123,16 @@ _NUMPY_ONCE = manual(
 )
 _TWICE, _BASELINE = re.compile("more than once per process"), re.compile("built with baseline optimizations")
 
-# The words, why the import fails, the fixes, and the package at fault. In a sub-interpreter the extension waits for a
-# lock for ever.
-_SAID_AT_THE_IMPORT: tuple[tuple[Callable[[str], object], str, Callable[[Environment], list[Fix]], str | None], ...] = (
-    (
-        IN_SUB_INTERPRETER.__eq__,
-        "in a sub-interpreter of Python it would never return",
-        lambda _: [_IN_THE_MAIN_INTERPRETER],
-        None,
-    ),
+# The words, why the import fails, and the fixes. In a sub-interpreter the extension waits for a lock for ever.
+_SAID: tuple[tuple[Callable[[str], object], str, Callable[[Environment], list[Fix]]], ...] = (
+    (IN_SUB_INTERPRETER.__eq__, "in a sub-interpreter of Python it would never return", lambda _: [_IN_MAIN]),
     (
         loader_words.lacks_threads,
         "the process has reached its thread limit",
-        lambda environment: [remedies.raise_thread_limit(environment)],
-        None,
+        lambda here: [remedies.raise_thread_limit(here)],
     ),
-    (
-        _TWICE.search,
-        "numpy was removed from sys.modules, and cannot be imported twice in a process",
-        lambda _: [_NUMPY_ONCE],
-        "numpy",
-    ),
-    (
-        _BASELINE.search,
-        "the installed numpy is built for newer processors than this machine's",
-        _ways_round_an_old_processor,
-        "numpy",
-    ),
+    (_TWICE.search, "numpy was removed from sys.modules, and cannot be imported twice", lambda _: [_NUMPY_ONCE]),
+    (_BASELINE.search, "the installed numpy is built for newer processors than this machine's", _older_numpy),
 )
 
 

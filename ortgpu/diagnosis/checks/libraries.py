@@ -118,7 +118,15 @@ def judge_missing(
     evidence.append(f"{build} is built for CUDA {facts.environment.cuda_major or 'of unknown version'}")
     evidence += facts_of_fixes
     sonames = tuple(library.soname for library in absent)
-    others = {library.soname: path for library in absent if (path := _other_version(library)) is not None}
+    others = {
+        library.soname: file.path
+        for library in absent
+        for file in reversed(library.rejected)
+        for name in [canonical(os.path.basename(file.path))]
+        if major_of(name) is not None
+        and stem_of(name) == stem_of(library.soname)
+        and not name.startswith(library.soname)
+    }
     cls: type[GPUError] = errors.LibraryNotFoundError
     fields: dict[str, Any] = {"missing": sonames}
     what = (
@@ -180,7 +188,6 @@ def _way_round(environment: Environment, file: Candidate) -> Fix | None:
 
 
 def _without(variable: str, paths: Iterable[str], environment: Environment, otherwise: str) -> list[Fix]:
-    """Take paths out of a variable; without any of them in it, say what to do ``otherwise``."""
     fixes = [remedies.drop_from_variable(environment, variable, path) for path in paths]
     return [fix for fix in fixes if fix is not None] or [manual(otherwise)]
 
@@ -199,15 +206,6 @@ def _closed(environment: Environment, absent: Iterable[MissingLibrary]) -> dict[
 
 def is_of_driver(library: str) -> bool:
     return library.lower().startswith(("libcuda.so", "nvcuda."))
-
-
-def _other_version(library: MissingLibrary) -> str | None:
-    for candidate in library.rejected:
-        name = canonical(os.path.basename(candidate.path))
-        of_it = major_of(name) is not None and stem_of(name) == stem_of(library.soname)
-        if of_it and not name.startswith(library.soname):
-            return candidate.path
-    return None
 
 
 def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:

@@ -19,7 +19,6 @@ from ..remedies import fixes as remedies
 from .classifier import explain_opening
 
 CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
-_WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"
 
 
 def platform_unsupported(facts: Facts) -> GPUError | None:
@@ -30,11 +29,10 @@ def platform_unsupported(facts: Facts) -> GPUError | None:
     fix = manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware")
     if re.fullmatch(r"i\d86|x86|arm(v\dl)?", machine):
         fix = manual(f"use a Python for 64 bits: {host.executable or 'this one'} is for 32")
-    fixes, summary = (
-        [fix, manual("or pass allow_cpu=True to accept the CPU")],
-        f"there is no CUDA on {system} {machine}",
-    )
-    return errors.UnsupportedPlatformError(summary, evidence=[_WHEELS], fixes=fixes, system=system, machine=machine)
+    fixes = [fix, manual("or pass allow_cpu=True to accept the CPU")]
+    summary = f"there is no CUDA on {system} {machine}"
+    wheels = ["the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"]
+    return errors.UnsupportedPlatformError(summary, evidence=wheels, fixes=fixes, system=system, machine=machine)
 
 
 def not_installed(facts: Facts) -> GPUError | None:

@@ -56,7 +56,6 @@ def has_nvidia(environment: Environment) -> bool:
 
 
 def no_nvidia_advice(environment: Environment) -> tuple[str, Fix] | None:
-    """Return evidence and fix if the PCI bus has display controllers, and nothing of NVIDIA is visible."""
     host, driver = environment.host, environment.driver
     vendors = host.display_vendors if not host.wsl else None  # WSL lists only a device of Microsoft.
     if not vendors or has_nvidia(environment) or driver.device_nodes or driver.kernel_version or driver.nvml.available:
@@ -104,10 +103,12 @@ def visible_gpus(environment: Environment) -> list[GPU]:
         return gpus
     visible: list[GPU] = []
     for name in _visible_names(value):
-        match = _match(name, gpus)
-        if match is None:
+        found = [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(name.lower()) or name in gpu.mig_uuids]
+        if name.isdecimal():
+            found = gpus[int(name) : int(name) + 1]
+        if len(found) != 1:  # The beginning of several UUIDs is ambiguous.
             break  # CUDA does the same: CUDA C++ Programming Guide, "CUDA Environment Variables".
-        visible.append(match)
+        visible += found
     return visible
 
 
@@ -127,13 +128,6 @@ def _visible_names(value: str) -> list[str]:
             return []
         names.append(name)
     return names
-
-
-def _match(name: str, gpus: list[GPU]) -> GPU | None:
-    if name.isdecimal():
-        return gpus[int(name)] if int(name) < len(gpus) else None
-    matches = [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(name.lower()) or name in gpu.mig_uuids]
-    return matches[0] if len(matches) == 1 else None  # The beginning of several UUIDs is ambiguous.
 
 
 def given_to_container(environment: Environment) -> list[str]:

@@ -1,7 +1,6 @@
 """The error codes of CUDA: their names, their recognition in a text, and their meaning for a session.
 
-CUresult in cuda.h and cudaError_t in driver_types.h agree from 100 upwards. The causes come from the issues in the
-comments.
+CUresult in cuda.h and cudaError_t in driver_types.h agree from 100 upwards.
 """
 
 from __future__ import annotations
@@ -52,12 +51,7 @@ def code_in(match: re.Match[str]) -> int:
 
 
 # The codes that checks distinguish.
-OUT_OF_MEMORY = 2
-NO_DEVICE = 100
-ECC_UNCORRECTABLE = 214
-MISMATCH = 803
-COMPAT = 804
-UNKNOWN = 999
+OUT_OF_MEMORY, NO_DEVICE, ECC_UNCORRECTABLE, MISMATCH, COMPAT, UNKNOWN = 2, 100, 214, 803, 804, 999
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """ONNX Runtime's own words: find the words, and the line, with the reason why a session does not open.
 
 Its provider reports by text; the texts here come from releases 1.18.1 to 1.31.1. A failure of a library is
-``CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED`` in older releases. 1.31.1 asks cublasGetStatusString, and reports
-``the resource allocation failed``. The number is the same, so the number gives the name of the status.
+``CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED`` in older releases, a sentence in 1.31.1, with the same number.
 """
 
 from __future__ import annotations

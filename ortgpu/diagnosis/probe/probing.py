@@ -138,7 +138,9 @@ def try_all(model: str | bytes | None) -> None:
     if libraries and imported and load_libcuda()[0] is not None and _step("provider", _provider) and driver:
         opened = _step("session", lambda: _session(RELU, run=True))
         if model is not None and _step("model", lambda: _session(model)):
-            _step("record", lambda: _record(model))
+            # What a record of tune for the model does on the first GPU.
+            gpu = next(iter(initialise().devices or ()), None)
+            _step("record", lambda: (True, describe_record(model, gpu), {}))
     if model is not None and not opened and hasattr(sys.modules.get("onnxruntime"), "InferenceSession"):
         _step("load", lambda: _load(model))
     _report({"done": True})
@@ -186,10 +188,6 @@ def _driver() -> _Outcome:
     detail = f"cuInit {state.code}, devices: {'unknown' if devices is None else len(devices)}"
     detail = "there is no driver" if state.code is None else detail
     return state.code == 0 and devices != [], detail, {"code": state.code, "devices": devices}
-
-
-def _record(model: str | bytes) -> _Outcome:
-    return True, describe_record(model, next(iter(initialise().devices or ()), None)), {}
 
 
 def _libraries() -> _Outcome:

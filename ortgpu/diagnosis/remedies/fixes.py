@@ -234,7 +234,6 @@ def fitting(environment: Environment, wheels: Iterable[str], capability: tuple[i
 
 
 def another_cudnn(environment: Environment, path: str, capability: tuple[int, int]) -> Fix:
-    """Return the fix that replaces the cuDNN at ``path`` by a release with code for this compute capability."""
     major = environment.cuda_major
     older = capability < _OF_NEWER_CUDNN
     which = "9.10 or older, the last with code for such GPUs" if older else "a newer release"
@@ -379,9 +378,8 @@ def why_not_held_in(environment: Environment, location: str) -> str | None:
 
 # The fixes below are for the system outside the Python environment.
 
-# Every CUDA major has a lowest driver: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility". The
-# versions for Windows come from the release notes of CUDA 11.8 and 12.9. The notes of CUDA 13 name none: R580 is the
-# first branch for it on Windows.
+# The lowest driver of a CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility"; for
+# Windows, the release notes of CUDA 11.8 and 12.9. Those of CUDA 13 name none: R580 is its first branch there.
 LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 LOWEST_DRIVER_OF_WINDOWS = {11: "452.39", 12: "528.33", 13: "580"}
 
@@ -445,16 +443,14 @@ def administrator_command(environment: Environment, command: str) -> Fix:
 SERVE_THE_GPU = (
     shell("sudo dmesg | grep -i nvrm", needs="root"),
     manual(
-        "install the right driver: from the RTX 50 series on, with open kernel modules (nvidia-open, "
-        "nvidia-driver-*-open); before the RTX 20 series, 580 or older with proprietary ones",
+        "install the right driver: open modules from the RTX 50 series on; 580 or older before the RTX 20",
         needs="driver",
     ),
 )
 
 # The GPUs of Jetsons have compute capability 7.2, 8.7 and 11.0.
 JETSON_BUILD = manual(
-    "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: the package index has none for its GPU",
-    needs="host",
+    "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: the index has none for its GPU", needs="host"
 )
 
 
@@ -487,9 +483,7 @@ _OF_VISUAL_C = re.compile(r"(msvcp|vcruntime|concrt|vcomp|vccorlib)\d", re.IGNOR
 
 # Microsoft's link leads to the newest release.
 UPDATE_VISUAL_C = manual(
-    "install the newest Visual C++ Redistributable for x64 (https://aka.ms/vs/17/release/vc_redist.x64.exe) and start "
-    "the program again",
-    needs="root",
+    "install the newest Visual C++ Redistributable (https://aka.ms/vs/17/release/vc_redist.x64.exe)", needs="root"
 )
 
 
@@ -503,7 +497,6 @@ def system_package(sonames: Iterable[str]) -> Fix:
 
 
 def limit_on_memory(environment: Environment) -> str | None:
-    """Return the limit that keeps this process from mapping libraries, the lower of two; None without a limit."""
     space, data = environment.host.address_space, environment.host.data
     if space is not None and (data is None or space <= data):
         what, size, why = "address space of this process (ulimit -v, RLIMIT_AS)", space, "CUDA maps many times that"

@@ -1,8 +1,6 @@
-"""The releases of onnxruntime-gpu on the package index, and the machines that they are for.
+"""The releases of onnxruntime-gpu on the package index: advice must not name one that pip cannot find.
 
-Advice must not name a release that pip cannot find. ortgpu reads an installed wheel itself
-(environment/libraries/wheel.py); these releases are not installed. The figures come from the index and from the fat
-binaries of its wheels when 1.31.1 was the newest.
+The figures come from the index and from the fat binaries of its wheels when 1.31.1 was the newest.
 """
 
 from __future__ import annotations
