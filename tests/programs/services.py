@@ -304,7 +304,7 @@ def stopped_worker(end: str) -> None:
     until(lambda: all(_state(task) == "T" for task in Path(f"/proc/{pid}/task").iterdir()))
     future = pool.submit(None, rows())
     until(lambda: pool.health()[0].in_flight == 1)
-    isolated._DEATH = child_process._DEATH = 0.5  # it will not answer
+    isolated._DEATH = child_process._DEATH = 1.0  # it will not answer
     since = pool.health()[0].running_since
     report("since", since is not None and abs(time.time() - since) < 20)
     report("drain", name_of(lambda: pool.drain(0.2)))
