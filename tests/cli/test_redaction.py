@@ -123,3 +123,10 @@ def test_redaction_of_what_training_adds(lab: Lab) -> None:
     shown = doctor(machine, *options, "--redact").stdout
     assert "zaphodb" not in shown
     assert json.loads(shown)["training"]["environment"]["mpi"]["settings"] == {"OMPI_MCA_tmpdir": "<value>"}
+
+
+def test_variables_of_launchers_lose_their_values() -> None:
+    """They hold addresses, commands and tokens of the site."""
+    given = {"OMPI_MCA_orte_hnp_uri": "10.0.0.1", "PMIX_SERVER_URI": "x", "PRTE_LAUNCHED": "1", "RANK": "1"}
+    assert redact(given, str.upper) == {**dict.fromkeys(given, "<value>"), "RANK": "1"}
+    assert redact({"OMPI_NUMBER": 1}, str.upper) == {"OMPI_NUMBER": 1}

@@ -487,6 +487,34 @@ def test_a_worker_that_is_given_up_is_served_without() -> None:
         assert run(service, 1) == [1, 1]
 
 
+def test_the_worker_that_is_left_runs_no_more_than_before() -> None:
+    """There are as many threads as before."""
+    worker, lost, gate = Made(0), Made(1), Gate()
+    worker.script = [gate, gate]
+    with serving(worker, lost) as service:
+        lost.is_lost, lost.last_error = True, gone()
+        in_thread(partial(service.notice, lost))[0].join(DEADLINE)
+        first = ask(service, 0)
+        gate.wait_for()
+        assert service._claim("second") is None
+        gate.opened.set()
+        assert first.result() == [0, 0]
+
+
+def test_a_request_that_is_cancelled_as_a_thread_takes_it_is_not_run() -> None:
+    class Late(Outcome[Any]):
+        def begin(self) -> bool:
+            self.cancel()
+            return super().begin()
+
+    worker = Made(0)
+    with serving(worker) as service:
+        service.ask(Request(service, None, 1, Late()), 100)
+        assert run(service, 2) == [0, 2]
+        assert worker.ran == [2]
+        assert not worker.runs
+
+
 def test_the_refusal_of_a_pool_without_a_gpu_tells_why_each_was_lost() -> None:
     workers = Made(0), Made(1)
     with serving(*workers) as service:
