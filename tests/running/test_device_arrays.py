@@ -132,6 +132,22 @@ def test_waiting_for_an_array_leaves_the_threads_device_as_it_was(stubs: Stubs) 
     assert found == [1, 0]
 
 
+def test_an_array_on_another_gpu_is_refused(stubs: Stubs) -> None:
+    """Its address would be read on the session's GPU."""
+    found = with_arrays(
+        """
+        other = Foreign(array.array, (2, 1))
+        feeds = ({"x": other}, {"x": array})
+        report([outcome(lambda: list(device_arrays.wrap_arrays(session, each))) for each in feeds])
+        """,
+        str(stubs.cudart),
+        behind="running.arrays_on_a_gpu",
+    )
+    assert found[0]["type"] == "ProviderRequestError"
+    assert "input 'x' is on cuda:1, and the session on cuda:0" in found[0]["text"]
+    assert found[1] == {"returned": ["x"]}
+
+
 def test_what_is_wrong_with_a_feed_stays_onnx_runtimes_own() -> None:
     found = with_arrays("running.device_arrays.what_is_wrong_with_a_feed_stays_onnx_runtimes_own")
     assert [each["type"] for each in found] == ["InvalidArgument", "InvalidArgument", "ValueError", "RuntimeError"]
