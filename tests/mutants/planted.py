@@ -2641,7 +2641,7 @@ MUTANTS = (
         ),
     ),
     *_planted(
-        "running/test_graph_buffers.py",
+        "running/test_results_of_graphs.py",
         (
             "a result is the buffer of the next run",
             "running/graph_buffers.py",
@@ -2995,7 +2995,7 @@ MUTANTS = (
         ),
     ),
     *_planted(
-        "session/test_async_runs.py",
+        "session/test_async_turns.py",
         (
             "a turn of an async run is kept",
             "session/async_runs.py",

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ortgpu.running import turns as module
+from ortgpu.running.plain_runs import PlainRunner
 from tests.support.cpu_session import child
+from tests.support.made_sessions import made_session
 
 
 @pytest.mark.parametrize("turns", [1, 2])
@@ -133,3 +138,33 @@ def test_an_idle_session_trims_itself_however_it_ran(way: str) -> None:
     )
     assert grown > 64 << 20
     assert trimmed < 64 << 20
+
+
+def test_a_run_over_a_binding_takes_a_turn_too() -> None:
+    taken: list[Any] = []
+
+    def run(method: Any, *arguments: Any) -> Any:
+        taken.append(arguments)
+        return method(*arguments)
+
+    turns: Any = SimpleNamespace(run=run)
+    runner = PlainRunner(made_session())
+    module.take_turns(runner, turns)
+    assert runner.around(abs)(-5) == 5
+    assert taken == [(-5,)]
+
+
+def test_a_session_in_the_middle_of_a_run_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[Any] = []
+    monkeypatch.setattr(module, "trim", trimmed.append)
+    session = made_session()
+    runner: Any = PlainRunner(session)
+    session._gpu_runner = runner
+    module.trim_when_idle(session, runner, 60)
+    runner.last_run = time.monotonic() - 1000
+    runner.at_work.append(None)
+    assert module._trim_idle(60, session) == 60
+    assert trimmed == []
+    runner.at_work.clear()
+    module._trim_idle(60, session)
+    assert trimmed == [session]

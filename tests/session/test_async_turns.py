@@ -1,0 +1,39 @@
+"""The turns of ``run_async`` within a budget, with a run that is made up."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ortgpu.session import async_runs
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_the_turn_of_a_run_ends_before_its_callback_or_with_its_refusal(
+    is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a session with a budget would run no more, once as many runs as it has turns were made."""
+    seen: list[str] = []
+    turns: Any = SimpleNamespace(take=lambda: seen.append("take"), give=lambda: seen.append("give"))
+    session: Any = SimpleNamespace(_gpu_runner=SimpleNamespace(note_end=lambda: None))
+    monkeypatch.setattr(async_runs, "_queue", SimpleQueue)
+    monkeypatch.setattr(async_runs, "_under_way", {})
+
+    def run(names: Any, feed: Any, called: Any, *_: object) -> None:
+        if is_refused:
+            raise ValueError("wrong input")
+        called([], None, "")
+
+    def callback(*_: object) -> None:
+        seen.append("callback")
+
+    arguments: Any = (session, run, None, {}, callback, None, None, turns)
+    if is_refused:
+        with pytest.raises(ValueError, match="wrong input"):
+            async_runs.run_async(*arguments)
+    else:
+        async_runs.run_async(*arguments)
+    assert seen == ["take", "give"] + ["callback"] * (not is_refused)
