@@ -2707,7 +2707,7 @@ MUTANTS = (
         ),
     ),
     *_planted(
-        "session/test_reopening.py",
+        "session/test_opened_again.py",
         (
             "a session opened again may go to the cpu",
             "session/reopening.py",
