@@ -144,7 +144,7 @@ CASES = in_group(
             nvml=NVML(gpus=(H200,)),
             silent_about=("use a machine with",),
             plain="printed",
-            needs=("host", "reboot") if IN_CONTAINER else ("root", "reboot"),
+            needs=("host",) * 3 if IN_CONTAINER else ("root", "reboot"),
         ),
         Case(
             "no-device-and-no-nvml",

@@ -72,7 +72,7 @@ def submit_waits_for_a_run_where_pinned_memory_is_full() -> None:
     pool = with_pinned(ortgpu.GPUSessionPool(NEG), 5 * MIB)
     requests = [pool.submit(None, feed) for feed in counted(30, np.zeros(SIZE, np.float32))]
     results = last(request.result() for request in requests)
-    pinned = read.count(True), pool._service.feeds._copies._ordinary.bytes_held
+    pinned = read.count(True), pool._service.feeds._memory._ordinary.bytes_held
     cancelled, more = 0, []
     for number, feed in enumerate(counted(60, np.zeros(SIZE, np.float32))):
         more.append(pool.submit(None, feed))
