@@ -9,7 +9,6 @@ Measured on an H200 with eight batches of ResNet-50 in turn: 2.3 ms a run where 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 from onnxruntime.capi.onnxruntime_inference_collection import IOBinding  # a tracer may replace the public name
 
 from ..model.branches import bits_of
-from ..process.background import fork_safe_lock, this_thread
+from ..process.background import this_thread
 from ..provider import lifetime
 from ..provider.devices import Device
 from .onnxruntimes import InferenceSession, LastOfOurs
@@ -27,7 +26,7 @@ from .plain_runs import PlainRunner
 from .results import agree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
     Opening = AbstractContextManager[tuple[int, Callable[[], "Lane"]]]
 
 Shape = tuple[Any, ...]
-
-
-_planning = fork_safe_lock()
 
 
 class OneAtATime:
@@ -160,20 +156,6 @@ class Lane:
     def load(self) -> int:
         """The number of runs, or much more if one makes plans. Runs go to the lane with the smallest load."""
         return self.queue + 100 * self.is_planning
-
-    @contextlib.contextmanager
-    def planning(self) -> Iterator[None]:
-        """Mark the lane as one that plans, and wait until no other lane of this process does.
-
-        Convolutions failed at random with CUDNN_STATUS_EXECUTION_FAILED while threads planned in lanes of two GPUs
-        (cuDNN 9.19, two H200s).
-        """
-        self.is_planning = True
-        try:
-            with this_thread.holds, _planning:
-                yield
-        finally:
-            self.is_planning = False
 
     def place_as(self, pinned: PinnedMemory | None, other: PlainRunner) -> None:
         """Use the pinned memory of another session, and put results where its runner does."""
@@ -347,8 +329,11 @@ class ShapePlans:
         home, source = kept_shape.places[0]
         branch = self.spare_branch(lane)
         expected = home.session.run(None, {**kept_shape.feed, **source.selectors})
-        with lane.planning():
+        lane.is_planning = True
+        try:
             results = lane.session.run(None, {**kept_shape.feed, **branch.selectors})
+        finally:
+            lane.is_planning = False
         if not agree(results, expected):
             raise ValueError("the results of two lanes differ")
         lane.is_verified = True

@@ -8,7 +8,6 @@ further runs if it proves faster, and if its results agree with the session's.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import threading
@@ -314,8 +313,8 @@ class ShapedRunner(PlainRunner):
             self._note_wait(session, plans, kept_shape, feed)
         began = time.perf_counter()
         try:
-            with lane.planning() if is_new else contextlib.nullcontext():
-                results = run(target, runner, {**feed, **branch.selectors})
+            lane.is_planning = lane.is_planning or is_new
+            results = run(target, runner, {**feed, **branch.selectors})
         except Exception as error:
             if is_of_a_handler(error):
                 raise
@@ -323,6 +322,8 @@ class ShapedRunner(PlainRunner):
             if lane is not first:
                 return self._run_in_first_lane(session, plans, shape, feed, run)
             return self._run_after(error, session, feed, run)
+        finally:
+            lane.is_planning = lane.is_planning and not is_new
         seconds = time.perf_counter() - began
         if is_new:
             plans.keep(shape, lane, branch, {name: _shape(value) for name, value in feed.items()})

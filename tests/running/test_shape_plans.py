@@ -132,28 +132,6 @@ def test_a_further_lane_must_give_the_results_of_the_first(plans: Any) -> None:
     assert {*feed} == {"x", "bit"}
 
 
-def test_lanes_plan_one_after_another_and_runs_with_plans_go_on(plans: Any) -> None:
-    """Of any session of the process: cuDNN failed at random while threads planned for two GPUs."""
-    other, order = lane(), list[str]()
-
-    def plan() -> None:
-        with other.planning():
-            order.append("other")
-
-    with plans.lanes[0].planning():
-        thread = threading.Thread(target=plan)
-        thread.start()
-        while not other.is_planning:  # The thread has come to the lock.
-            thread.join(0.01)
-        thread.join(0.05)
-        keep(plans, (1,))
-        order.append("first")
-        assert plans.choose((1,), plans.lanes)[0] is plans.lanes[0]
-    thread.join(60)
-    assert order == ["first", "other"]
-    assert not other.is_planning
-
-
 def test_lanes_that_are_dropped_close_and_their_shapes_go(plans: Any) -> None:
     keep(plans, (1,))
     further = add(plans)
