@@ -68,9 +68,9 @@ def shrink(session: VerifiedSession) -> None:
     The first region stays, and so do regions with a weight or a value of the caller's. Nothing happens while the
     session has captured CUDA graphs: their kernels use the addresses of free regions.
     """
-    if _has_graphs(session):
-        return
     inner, device = _inner_of(session), device_of(session)
+    if inner is None or _has_graphs(session):
+        return
     options = onnxruntime.RunOptions()
     options.add_run_config_entry(_SHRINKAGE, f"{'gpu' if device.is_gpu else 'cpu'}:{device.ordinal or 0}")
     options.terminate = True
@@ -83,7 +83,7 @@ def shrink(session: VerifiedSession) -> None:
 
 
 def _inner_of(session: VerifiedSession) -> Any:
-    """Return the C++ session, also of a session that replays graphs."""
+    """Return the C++ session, also of a session that replays graphs. None while another thread opens it again."""
     return vars(session._sess).get("_inner", session._sess) if hasattr(session._sess, "__dict__") else session._sess
 
 
@@ -93,11 +93,11 @@ def _options_of(session: VerifiedSession) -> dict[str, str]:
 
 
 def limit_of(session: VerifiedSession) -> int | None:
-    """Return the bytes that the arena may hold. None if the session may have no arena of its own."""
-    options = _options_of(session)
-    if any(options.get(name, "0") != "0" for name in _OUTSIDE):
+    """Return the bytes that the arena may hold. None if the session may have no arena of its own, or none now."""
+    options, inner = _options_of(session), _inner_of(session)
+    if inner is None or any(options.get(name, "0") != "0" for name in _OUTSIDE):
         return None
-    if config_entry(_inner_of(session).session_options, _SHARED) == "1":
+    if config_entry(inner.session_options, _SHARED) == "1":
         return None
     if not device_of(session).is_gpu:
         return _UNLIMITED

@@ -64,7 +64,7 @@ def test_a_cuda_graph_that_is_captured_meanwhile() -> None:
     for name in ("first run", "new session"):
         error = found.error(name)
         assert error.type == "ProviderFailureError", error.text  # and not a lack of memory, nor a driver that is broken
-        assert "captures a CUDA graph" in error.text
+        assert "this process is capturing a CUDA graph" in error.text
     assert found.returned("afterwards") == [[-1, 2]] * 3
 
 

@@ -2681,14 +2681,14 @@ MUTANTS = (
         (
             "the arena of captured graphs shrinks",
             "running/arena.py",
-            "    if _has_graphs(session):\n",
-            "    if False:\n",
+            "if inner is None or _has_graphs(session):",
+            "if inner is None:",
         ),
         (
             "the arena of another allocator is reported",
             "running/arena.py",
-            '    if any(options.get(name, "0") != "0" for name in _OUTSIDE):\n',
-            "    if False:\n",
+            'inner is None or any(options.get(name, "0") != "0" for name in _OUTSIDE):',
+            "inner is None:",
         ),
     ),
     *_planted(

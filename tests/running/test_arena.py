@@ -56,6 +56,13 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
+def test_a_session_that_another_thread_opens_again_has_no_arena_now(session: Any) -> None:
+    """ONNX Runtime's constructor sets it to None. A run that is out of memory meanwhile measures and shrinks."""
+    session._sess = None
+    assert reserved_bytes(session) is None
+    shrink(session)
+
+
 def test_what_is_held_is_the_limit_without_what_is_left(session: Any) -> None:
     assert reserved_bytes(session) == 10 * MIB
     (first, *place), (asked, *_) = session._sess.asked
