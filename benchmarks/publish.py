@@ -104,14 +104,40 @@ def of_shapes(record: Record) -> Rows:
 
 
 def of_memory(record: Record) -> Rows:
-    """GPU memory: what each part found, in the order of the file."""
-    rows = [
-        (part, name, _value(value))
-        for part, figures in record["parts"].items()
-        for name, value in figures.items()
-        if not isinstance(value, list)
+    """What budgets, ``trim`` and many models did: the worst case first, and the other networks after it."""
+    parts = record["parts"]
+    rows: list[tuple[str, str]] = []
+    if (models := parts.get("models")) is not None:
+        rows += [
+            ("calls of twelve models in eight threads: lost, wrong, right", f"{models['lost']}, {models['wrong']}, "
+                f"{models['right']:,}"),
+            ("their memory over the budget, a third of their sum", f"{models['above MiB']:,.0f} MiB"),
+            ("what a call costs more than `run`, and by the model's path",
+                " and ".join(f"{each:.1f} µs" for each in models["hit costs us, and by its path"])),
+        ]  # fmt: skip
+    for title, part, name in (
+        ("runs with a budget over runs without, the median of five pairs", "cost", "ratio"),
+        ("memory after `trim` over that after the first small run", "trim", "ratio"),
+    ):
+        found = sorted(((each[name], kind) for kind, each in parts.get(part, {}).items()), reverse=True)
+        if found:
+            rows.append((title, "; ".join(f"{value:.2f}, {kind}" for value, kind in found)))
+    budgets = [
+        (each["above MiB"], f"{each['above MiB']:,.0f} MiB, {part.partition('-')[2]} with {share}", each)
+        for part, figures in parts.items()
+        if part.startswith("budget-")
+        for share, each in figures.items()
+        if isinstance(each, Mapping) and "above MiB" in each
     ]
-    return [("part", "figure", "value"), *rows]
+    if budgets:
+        counts = [sum(each[name] for _, _, each in budgets) for name in ("wrong", "right", "out of memory")]
+        rows += [
+            ("runs of random shapes within a budget: wrong, right, out of memory", ", ".join(map(str, counts))),
+            ("memory over the budget, a part of the unlimited peak", "; ".join(
+                text for _, text, _ in sorted(budgets, key=lambda each: each[0], reverse=True)
+            )),
+        ]  # fmt: skip
+    return [("figure", "value"), *rows]
 
 
 def of_service(record: Record) -> Rows:
@@ -127,14 +153,6 @@ def of_service(record: Record) -> Rows:
         ("minutes", f"{record['minutes']:.0f}"),
     ]  # fmt: skip
     return [("figure", "value"), *rows]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_value(each)}" for name, each in value.items())
-    if isinstance(value, (list, tuple)):
-        return " and ".join(map(_value, value))
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 TABLES: Mapping[str, Callable[[Record], Rows]] = {
