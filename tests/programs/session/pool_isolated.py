@@ -691,7 +691,7 @@ def a_request_whose_worker_dies_during_close_is_answered() -> None:
     (worker,) = made._workers
     with made._service._lock:  # so that no thread takes it
         future = made.submit(None, feed(2))
-        worker.process._is_lost = True
+        worker.process.is_lost = True
         threading.Thread(target=made.close).start()
         until(lambda: made._service.is_closed)  # else a successor may run the request before
     report("future", outcome(lambda: future.result(10)))
