@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -47,22 +48,9 @@ USES = [
 @pytest.fixture(scope="module")
 def tracebacks(models: Models) -> Mapping[str, str]:
     """What Python shows of each of these lines, all of them in one process."""
-    code = f"""
-        import contextlib, io, sys
-        import numpy, ortgpu
-        from ortgpu import GPUSession, GPUSessionPool
-        from tests.support.children import report
-        model, wrong = {str(models.relu)!r}, {{"no such input": numpy.zeros(1, "f")}}
-        for line in {[*WRONG_ARGUMENTS, *USES]!r}:
-            shown = io.StringIO()
-            try:
-                exec(line)
-            except Exception:
-                with contextlib.redirect_stderr(shown):
-                    sys.excepthook(*sys.exc_info())
-            report(line, shown.getvalue())
-    """
-    return run_python(code, env=child_environment({"CUDA_VISIBLE_DEVICES": ""})).ok().reports
+    program, lines = "session.shown_failures.what_python_shows_of_lines", json.dumps([*WRONG_ARGUMENTS, *USES])
+    env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
+    return run_python(program, str(models.relu), lines, env=env).ok().reports
 
 
 @pytest.mark.parametrize("line", WRONG_ARGUMENTS)

@@ -279,3 +279,13 @@ def the_name_of_a_model_adds_no_line_to_what_a_session_shows() -> None:
     models = ortgpu.GPUModels(budget="1GiB", allow_cpu=True)
     session = GPUSession(sys.argv[1], allow_cpu=True)
     report([repr(session), str(ortgpu.sessions()[0]), repr(models[sys.argv[1]])])
+
+
+def a_text_is_no_yes_or_no() -> None:
+    os.environ.pop("ORTGPU_ALLOW_CPU")
+    report(
+        {
+            argument: [outcome(lambda: GPUSession(NEG, **{argument: wrong})) for wrong in ("false", "", b"1", 2)]
+            for argument in ("allow_cpu", "cuda_graph")
+        }
+    )
