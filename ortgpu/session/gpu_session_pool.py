@@ -24,7 +24,7 @@ from ..provider.devices import Device, DeviceRequest
 from ..provider.sizes import memory_by_variable, parse_gpu_size, parse_size
 from .lazily import gpu_session_class
 from .pool.serving import CLOSING, LostDevice, Service
-from .pool.workers import Feeds, Request, Worker, wait_for_all
+from .pool.workers import Feeds, NotBegunError, Request, Worker, wait_for_all
 from .request import NAMES, PINNED_MEMORY_LIMIT, BatchedOptions, PoolArguments, Unpack, refuse_misspelt
 
 if TYPE_CHECKING:
@@ -244,14 +244,15 @@ class GPUSessionPool:
         comes back.
 
         Raises:
+            ExecutionError: the pool is closed or drained, maybe meanwhile.
             GPUError, Exception: as GPUSession.warm raises.
         """
         from ..running.warming import arrays_of, listed
 
         self._refuse_after_fork()
-        if self._service.is_over:
-            raise self._service.why_over()
         workers = list(self._service.serving)
+        if self._service.is_over or not workers:
+            raise self._service.why_over()
         declared = workers[0].declared[0]
         arrays = [arrays_of(feed, {value.name: value.type for value in declared}) for feed in listed(feeds)]
         calls: list[Callable[[], None]] = [functools.partial(worker.warm, arrays) for worker in workers]
@@ -259,7 +260,11 @@ class GPUSessionPool:
             calls = [Task(call, "ortgpu-warm").result for call in calls]
 
         def wait(number: int, call: Callable[[], None]) -> None:
-            call()
+            try:
+                call()
+            except NotBegunError:  # The process has ended, and its successor plans later.
+                if self._service.is_over:
+                    raise self._service.why_over() from None
             if progress is not None:
                 progress(number, len(calls))
 

@@ -453,6 +453,13 @@ def test_a_request_whose_worker_dies_during_close_is_answered() -> None:
     assert "is closed" in found["future"]["text"]
 
 
+def test_a_worker_that_ends_has_no_plans_to_make() -> None:
+    """Its successor makes them later. The exception for a request that can run elsewhere reached the caller."""
+    found = child("session.pool_isolated.a_worker_that_ends_has_no_plans_to_make")
+    assert "returned" in found["replacing"]
+    assert "is closed" in found["closed"]["text"]
+
+
 def test_a_pool_that_is_dropped_while_requests_wait_for_a_worker_answers_them() -> None:
     found = child("session.pool_isolated.a_pool_that_is_dropped_while_requests_wait_for_a_worker_answers_them")
     assert "is closed" in found["future"]["text"]

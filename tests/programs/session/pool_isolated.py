@@ -20,6 +20,7 @@ from ortgpu.diagnosis.probe.probing import RELU
 from ortgpu.environment import child_process
 from ortgpu.provider import lifetime
 from ortgpu.session.pool import isolated, shared_memory
+from ortgpu.session.pool.workers import NotBegunError
 from tests.programs.pools import ECC, Watched, feed, open_pool, outcome, raising, value_of
 from tests.support.children import report
 
@@ -695,6 +696,21 @@ def a_request_whose_worker_dies_during_close_is_answered() -> None:
         threading.Thread(target=made.close).start()
         until(lambda: made._service.is_closed)  # else a successor may run the request before
     report("future", outcome(lambda: future.result(10)))
+
+
+def a_worker_that_ends_has_no_plans_to_make() -> None:
+    isolated._BACK_OFF = (60, 60)
+    made = isolated_pool(1)
+    kill(made.health()[0].pid)
+    until(lambda: made.health()[0].state == "replacing")
+    report("replacing", outcome(lambda: made.warm([feed(1)])))
+
+    def end(feeds):
+        made.close()
+        raise NotBegunError
+
+    made._workers[0].warm = end
+    report("closed", outcome(lambda: made.warm([feed(1)])))
 
 
 def a_pool_that_is_dropped_while_requests_wait_for_a_worker_answers_them() -> None:
