@@ -215,8 +215,8 @@ def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
     open_sessions = devices.sessions_on_gpu(sessions(), device.uuid if device is not None else None)
     lack, fixes = "the GPU ran out of memory", ["use a smaller batch; the session keeps working"]
     if runtime_words.LIMIT.search(failed.text):
-        lack, raise_it = "the session's gpu_mem_limit is reached", "or raise that provider option"
-        fixes.append(raise_it)
+        lack = "the session's gpu_mem_limit is reached"
+        fixes.append("or raise that provider option")
     else:
         extend = 'or pass the provider option arena_extend_strategy="kSameAsRequested"'
         fixes += [f"{extend}; raise gpu_mem_limit if it is set", "or stop other processes on the GPU"]
@@ -374,14 +374,7 @@ _REFUSED = "(?:Failed to load library|LoadLibrary failed|Error loading)"
 # This table has the messages of ONNX Runtime, and of programs and libraries around it.
 TABLE = (
     Row(runtime_words.LIMIT, _ABOVE_ITS_LIMIT, opening_only=True),
-    Row(
-        r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)",
-        lambda failed, match: (
-            _lacks_memory(failed, match)
-            if int(match["code"]) == cuda_codes.OUT_OF_MEMORY
-            else _explain_code(failed, int(match["code"]))
-        ),
-    ),
+    Row(r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)", _explain_pool),
     Row(r"requested (?:buffer of size|bytes of) (?P<size>\d+)", _lacks_memory),
     # A failure to parse device_id has such a code, too.
     Row(cuda_codes.REPORTED, lambda failed, match: _explain_code(failed, cuda_codes.code_in(match))),

@@ -111,9 +111,9 @@ def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] |
 
 def read_section(path: str | os.PathLike[str], wanted: str) -> bytes | None:
     """Return the content of a section, or None if the file has no such section, or is damaged."""
-    section = find_section(path, wanted)
     # The file is not mapped, because the process dies if another one truncates a mapped file.
     with suppress(*_UNREADABLE), open(path, "rb") as file:
+        section = _kind_of(path)(file).find_section(wanted)
         if section is not None:
             file.seek(section[0])
             return file.read(section[1])
