@@ -114,11 +114,14 @@ class RobustFuture(Future[Result]):
         return is_cancelled
 
     def _invoke_callbacks(self) -> None:
+        callbacks: list[Any] = self._done_callbacks  # type: ignore[attr-defined]  # not in typeshed
+        if not callbacks:  # Most futures have none.
+            return
         thread = threading.get_ident()
         is_outermost = thread not in _in_callbacks
         _in_callbacks.add(thread)
         try:
-            for callback in self._done_callbacks:  # type: ignore[attr-defined]  # not in typeshed
+            for callback in callbacks:
                 with logged("a callback of a future raised"):
                     callback(self)
         finally:
