@@ -85,8 +85,7 @@ class GPUSessionPool:
             by default. The runs of :meth:`warm` count as first runs, without a deadline.
         options: other arguments of GPUSession, by name, for every session; not ``device`` or ``cuda_graph``. With
             ``allow_cpu`` the sessions open on the CPU if no GPU can be used. ``memory``, or ORTGPU_MEMORY, is the most
-            that the sessions of one GPU take together. Not promised: a pool of two sessions passed its budget of 700
-            MiB by 390 MiB on an H200, with requests that did not fit (2026-11-28).
+            that the sessions of one GPU take together.
 
     Raises:
         GPUError: a session could not be opened. The others are closed.
