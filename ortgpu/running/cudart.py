@@ -247,6 +247,12 @@ class CudaRuntime:
         self._call(self._library.cudaEventElapsedTime, ctypes.byref(milliseconds), start, end)
         return milliseconds.value / 1000
 
+    def device_count(self) -> int:
+        """Return the number of GPUs that the process sees."""
+        count = ctypes.c_int()
+        self._call(self._library.cudaGetDeviceCount, ctypes.byref(count))
+        return count.value
+
     def use_device(self) -> None:
         """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""
         self._call(self._library.cudaSetDevice, self.ordinal)
@@ -415,6 +421,14 @@ def runtime_on(ordinal: int) -> CudaRuntime | None:
     report = load_runtime().preload
     path = report.path_of("libcudart", linked=True) if report is not None else None
     return _runtime(path, ordinal) if path is not None else None
+
+
+def device_setter(device: Device) -> Callable[[], None] | None:
+    """Return the function that makes a GPU the current one of the calling thread. None if the process has no other."""
+    runtime = runtime_of(device)
+    if runtime is None or runtime.device_count() == 1:
+        return None
+    return runtime.prepared("cudaSetDevice", ctypes.c_int(runtime.ordinal))
 
 
 _runtime = functools.cache(CudaRuntime)  # each run with arrays of other libraries asks for it

@@ -21,6 +21,7 @@ from ..model.branches import bits_of
 from ..process.background import this_thread
 from ..provider import lifetime
 from ..provider.devices import Device
+from .cudart import device_setter
 from .onnxruntimes import InferenceSession, LastOfOurs
 from .plain_runs import PlainRunner
 from .results import agree
@@ -46,8 +47,9 @@ class OneAtATime:
     at the same time.
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, use_device: Callable[[], None] | None = None) -> None:
         self._inner = inner
+        self._use_device = use_device  # see one_stream.py
         self._turn = threading.RLock()  # reentrant: a signal handler may run the session
         self.queue: list[None] = []  # an item for each run at work or waiting, as far as another thread can tell
 
@@ -62,6 +64,8 @@ class OneAtATime:
         try:
             self.queue.append(None)
             with this_thread.holds, self._turn:
+                if self._use_device is not None:
+                    self._use_device()
                 return run(*arguments)
         finally:
             if self.queue:  # an interrupt may have come before the item
@@ -99,7 +103,7 @@ class FurtherSession(LastOfOurs):
         super().__init__(*arguments, **named)
         self.device = device
         self._pinned_memory_limit = pinned_memory_limit
-        self._sess = OneAtATime(self._sess)
+        self._sess = OneAtATime(self._sess, device_setter(device))
         lifetime.watch(self)
 
     def io_binding(self) -> IOBinding:

@@ -66,14 +66,14 @@ class _Watched(PlainRunner):
 _classes: dict[tuple[type[Any], type[Any]], type[Any]] = {}
 
 
-def _combined(first: type[Any], second: type[Any]) -> type[Any]:
+def combined(first: type[Any], second: type[Any]) -> type[Any]:
     """Return a class with the ``run`` of ``first`` around the ``run`` of ``second``."""
     return _classes.setdefault((first, second), type(second.__name__, (first, second), {}))
 
 
 def trim_when_idle(session: RunningSession, runner: PlainRunner, seconds: float) -> None:
     """Have a session trim itself once it made no run for so many seconds. A thread waits for that meanwhile."""
-    runner.__class__ = _combined(_Watched, type(runner))
+    runner.__class__ = combined(_Watched, type(runner))
     reminder = Reminder(session, functools.partial(_trim_idle, seconds), "ortgpu-trim")
     vars(runner).update(reminder=reminder, at_work=[], last_run=time.monotonic(), binds_directly=False)
 
@@ -99,5 +99,5 @@ def _trim_idle(seconds: float, session: RunningSession) -> float | None:
 
 def take_turns(runner: PlainRunner, turns: Turns) -> None:
     """Limit a runner to as many runs at a time as there are ``turns``."""
-    runner.__class__ = _combined(_InTurns, type(runner))
+    runner.__class__ = combined(_InTurns, type(runner))
     vars(runner).update(turns=turns, binds_directly=False)

@@ -37,6 +37,7 @@ from ..provider.settings import CAPTURE
 from ..provider.sizes import GPUSize, Size, parse_size
 from ..running.device_arrays import run_on_device, wrap_arrays
 from ..running.memory import holdings_of, read_memory, trim
+from ..running.one_stream import set_device_in_runs
 from ..running.onnxruntimes import InferenceSession, LastOfOurs, Results
 from ..running.pinned import memory_of
 from ..running.pipeline import map_session
@@ -47,7 +48,7 @@ from ..running.streams import order_results, streams_of, wait_for_caller, wait_f
 from ..running.turns import take_turns, trim_when_idle
 from ..running.warming import warm, warm_sizes
 from . import failures
-from .async_runs import run_async
+from .async_runs import run_async, run_in_thread
 from .budget import holdings_within
 from .guard_policy import judge
 from .reopening import reduced, reopen, unchanged_on_error
@@ -412,7 +413,11 @@ class GPUSession(LastOfOurs):
             if isinstance(input_feed, Mapping):
                 wait_for_values(self, input_feed)
             turns = self._holdings.turns if self._holdings is not None else None
-            run_async(self, super().run_async, output_names, input_feed, callback, user_data, run_options, turns)
+            run, use_device = super().run_async, self._gpu_runner.use_device
+            if use_device is not None:  # ONNX Runtime's own threads have another device.
+                self._validate_input(list(input_feed))
+                run = functools.partial(run_in_thread, super().run, use_device)
+            run_async(self, run, output_names, input_feed, callback, user_data, run_options, turns)
         except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
             raise failures.explained_run(self, error)  # noqa: B904 - explained_run sets the cause
 
@@ -751,6 +756,7 @@ def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified)
     staged = may_stage(session)
     runner = StagedRunner(session) if staged else PlainRunner(session)
     runner = _add_plans(session, request, verified, runner, staged=staged)
+    set_device_in_runs(session, runner, verified.device)
     if session._holdings is not None and session._holdings.turns is not None:
         take_turns(runner, session._holdings.turns)
     return runner

@@ -110,6 +110,65 @@ def after_out_of_memory() -> None:
     report("graph", outcome(convolution(), "run", first=True, cuda_graph=True))
 
 
+def two_gpus_in_one_thread() -> None:
+    """Sessions with one stream on two GPUs, used in turn by one thread, beside those that make their own streams."""
+    import numpy as np
+    import onnxruntime
+
+    from ortgpu import GPUSession
+
+    random = np.random.default_rng(3)
+    feeds = [{"x": random.standard_normal((1, 16, size, size), np.float32)} for size in (64, 96, 128)]
+
+    def by_binding(session: Any, feed: Any) -> Any:
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", feed["x"])
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+        return binding.copy_outputs_to_cpu()[0]
+
+    def by_values(session: Any, feed: Any) -> Any:
+        return session.run_with_ort_values(None, {"x": onnxruntime.OrtValue.ortvalue_from_numpy(feed["x"])})[0].numpy()
+
+    def by_async(session: Any, feed: Any) -> Any:
+        done, answer = threading.Event(), list[Any]()
+
+        def keep(results: Any, _: None, text: str) -> None:
+            answer.append(text or results[0])
+            done.set()
+
+        session.run_async(None, feed, keep, None)
+        done.wait(60)
+        return answer[0]
+
+    ways = {
+        "run": lambda session, feed: session.run(None, feed)[0],
+        "run_on_device": lambda session, feed: session.run_on_device(None, feed)[0].numpy(),
+        "run_with_iobinding": by_binding,
+        "run_with_ort_values": by_values,
+        "map": lambda session, feed: next(iter(session.map([feed])))[0],
+        "run_async": by_async,
+    }
+    plain = GPUSession(convolution())
+    wanted = [plain.run(None, feed)[0] for feed in feeds]
+    one_stream = [("CUDAExecutionProvider", {"use_ep_level_unified_stream": "1"}), "CPUExecutionProvider"]
+    arguments: dict[str, dict[str, Any]] = {"budget": {"memory": "2GiB"}, "option": {"providers": one_stream}}
+    for name, given in arguments.items():
+        sessions = [GPUSession(convolution(), device=ordinal, **given) for ordinal in (0, 1)]
+        for way, run in ways.items():
+            outcomes = []
+            for _ in range(3):
+                for feed, right in zip(feeds, wanted, strict=True):
+                    for session in sessions:
+                        try:
+                            found = run(session, feed)
+                            close = np.allclose(found, right, rtol=2e-2, atol=2e-2 * abs(right).max())
+                            outcomes.append("right" if close else "wrong")
+                        except Exception as error:  # noqa: BLE001 - the test decides
+                            outcomes.append(f"{type(error).__name__}: {error}"[:300])
+            report(f"{name}, {way}", sorted(set(outcomes)))
+
+
 def random_shapes() -> None:
     """Runs of random shapes within a budget, each beside plain ONNX Runtime's."""
     import numpy as np
@@ -292,4 +351,5 @@ PROGRAMS = {
     "plans_within_a_budget": plans_within_a_budget,
     "after_out_of_memory": after_out_of_memory,
     "random_shapes": random_shapes,
+    "two_gpus_in_one_thread": two_gpus_in_one_thread,
 }

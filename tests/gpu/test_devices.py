@@ -12,6 +12,7 @@ import pytest
 from tests.support.children import child_environment
 from tests.support.this_machine import GPUs
 
+from .budgets import WAYS
 from .children import Report, run_program
 
 pytestmark = pytest.mark.ortgpu
@@ -172,3 +173,19 @@ def test_the_second_gpu_logs_what_plain_onnxruntime_logs(mlp: Path) -> None:
         lines = re.findall(r"\[[WEF]:onnxruntime.*", report.child.stdout + report.child.stderr)
         logged.append(sorted(re.sub(r"\d+", "", line) for line in lines))
     assert logged[1] == logged[0]
+
+
+@pytest.fixture(scope="module")
+def in_one_thread(gpus: GPUs) -> Report:
+    if len(gpus.visible) < 2:
+        pytest.skip(f"needs two GPUs: the CUDA driver shows {len(gpus.visible)}")
+    return run_program("two_gpus_in_one_thread", deadline=180)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["budget", "option"])
+def test_one_thread_runs_sessions_of_two_gpus_that_have_one_stream_each(
+    in_one_thread: Report, kind: str, way: str
+) -> None:
+    """ONNX Runtime up to 1.31 leaves the other GPU the current device of the thread, and convolutions fail."""
+    assert in_one_thread[f"{kind}, {way}"] == ["right"]

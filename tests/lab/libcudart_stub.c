@@ -272,6 +272,11 @@ int cudaGetDevice(int *device) {
     *device = current;
     return 0;
 }
+int cudaGetDeviceCount(int *count) {
+    FAIL_IF_TOLD();
+    *count = 1;
+    return 0;
+}
 int cudaSetDevice(int device) {
     FAIL_IF_TOLD();
     if (device < 0) return result(101);

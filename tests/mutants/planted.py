@@ -1686,8 +1686,8 @@ MUTANTS = (
         (
             "runs of a lane overlap",
             "running/shape_plans.py",
-            "            with this_thread.holds, self._turn:\n                return run(*arguments)",
-            "            return run(*arguments)",
+            "            with this_thread.holds, self._turn:\n                if self._use_device",
+            "            if True:\n                if self._use_device",
         ),
     ),
     *_planted(
