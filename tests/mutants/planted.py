@@ -2744,8 +2744,8 @@ MUTANTS = (
         (
             "both ends free the memory of a large request",
             "session/pool/shared_memory.py",
-            "                if frees:\n",
-            "                if True:\n",
+            "            if frees:\n",
+            "            if True:\n",
         ),
         (
             "arrays of a message overlap",
@@ -2754,16 +2754,22 @@ MUTANTS = (
             "            self.used += _ALIGNMENT\n",
         ),
         (
-            "the arrays of a failed message stay",
+            "the arrays of an earlier request stay",
             "session/pool/shared_memory.py",
-            "        except BaseException:\n            self.ours.used = 0\n            raise",
-            "        except BaseException:\n            raise",
+            "        self.used = 0\n        if self.size",
+            "        if self.size",
         ),
         (
             "the memory of a message is not mapped anew",
             "session/pool/shared_memory.py",
-            "if places and size != self.theirs.size:",
-            "if places and not self.theirs.size:",
+            "if places and size != self.size:",
+            "if places and not self.size:",
+        ),
+        (
+            "an answer overwrites its request",
+            "session/pool/shared_memory.py",
+            "message, places, self.used, size = self.channel.receive(timeout)",
+            "message, places, _, size = self.channel.receive(timeout)",
         ),
     ),
     *_planted(

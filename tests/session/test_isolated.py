@@ -332,7 +332,7 @@ def test_a_feed_larger_than_most_leaves_no_memory_behind() -> None:
 
 
 def test_the_request_after_a_large_one_that_failed_succeeds() -> None:
-    """The worker frees memory of more than 256 MiB. The parent took it for usable after an error."""
+    """The worker frees memory of more than 512 MiB. The parent took it for usable after an error."""
     found = child("session.pool_isolated.the_request_after_a_large_one_that_failed_succeeds")
     assert found["json"] == ["InvalidArgument", [0, 1, 2, 3]]
 

@@ -14,7 +14,7 @@ import pytest
 from ortgpu.errors import ExecutionError
 from ortgpu.process.channel import Channel
 from ortgpu.session.pool import shared_memory
-from ortgpu.session.pool.shared_memory import KEPT, Exchange, SharedArrays, memory_file
+from ortgpu.session.pool.shared_memory import KEPT, Exchange, memory_file
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="worker processes are for Linux")
 
@@ -24,19 +24,11 @@ TIMEOUT = 20.0
 @pytest.fixture
 def ends() -> Iterator[tuple[Exchange, Exchange]]:
     one, other = map(Channel, socket.socketpair())
-    ours, theirs = memory_file("ours"), memory_file("theirs")
-    exchanges = Exchange(one, ours, theirs), Exchange(other, os.dup(theirs), os.dup(ours))
+    file = memory_file("ortgpu-test")
+    exchanges = Exchange(one, file), Exchange(other, os.dup(file))
     yield exchanges
     for each in exchanges:
         each.close()
-
-
-@pytest.fixture
-def memory() -> Iterator[SharedArrays]:
-    made = SharedArrays(memory_file("ortgpu-test"))
-    yield made
-    made.drop()
-    os.close(made.descriptor)
 
 
 def floats(count: int, value: float = 1.0) -> Any:
@@ -65,6 +57,15 @@ def test_an_array_arrives_as_it_was(ends: tuple[Exchange, Exchange], array: Any)
     assert np.array_equal(found, array)
 
 
+def answered(ours: Exchange, theirs: Exchange, *results: Any) -> list[Any]:
+    """Answer a request that ``theirs`` has received, and return copies of the results as ``ours`` receives them."""
+    theirs.send("taken", results)
+    arrived = [array.copy() for array in ours.receive(TIMEOUT)[1]]
+    theirs.end(frees=False)
+    ours.end(frees=True)
+    return arrived
+
+
 def test_several_arrays_lie_apart_and_the_next_message_uses_the_same_memory(ends: tuple[Exchange, Exchange]) -> None:
     ours, theirs = ends
     addresses = []
@@ -76,10 +77,20 @@ def test_several_arrays_lie_apart_and_the_next_message_uses_the_same_memory(ends
         assert (second == -number).all()
         addresses.append(first.__array_interface__["data"][0])
         assert first.__array_interface__["data"][0] % 256 == 0
-        theirs.send("taken")
-        ours.receive(TIMEOUT)
+        answered(ours, theirs)
     assert len(set(addresses)) == 1
-    assert ours.ours.size == theirs.theirs.size > 0
+    assert ours.size == theirs.size > 0
+
+
+def test_an_answer_leaves_the_arrays_of_its_request_alone(ends: tuple[Exchange, Exchange]) -> None:
+    ours, theirs = ends
+    for number in range(3):
+        ours.send(None, [floats(70, number)])
+        _, (found,) = theirs.receive(TIMEOUT)
+        results = answered(ours, theirs, floats(70, -number), found[:5])
+        assert (found == number).all()
+        assert [set(result) for result in results] == [{-number}, {number}]
+        assert ours.size == theirs.size
 
 
 def test_memory_grows_with_a_message_and_stays(ends: tuple[Exchange, Exchange]) -> None:
@@ -89,11 +100,10 @@ def test_memory_grows_with_a_message_and_stays(ends: tuple[Exchange, Exchange]) 
         ours.send(None, [floats(size)])
         _, (found,) = theirs.receive(TIMEOUT)
         assert found.shape == (size,)
-        theirs.send("taken")
-        ours.receive(TIMEOUT)
-        sizes.append(theirs.theirs.size)
+        answered(ours, theirs)
+        sizes.append(theirs.size)
     assert sizes[0] < sizes[1] == sizes[2]
-    assert os.fstat(ours.ours.descriptor).st_size == sizes[2]
+    assert os.fstat(ours.descriptor).st_size == sizes[2]
 
 
 def test_a_message_that_was_not_sent_takes_no_room(ends: tuple[Exchange, Exchange]) -> None:
@@ -102,7 +112,8 @@ def test_a_message_that_was_not_sent_takes_no_room(ends: tuple[Exchange, Exchang
     for _ in range(5):
         with pytest.raises((AttributeError, pickle.PicklingError)):
             ours.send(lambda: None, [floats(1 << 14)])
-        sizes.add(ours.ours.size)
+        ours.end(frees=True)
+        sizes.add(ours.size)
     assert len(sizes) == 1
 
 
@@ -114,48 +125,53 @@ def test_an_array_that_was_made_in_the_memory_is_not_copied(ends: tuple[Exchange
         copied.append(array.nbytes)
         np.copyto(to, array)
 
-    ours.ours._copy = copy
-    ours.send(None, [floats(100)])
-    theirs.receive(TIMEOUT)
-    theirs.send(None)
-    ours.receive(TIMEOUT)
-    made = ours.ours.try_empty((50,), np.dtype(np.float32))
-    assert made is not None
-    made[:] = 7
-    ours.send(None, [made])
+    theirs._copy = copy
+    for _ in range(2):
+        ours.send(None, [floats(100)])
+        _, (found,) = theirs.receive(TIMEOUT)
+        made = theirs.try_empty((50,), np.dtype(np.float32))
+        assert made is not None
+        made[:] = 7
+        (arrived,) = answered(ours, theirs, made)
+        assert (arrived == 7).all()
+        assert (found == 1).all()
+    assert copied == []
+
+
+def test_there_is_only_so_much_room(ends: tuple[Exchange, Exchange]) -> None:
+    ours, theirs = ends
+    assert theirs.try_empty((4,), np.dtype(np.float32)) is None, "there is none yet"
+    ours.send(None, [floats(4)])
     _, (found,) = theirs.receive(TIMEOUT)
-    assert (found == 7).all()
-    assert copied == [400]
+    rest = theirs.size - theirs.used
+    assert theirs.try_empty((rest + 1,), np.dtype(np.int8)) is None
+    assert theirs.try_empty((0,), np.dtype(np.int8)) is None
+    array = theirs.try_empty((rest,), np.dtype(np.int8))
+    assert array is not None
+    array[:] = 9
+    assert theirs.try_empty((1,), np.dtype(np.int8)) is None
+    assert np.array_equal(found, floats(4))
 
 
-def test_there_is_only_so_much_room(memory: SharedArrays) -> None:
-    assert memory.try_empty((4,), np.dtype(np.float32)) is None, "there is none yet"
-    places = memory.put([floats(4)])
-    assert memory.try_empty((memory.size,), np.dtype(np.int8)) is None
-    assert memory.try_empty((0,), np.dtype(np.int8)) is None
-    memory.used = 0
-    assert memory.try_empty((memory.size,), np.dtype(np.int8)) is not None
-    assert memory.try_empty((1,), np.dtype(np.int8)) is None
-    assert np.array_equal(memory.array(places[0]), floats(4))
-
-
-def test_memory_is_pinned_while_it_is_mapped(memory: SharedArrays) -> None:
+def test_memory_is_pinned_while_it_is_mapped(ends: tuple[Exchange, Exchange]) -> None:
+    ours, theirs = ends
     pinned: list[int] = []
 
     def pin(address: int, size: int) -> Callable[[], None]:
         pinned.append(size)
         return lambda: pinned.append(-size)
 
-    memory._pin = pin
+    theirs._pin = pin
     for size in (100, 1 << 20):
-        memory.put([floats(size)])
-    memory.drop()
+        ours.send(None, [floats(size)])
+        theirs.receive(TIMEOUT)
+        answered(ours, theirs)
+    assert len(pinned) == 3
+    theirs.close()
     assert len(pinned) == 4
     assert pinned[0] == -pinned[1]
     assert pinned[2] == -pinned[3]
-    memory.drop()
-    assert len(pinned) == 4
-    assert memory.size == 0
+    theirs.descriptor = os.dup(ours.descriptor)  # The fixture closes it again.
 
 
 def test_where_there_is_no_room_nothing_is_sent_and_the_exchange_goes_on(
@@ -179,21 +195,23 @@ def test_what_is_too_large_to_keep_is_freed_but_for_the_arrays_that_use_it(
     ends: tuple[Exchange, Exchange], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = ends
-    assert KEPT == 256 << 20
+    assert KEPT == 512 << 20
     ours.send(None, [floats(100)])
     _, (found,) = theirs.receive(TIMEOUT)
-    theirs.drop_if_large(frees=False)
-    assert theirs.theirs.size > 0, "it is small enough"
+    answered(ours, theirs)
+    assert ours.size == theirs.size > 0, "it is small enough"
     monkeypatch.setattr(shared_memory, "KEPT", 0)
-    theirs.drop_if_large(frees=False)
-    assert theirs.theirs.size == 0
-    assert os.fstat(ours.ours.descriptor).st_size > 0, "the side that began may still read"
-    assert (found == 1).all()
+    ours.send(None, [floats(100)])
+    _, (found,) = theirs.receive(TIMEOUT)
     theirs.send("taken")
+    theirs.end(frees=False)
+    assert theirs.size == 0
+    assert os.fstat(ours.descriptor).st_size > 0, "the side that made the request may still read"
+    assert (found == 1).all()
     ours.receive(TIMEOUT)
     del found
-    ours.drop_if_large(frees=True)
-    assert os.fstat(ours.ours.descriptor).st_size == 0
+    ours.end(frees=True)
+    assert os.fstat(ours.descriptor).st_size == 0
     ours.send(None, [floats(100, 2)])
     assert (theirs.receive(TIMEOUT)[1][0] == 2).all()
 

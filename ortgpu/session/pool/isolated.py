@@ -166,12 +166,12 @@ class Launch:
         self._descriptors.append(descriptor)
         self._files.append((location, stamp_of(descriptor)))
 
-    def start(self) -> tuple[ChildProcess, list[tuple[socket.socket, list[int]]]]:
+    def start(self) -> tuple[ChildProcess, list[tuple[socket.socket, int]]]:
         """Start a process that inherits the model and the channels. Raises ExecutionError.
 
-        Return the channels, too: a socket, and files in memory for feeds and for results.
+        Return the channels, too: a socket, and a file in memory for arrays.
         """
-        channels: list[tuple[socket.socket, list[int]]] = []
+        channels: list[tuple[socket.socket, int]] = []
         numbers: list[int] = []
         with ExitStack() as failed, ExitStack() as theirs:
             try:
@@ -180,10 +180,9 @@ class Launch:
                     failed.callback(our.close)
                     numbers.append(avoid_standard_streams(their.detach()))
                     theirs.callback(os.close, numbers[-1])
-                    for name in ("ortgpu-feeds", "ortgpu-results"):
-                        numbers.append(memory_file(name))
-                        failed.callback(os.close, numbers[-1])
-                    channels.append((our, numbers[-2:]))
+                    numbers.append(memory_file("ortgpu-arrays"))
+                    failed.callback(os.close, numbers[-1])
+                    channels.append((our, numbers[-1]))
             except OSError as error:
                 raise _not_prepared(error) from None
             process = ChildProcess(environ=self._environ, descriptors=[*numbers, *self._descriptors])
@@ -214,7 +213,7 @@ class WorkerProcess:
 
     def __init__(self, launch: Launch) -> None:
         self.child, channels = launch.start()
-        self.exchanges = [Exchange(Channel(end), *files, copy=launch.feeds.fill) for end, files in channels]
+        self.exchanges = [Exchange(Channel(end), file, copy=launch.feeds.fill) for end, file in channels]
         self._idle = list(self.exchanges)
         self.has_opened = False
         self.has_result = False
@@ -232,7 +231,7 @@ class WorkerProcess:
         raise NotBegunError
 
     def give_back(self, exchange: Exchange) -> None:
-        exchange.drop_if_large(frees=True)
+        exchange.end(frees=True)
         self._idle.append(exchange)
         if self._has_ended:
             self._close_idle()

@@ -1,7 +1,7 @@
 """Messages between two processes, with arrays in shared memory.
 
-Each array is copied once, into the sender's shared memory. The memory is a file without a name that both processes have
-open. Its pages are allocated before their use, so that no process gets SIGBUS when the machine is full.
+Each array is copied once, into shared memory: a file without a name that both processes have open. Its pages are
+allocated before their use, so that no process gets SIGBUS when the machine is full.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from ...errors import ExecutionError, manual
 from ...process.channel import Channel, avoid_standard_streams
 
-# Bytes that an end keeps for its next arrays. After an unusually large request the memory is freed.
-KEPT = 256 << 20
+# Bytes that are kept for later arrays. After an unusually large request or answer the memory is freed.
+KEPT = 512 << 20
 
 _ALIGNMENT = 256  # bytes; CUDA aligns memory like this
 _HUGE = 2 << 20  # bytes of a huge page
@@ -35,50 +35,29 @@ Copy = Callable[[NDArray[Any], NDArray[Any]], object]  # copies the second array
 Pin = Callable[[int, int], Callable[[], None]]  # pins memory (address, bytes), and returns a function to unpin it
 
 
-class SharedArrays:
-    """Arrays in a file in memory. One process writes them, and another one reads them. ``size`` bytes are mapped."""
+class Exchange:
+    """Requests and answers with arrays, between two processes. Only a single thread at a time may use it.
 
-    def __init__(self, descriptor: int, pin: Pin | None = None, copy: Copy = np.copyto) -> None:
-        self.descriptor = descriptor
+    The file ``descriptor`` has the arrays of a request, and those of its answer behind them.
+
+    Attributes:
+        size: the number of mapped bytes.
+        used: the number of bytes with arrays.
+    """
+
+    def __init__(self, channel: Channel, descriptor: int, *, pin: Pin | None = None, copy: Copy = np.copyto) -> None:
+        self.channel, self.descriptor = channel, descriptor
         self._copy = copy
         self._pin = pin
         self._pinned = ExitStack()
         self._memory: NDArray[np.uint8] | None = None
         self.size = self.used = 0
 
-    def map(self, size: int) -> None:
-        """Map ``size`` bytes of the file instead of the present ones. Arrays keep their offsets."""
-        self.drop()
-        try:
-            self._memory = _map_file(self.descriptor, size)
-        except OSError as error:
-            raise _no_room(size, error) from None
-        self.size = size
-        if self._pin is not None:
-            self._pinned.callback(self._pin(self._memory.ctypes.data, size))
+    def send(self, message: object, arrays: Sequence[NDArray[Any]] = ()) -> None:
+        """Send a message with arrays. Arrays from :meth:`try_empty` are not copied.
 
-    def drop(self) -> None:
-        """Unmap the memory. Arrays in it keep it mapped, but not pinned."""
-        self._pinned.close()
-        self._memory = None
-        self.size = 0
-
-    def array(self, place: _Place) -> NDArray[Any]:
-        dtype, shape, offset = place
-        if not math.prod(shape) * dtype.itemsize:
-            return np.empty(shape, dtype)
-        return np.ndarray(shape, dtype, self._memory, offset)
-
-    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """Return an array for the next message in the memory, or None if there is no room."""
-        offset, end = self.used, self.used + _aligned(math.prod(shape) * dtype.itemsize)
-        if end > self.size or end == offset:
-            return None
-        self.used = end
-        return self.array((dtype, shape, offset))
-
-    def put(self, arrays: Sequence[NDArray[Any]]) -> list[_Place]:
-        """Copy arrays into the memory, except for arrays from :meth:`try_empty`. Raises ExecutionError: no room."""
+        Raises OSError, or ExecutionError if there is no room: then nothing was sent.
+        """
         address = 0 if self._memory is None else self._memory.ctypes.data
         offsets = [array.__array_interface__["data"][0] - address for array in arrays]
         missing = [at for at, array in enumerate(arrays) if not (array.nbytes and 0 <= offsets[at] < self.size)]
@@ -88,8 +67,49 @@ class SharedArrays:
         for at in missing:
             offsets[at] = self.used
             self.used += _aligned(arrays[at].nbytes)
-            self._copy(self.array((arrays[at].dtype, arrays[at].shape, offsets[at])), arrays[at])
-        return [(array.dtype, array.shape, offset) for array, offset in zip(arrays, offsets, strict=True)]
+            self._copy(self._array((arrays[at].dtype, arrays[at].shape, offsets[at])), arrays[at])
+        places = [(array.dtype, array.shape, offset) for array, offset in zip(arrays, offsets, strict=True)]
+        self.channel.send((message, places, self.used, self.size))
+
+    def receive(self, timeout: float | None = None) -> tuple[Any, list[NDArray[Any]]]:
+        """Return a message, with arrays that last until :meth:`end`.
+
+        Raises as :meth:`Channel.receive`, or ExecutionError if there is no room for the arrays.
+        """
+        message, places, self.used, size = self.channel.receive(timeout)
+        if places and size != self.size:
+            self._map(size)
+        return message, [self._array(place) for place in places]
+
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """Return an array for the answer in the memory, or None if there is no room."""
+        offset, end = self.used, self.used + _aligned(math.prod(shape) * dtype.itemsize)
+        if end > self.size or end == offset:
+            return None
+        self.used = end
+        return self._array((dtype, shape, offset))
+
+    def end(self, *, frees: bool) -> None:
+        """End a request and its answer on this side. Memory that is too large to keep is unmapped.
+
+        ``frees``: free it, too. Only the side that makes the requests may do so, since the other one may still read.
+        """
+        self.used = 0
+        if self.size > KEPT:
+            self._unmap()
+            if frees:
+                os.ftruncate(self.descriptor, 0)
+
+    def close(self) -> None:
+        self._unmap()
+        os.close(self.descriptor)
+        self.channel.close()
+
+    def _array(self, place: _Place) -> NDArray[Any]:
+        dtype, shape, offset = place
+        if not math.prod(shape) * dtype.itemsize:
+            return np.empty(shape, dtype)
+        return np.ndarray(shape, dtype, self._memory, offset)
 
     def _grow(self, size: int) -> None:
         step = max(1 << 16, 1 << max(size.bit_length() - 3, 0))  # The size grows in steps, so that it seldom grows.
@@ -98,57 +118,24 @@ class SharedArrays:
             os.posix_fallocate(self.descriptor, 0, size)
         except OSError as error:
             raise _no_room(size, error) from None
-        self.map(size)
+        self._map(size)
 
-
-class Exchange:
-    """Messages with arrays in both directions. Only a single thread at a time may use it.
-
-    ``ours`` and ``theirs`` are descriptors of files in memory, for the arrays of this process and of the other one.
-    """
-
-    def __init__(
-        self, channel: Channel, ours: int, theirs: int, *, pin: Pin | None = None, copy: Copy = np.copyto
-    ) -> None:
-        self.channel = channel
-        self.ours = SharedArrays(ours, pin, copy)
-        self.theirs = SharedArrays(theirs, pin)
-
-    def send(self, message: object, arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Send a message with arrays. Raises OSError, or ExecutionError if there is no room: then nothing was sent."""
+    def _map(self, size: int) -> None:
+        """Map ``size`` bytes of the file instead of the present ones. Arrays keep their offsets."""
+        self._unmap()
         try:
-            self.channel.send((message, self.ours.put(arrays), self.ours.size))
-        except BaseException:
-            self.ours.used = 0
-            raise
+            self._memory = _map_file(self.descriptor, size)
+        except OSError as error:
+            raise _no_room(size, error) from None
+        self.size = size
+        if self._pin is not None:
+            self._pinned.callback(self._pin(self._memory.ctypes.data, size))
 
-    def receive(self, timeout: float | None = None) -> tuple[Any, list[NDArray[Any]]]:
-        """Return a message, with arrays that last until the next one.
-
-        Raises as :meth:`Channel.receive`, or ExecutionError if there is no room for the arrays.
-        """
-        message, places, size = self.channel.receive(timeout)
-        self.ours.used = 0
-        if places and size != self.theirs.size:
-            self.theirs.map(size)
-        return message, [self.theirs.array(place) for place in places]
-
-    def drop_if_large(self, *, frees: bool) -> None:
-        """Unmap memory that is too large to keep for the next messages. Both sides do so after each exchange.
-
-        ``frees``: free it, too. Only the side that begins the exchanges may do so, since the other one may still read.
-        """
-        for memory in (self.ours, self.theirs):
-            if memory.size > KEPT:
-                memory.drop()
-                if frees:
-                    os.ftruncate(memory.descriptor, 0)
-
-    def close(self) -> None:
-        for memory in (self.ours, self.theirs):
-            memory.drop()
-            os.close(memory.descriptor)
-        self.channel.close()
+    def _unmap(self) -> None:
+        """Unmap the memory. Arrays in it keep it mapped, but not pinned."""
+        self._pinned.close()
+        self._memory = None
+        self.size = 0
 
 
 def _aligned(size: int) -> int:

@@ -76,12 +76,12 @@ class Opened:
 def serve(opening: Opening) -> Opened:
     """Open a session, and serve each inherited channel in a thread."""
     numbers = iter(parent.descriptors)
-    channels = [(next(numbers), next(numbers), next(numbers)) for _ in range(opening.channels)]
+    channels = [(next(numbers), next(numbers)) for _ in range(opening.channels)]
     session, opened = _open(opening, list(numbers))
     serving = _Serving(session)
-    for end, *files in channels:
+    for end, file in channels:
         channel = Channel(socket.socket(fileno=end))
-        Thread(functools.partial(serving.serve, channel, *files), "ortgpu-serve").start()
+        Thread(functools.partial(serving.serve, channel, file), "ortgpu-serve").start()
     return opened
 
 
@@ -166,11 +166,11 @@ class _Serving:
 
         runner = session._gpu_runner.own
         if isinstance(runner, StagedRunner):
-            runner.place = lambda shape, dtype: self._of_thread.exchange.ours.try_empty(shape, dtype)
+            runner.place = lambda shape, dtype: self._of_thread.exchange.try_empty(shape, dtype)
 
-    def serve(self, channel: Channel, feeds: int, results: int) -> None:
+    def serve(self, channel: Channel, file: int) -> None:
         """Answer requests until the parent closes the channel."""
-        exchange = self._of_thread.exchange = Exchange(channel, results, feeds, pin=self._pin)
+        exchange = self._of_thread.exchange = Exchange(channel, file, pin=self._pin)
         with suppress(EOFError, OSError):
             while True:
                 try:
@@ -179,7 +179,7 @@ class _Serving:
                     raise
                 except BaseException as error:  # noqa: BLE001 - there is no room, and the caller raises the error
                     exchange.send(PickledError.of(error))
-                exchange.drop_if_large(frees=False)
+                exchange.end(frees=False)
 
     def _answer(self, request: Any, arrays: list[NDArray[Any]]) -> tuple[PickledError | None, list[NDArray[Any]]]:
         """Return the error of a request, or None, and its outputs."""

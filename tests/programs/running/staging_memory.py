@@ -135,11 +135,11 @@ def results_are_written_into_shared_memory_where_there_is_some() -> None:
     if not (sys.argv[2] == "True"):
         os.environ["STUB_CUDART_FAIL"] = "cudaHostRegister=2"
     one, other = map(Channel, socket.socketpair())
-    feeds, results = memory_file("feeds"), memory_file("results")
-    ours = Exchange(one, feeds, results)
-    theirs = Exchange(other, os.dup(results), os.dup(feeds), pin=lambda address, size: _pin(runtime, address, size))
+    file = memory_file("ortgpu-test")
+    ours = Exchange(one, file)
+    theirs = Exchange(other, os.dup(file), pin=lambda address, size: _pin(runtime, address, size))
     session = staged(NEG)
-    session._gpu_runner._runs.place = theirs.ours.try_empty
+    session._gpu_runner._runs.place = theirs.try_empty
     pinned, right = [], []
     for number in range(4):
         ours.send(None, [big(number)["x"]])
@@ -150,6 +150,7 @@ def results_are_written_into_shared_memory_where_there_is_some() -> None:
         _, (arrived,) = ours.receive()
         right.append(bool((arrived == -number).all()))
         del array, result, arrived
+        theirs.end(frees=False), ours.end(frees=True)
     allocations = stub.stub_allocations()
     ours.close(), theirs.close()
     session.close()
