@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ortgpu.model.files import ModelSource
+from ortgpu.model.files import LARGE, ModelSource, source_of
 from ortgpu.process.late import late
 from ortgpu.provider.interfaces import VerifiedSession
 from ortgpu.provider.lifetime import device_of
 from ortgpu.provider.settings import SETTINGS, Settings
 from ortgpu.session.tuning.children import LONGEST_START, ON_CPU, Child, Place, first_line
 from ortgpu.session.tuning.comparing import TOLERANCE, Comparison, compare, several_runs
-from ortgpu.session.tuning.trial import LARGE, open_at, results, source_of
+from ortgpu.session.tuning.trial import open_at, results
 from ortgpu.session.tuning.tuning import asked, results_of_cpu
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import BinaryIO, TypeAlias, overload
 ModelSource: TypeAlias = str | bytes | os.PathLike[str]  # the path of a model file, or its content
 
 NO_REGULAR_FILE = "not a regular file"
+LARGE = 1 << 30  # bytes; larger models are not loaded as a whole
 
 
 def open_model(path: str | os.PathLike[str]) -> BinaryIO:
@@ -16,6 +17,11 @@ def open_model(path: str | os.PathLike[str]) -> BinaryIO:
     if is_special_file(path):
         raise OSError(NO_REGULAR_FILE)
     return open(path, "rb")
+
+
+def source_of(model: ModelSource) -> bytes | str:
+    """Return a model in a form that another process can open in any working directory."""
+    return model if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
 
 
 def is_special_file(model: ModelSource) -> bool:

@@ -43,6 +43,7 @@ REASONS = {
     ".environment.packages.origin": "it imports importlib.metadata: 40 ms",
     ".model.branches": "it imports onnx",
     ".model.contents": _DIAGNOSIS,
+    ".provider.float16": _RARE,
     ".provider.living": "the guard is light until a session is constructed",
     ".provider.runtime": "the guard is light until a session is constructed",
     ".running.device_arrays": _NO_ENGINE,

@@ -46,12 +46,12 @@ from .undiagnosed import UndiagnosedError, diagnose, explain
 
 if TYPE_CHECKING:
     from ..diagnosis.checks import classifier
+    from ..provider import float16
     from ..running import graph_requests
     from ..running.plain_runs import RunningSession
-    from .tuning import trial
 else:
     classifier = late("ortgpu.diagnosis.checks.classifier")
-    trial = late("ortgpu.session.tuning.trial")
+    float16 = late("ortgpu.provider.float16")
     graph_requests = late("ortgpu.running.graph_requests")
 
 logger = logging.getLogger("ortgpu")
@@ -352,7 +352,7 @@ def construct_session(
         for name, size in json.loads(plan.chosen[DIMENSIONS][0]).items():
             options.add_free_dimension_override_by_name(name, size)
     if FLOAT16 in plan.chosen:
-        model = trial.convert_to_float16(request.model)
+        model = float16.convert_to_float16(request.model)
         outline = GraphOutline(model)
     arguments = _give_own_stream(session, plan).provider_arguments()
     construct(model, options, providers=arguments, enable_fallback=0, **request.others)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..environment.child_process import ChildFailedError, ChildProcess
 from ..errors import GPUError, counted
-from ..model.files import ModelSource
+from ..model.files import ModelSource, source_of
 from ..model.outline import GraphOutline, Node
 from ..process.late import late
 from ..process.temporary import private_folder
@@ -117,7 +117,7 @@ def explain_placement(model: ModelSource, *, device: int | str | None = None) ->
         GPUError: the model cannot be opened on the GPU, with the error class that GPUSession would raise.
         TimeoutError: it took more than five minutes.
     """
-    source = model if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
+    source = source_of(model)
     with private_folder("ortgpu-placement-") as folder, ChildProcess(keeps_output=True) as child:
         optimised = os.path.join(folder, "optimised.onnx")
         try:

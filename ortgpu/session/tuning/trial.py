@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from ...environment.libraries.catalogue import LIBRARIES
 from ...errors import ProviderFallbackError
 from ...model.files import ModelSource
 from ...model.outline import GraphOutline
-from ...process.late import late
 from ...provider.cudnn import cudnn_operators
 from ...provider.interfaces import Value
 from ...provider.records import Key, VoidRecordError, key_of
@@ -46,15 +45,9 @@ from ...running.graph_requests import obstacle
 from ...running.made_inputs import batch_dimension, make_inputs, shape_of
 from ...running.onnxruntimes import InferenceSession
 from ...running.pinned import PinnedMemory
-from .children import GIVEN, LONGEST_START, Beginning, Child, Place, Trial, Work
+from .children import GIVEN, Beginning, Place, Trial, Work
 from .comparing import TOLERANCE, Comparison, several_runs
 
-if TYPE_CHECKING:
-    import onnx
-else:
-    onnx = late("onnx")
-
-LARGE = 1 << 30  # bytes; larger models are neither converted nor inspected
 _MOST_ROUNDS, _FEWEST_ROUNDS = 200, 5
 _WARMING = 3  # runs
 _HOPELESS = 3  # Above this ratio to plain ONNX Runtime's time a candidate needs no more rounds.
@@ -316,29 +309,3 @@ def _concurrent(session: InferenceSession, feed: Mapping[str, Any], threads: int
         return mean, results
 
     return run
-
-
-def convert_to_float16(model: ModelSource) -> bytes:
-    """Return a model with float16 inside. A child process converts it, in some seconds."""
-    with Child() as child:
-        half: bytes = child.ask(halve, source_of(model), timeout=LONGEST_START)
-    return half
-
-
-def source_of(model: ModelSource) -> bytes | str:
-    """Return a model in a form that a child can open in any working directory."""
-    return model if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
-
-
-def halve(model: bytes | str) -> bytes:
-    """Return the model with float16 inside. Its inputs and outputs stay as they are.
-
-    Raises any exception of onnxruntime.transformers for a model that it cannot convert.
-    """
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    loaded = onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model)
-    converted = convert_float_to_float16(loaded, keep_io_types=True)
-    if converted.ByteSize() > LARGE:
-        raise ValueError(f"the model has {converted.ByteSize()} bytes in float16, and at most {LARGE} are converted")
-    return bytes(converted.SerializeToString())

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...environment.child_process import ChildFailedError
-from ...model.files import ModelSource
+from ...model.files import ModelSource, source_of
+from ...provider.float16 import halve
 from ...provider.records import Choice, Key, Record, VoidRecordError, default_path, make_own_folders, read_record
 from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described
 from ...running.made_inputs import shape_of
 from ...running.onnxruntimes import gpu_session_class
 from .children import GIVEN, LONGEST_START, ON_CPU, Beginning, Child, Place, Trial, Tuning, Work, first_line, only_tuner
-from .trial import begin, halve, measure, prepare, results, source_of
+from .trial import begin, measure, prepare, results
 
 logger = logging.getLogger("ortgpu")
 
