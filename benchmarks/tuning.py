@@ -31,8 +31,8 @@ from typing import Any
 
 from ortgpu.provider.records import Choice
 from ortgpu.provider.settings import CAPTURE, FLOAT16, SETTINGS, Settings, described, options_of
-from ortgpu.session.tuning.children import Place, Trial, Tuning
-from ortgpu.session.tuning.tuning import Search, Wanted, normal, tune_at
+from ortgpu.session.tuning.children import Place, Trial, Tuning, Wanted
+from ortgpu.session.tuning.tuning import Search, normal, tune_at
 from tests.support.children import child_environment, run_child
 from tests.support.this_machine import environment_record, find_gpus
 
@@ -113,7 +113,9 @@ def _key(settings: Settings) -> frozenset[tuple[str, str]]:
     return frozenset(settings.items())
 
 
-def tune_wider(place: Place, wanted: Wanted, record: Path, seconds_of_grid: float = 0.0) -> tuple[Tuning, WiderSearch]:
+def tune_wider(
+    place: Place, wanted: Wanted, record: Path, on_trial: Callable[[Trial], object], seconds_of_grid: float = 0.0
+) -> tuple[Tuning, WiderSearch]:
     """Tune, and return the search too."""
     searches: list[WiderSearch] = []
 
@@ -122,7 +124,7 @@ def tune_wider(place: Place, wanted: Wanted, record: Path, seconds_of_grid: floa
         searches[-1].seconds_of_grid = seconds_of_grid
         return searches[-1]
 
-    return tune_at(place, wanted, record, begun), searches[-1]
+    return tune_at(place, wanted, record, begun, on_trial), searches[-1]
 
 
 def file_of(name: str) -> Path:
@@ -156,7 +158,6 @@ def take(name: str, options: argparse.Namespace, budget: float) -> dict[str, Any
         objective=options.objective,
         precision="float16" if options.precision == "fp16" else "float32",
         budget=budget,
-        on_trial=say,
     )
     if options.faults:
         from tests.support.tuning_faults import open_planted
@@ -164,9 +165,9 @@ def take(name: str, options: argparse.Namespace, budget: float) -> dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "record.json")
         if options.faults:
-            found = tune_at(place, wanted, record, FaultSearch)
+            found = tune_at(place, wanted, record, FaultSearch, say)
             return {"model": Path(name).stem, **found.as_dict(), "faults": faults(found.trials)}
-        found, search = tune_wider(place, wanted, record, options.grid)
+        found, search = tune_wider(place, wanted, record, say, options.grid)
     row = {"model": name, **found.as_dict()}
     row["best"] = {name: {"settings": each.settings, "ratio": each.ratio} for name, each in search.best.items()}
     if search.grid:

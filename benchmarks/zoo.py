@@ -220,9 +220,11 @@ def measure_tuned(kind: str, folder: str, device: str, seconds: float) -> None:
     from benchmarks import zoo_models
     from benchmarks.tuning import CLASSES, tune_wider
     from ortgpu.provider.records import read_record
-    from ortgpu.session.tuning.children import Place
-    from ortgpu.session.tuning.tuning import Wanted
+    from ortgpu.session.tuning.children import Place, Trial, Wanted
     from tests.support.plain_session import plain_session
+
+    def say(trial: Trial) -> None:
+        print(trial.settings, trial.ratio, file=sys.stderr, flush=True)
 
     ends = time.monotonic() + seconds
     model = str(zoo_models.made(kind, Path(folder)))
@@ -233,9 +235,8 @@ def measure_tuned(kind: str, folder: str, device: str, seconds: float) -> None:
             batches=(batch,),
             precision="float16" if batch > 1 else "float32",
             budget=share * seconds,
-            on_trial=lambda trial: print(trial.settings, trial.ratio, file=sys.stderr, flush=True),
         )
-        found, search = tune_wider(Place(0 if device == "cuda" else None), wanted, record)
+        found, search = tune_wider(Place(0 if device == "cuda" else None), wanted, record, say)
         for name in [name for name in CLASSES if batch > 1 or "float16" not in name]:
             best = search.best[name]
             notes = {"settings": dict(best.settings), "times are": "relative to plain's"}

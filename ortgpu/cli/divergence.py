@@ -14,7 +14,7 @@ from ortgpu.provider.settings import SETTINGS, Settings
 from ortgpu.session.tuning.children import LONGEST_START, ON_CPU, Child, Place, first_line
 from ortgpu.session.tuning.comparing import TOLERANCE, Comparison, compare, several_runs
 from ortgpu.session.tuning.trial import open_at, results
-from ortgpu.session.tuning.tuning import asked, results_of_cpu
+from ortgpu.session.tuning.tuning import results_of_cpu
 
 if TYPE_CHECKING:
     import onnx
@@ -37,7 +37,7 @@ def compare_with_cpu(session: VerifiedSession, model: ModelSource, feed: Mapping
     place, source = Place(device_of(session).ordinal), source_of(model)
     with Child() as child:
         right, compared_with = results_of_cpu(child, source, [feed], LONGEST_START)
-        (plain,) = asked(child, results, source, place, [feed])
+        (plain,) = child.open(results, source, place, [feed])
         names = [output.name for output in session._outputs_meta]
         comparison = Comparison(names, right[0] if right is not None else None, plain)
         comparison.add_all(several_runs(session, feed))

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from ortgpu.cli.figures import plot as pictures
     from ortgpu.provider.records import Choice
-    from ortgpu.session.tuning.children import Trial, Tuning
-    from ortgpu.session.tuning.tuning import Objective, Precision
+    from ortgpu.session.tuning.children import Objective, Precision, Trial, Tuning
 else:
     pictures = late("ortgpu.cli.figures.plot")
 

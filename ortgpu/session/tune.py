@@ -10,16 +10,15 @@ from ..model.files import ModelSource
 from ..process.late import late
 from ..process.threads import drop_own_frames
 from ..provider.requests import parse
-from .tuning.children import Place, Trial, Tuning
+from .tuning.children import BUDGET, Place, Trial, Tuning, Wanted
 
 if TYPE_CHECKING:
     from ..provider.devices import Device, DeviceRequest
     from .tuning import tuning
-    from .tuning.tuning import Objective, Precision
+    from .tuning.children import Objective, Precision
 else:
     tuning = late("ortgpu.session.tuning.tuning")
 
-BUDGET = 60.0  # seconds
 _BATCHES: Mapping[str, tuple[int, ...]] = {"latency": (1,), "throughput": (32,)}
 
 
@@ -77,8 +76,9 @@ def tune(
     provider_arguments = tuple(parse(list(providers), None).provider_arguments())
     from .gpu_session import GPUSession as GPUSession  # raises the reason if ONNX Runtime cannot be imported
 
-    request = tuning.Wanted(model, device, feeds, shapes, objective, precision, budget, on_trial, provider_arguments)
+    inputs = tuple(map(dict, feeds)) if feeds is not None else None
+    request = Wanted(model, device, inputs, shapes, objective, precision, budget, provider_arguments)
     try:
-        return tuning.tune_at(Place(), request, record)
+        return tuning.tune_at(Place(), request, record, on_trial=on_trial)
     except Exception as error:  # noqa: BLE001 - it is raised again
         raise drop_own_frames(error)  # noqa: B904 - the same error

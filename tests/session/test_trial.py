@@ -111,7 +111,7 @@ def model(nodes: str) -> bytes:
 PLAIN = model("y = Neg (x) z = Abs (x)")
 
 
-def measured(candidate: bytes, monkeypatch: pytest.MonkeyPatch, feeds: Any = (FEED,), **changes: Any) -> Any:
+def measured(candidate: bytes, monkeypatch: pytest.MonkeyPatch, feeds: Any = (FEED,)) -> Any:
     """Measure a candidate that computes ``candidate``, beside plain ONNX Runtime with PLAIN."""
     opened_by: list[bytes] = [PLAIN, candidate]
 
@@ -120,13 +120,8 @@ def measured(candidate: bytes, monkeypatch: pytest.MonkeyPatch, feeds: Any = (FE
 
     monkeypatch.setattr(trial, "_prepared", None)
     place = trial.Place(None, opener)
-    work = trial.Work(
-        PLAIN,
-        place,
-        tuple(feeds),
-        **{"dimensions": {}, "threads": 1, "given": (), "right": None, "half": None, **changes},
-    )
-    trial.prepare(work)
+    begun = trial.Beginning(None, tuple(feeds), {}, "", convolves=False, needs_cudnn=False, captures=False, left_out=())
+    trial.prepare(trial.Work(trial.Wanted(PLAIN), place, begun, None, None))
     return trial.measure({}, 0.0)
 
 

@@ -20,10 +20,10 @@ from ortgpu.provider.records import Choice, read_record
 from ortgpu.provider.settings import AUTOMATIC, SETTINGS
 from ortgpu.session.tune import tune
 from ortgpu.session.tuning import tuning
-from ortgpu.session.tuning.children import Beginning, Child, Place, Trial, only_tuner
+from ortgpu.session.tuning.children import Beginning, Child, Place, Trial, Wanted, only_tuner
 from ortgpu.session.tuning.comparing import Comparison, compare
 from ortgpu.session.tuning.trial import results
-from ortgpu.session.tuning.tuning import Search, Wanted, tune_at
+from ortgpu.session.tuning.tuning import Search, tune_at
 from tests.support.tuning_faults import (
     CPU,
     FAULTY,
@@ -67,7 +67,7 @@ def test_the_fastest_is_kept_and_written(network: Path, tmp_path: Path, monkeypa
     only(monkeypatch, "workspace")
     seen: list[Trial] = []
     path = tmp_path / "record.json"
-    found = tune_at(CPU, Wanted(network, batches=(2,), budget=60, on_trial=seen.append), path)
+    found = tune_at(CPU, Wanted(network, batches=(2,), budget=60), path, on_trial=seen.append)
     assert found.automatic.settings == {"search": "heuristic", "workspace": "small"}
     assert found.automatic.ratio < 0.5
     assert found.record == path
@@ -175,7 +175,7 @@ def test_the_best_over_all_feeds_is_kept(network: Path, tmp_path: Path, monkeypa
     """A setting that is ten times as fast for one shape is of no use if it is four times as slow for the other."""
     only(monkeypatch, "layout", "workspace")
     feeds = [{"x": np.zeros((batch, 16, 24, 24), np.float32)} for batch in (1, 4)]
-    found = tune_at(Place(None, open_by_batch), Wanted(network, feeds=feeds, budget=20), tmp_path / "record.json")
+    found = tune_at(Place(None, open_by_batch), Wanted(network, feeds=feeds, budget=60), tmp_path / "record.json")
     assert found.named.settings == {"search": "heuristic", "layout": "channels-last"}
     assert found.shapes == ({"x": [1, 16, 24, 24]}, {"x": [4, 16, 24, 24]})
     assert read_record(tmp_path / "record.json").shapes == found.shapes

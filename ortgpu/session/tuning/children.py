@@ -6,23 +6,27 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...environment.child_process import ChildFailedError, ChildProcess
 from ...environment.ranks import runtime_folder
 from ...model.files import ModelSource
 from ...provider.devices import Device
 from ...provider.records import Choice, Key
-from ...provider.settings import Settings
+from ...provider.settings import MAP_DEPTH, Settings
 
 if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
 
+Objective = Literal["latency", "throughput"]
+Precision = Literal["float32", "float16"]
+
+BUDGET = 60.0  # seconds
 GIVEN = "providers"  # Key of the trial that uses the caller's providers.
 LONGEST_START = 120.0  # seconds for a new child, including the load of all libraries
 _TICK = 0.2  # seconds between looks at the lock
@@ -37,6 +41,27 @@ class Place:
 
 
 ON_CPU = Place(None)  # The CPU computes in float32.
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The arguments of :func:`ortgpu.tune`."""
+
+    model: ModelSource
+    device: Any = None
+    feeds: Sequence[Mapping[str, Any]] | None = None
+    batches: tuple[int, ...] = (1,)
+    objective: Objective = "latency"
+    precision: Precision = "float32"
+    budget: float = BUDGET
+    providers: tuple[tuple[str, dict[str, str]], ...] = ()
+    #: Raise TuningNotNeededError if another process has written the record meanwhile, or no record can be kept.
+    once: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Concurrent runs, staged as in ``map``; 1 measures single runs, with their arrays on the device."""
+        return MAP_DEPTH if self.objective == "throughput" else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +81,11 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A model, and the conditions of its runs."""
+    """The conditions of all trials."""
 
-    model: ModelSource
+    wanted: Wanted
     place: Place
-    feeds: tuple[Mapping[str, Any], ...]
-    dimensions: Mapping[str, int]
-    threads: int  # concurrent runs, staged as in ``map``; 1 measures single runs, with their arrays on the device
-    given: tuple[tuple[str, dict[str, str]], ...]  # providers of the caller, with their options
+    begun: Beginning
     right: tuple[list[Any], ...] | None  # the results of the CPU for each batch, unless the CPU took too long
     half: bytes | None  # the same model in float16, if there is one
 
@@ -161,6 +183,15 @@ class Child:
         except ChildFailedError:
             self.end()
             raise
+
+    def open(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that opens and runs a model. Raises TimeoutError, RuntimeError, or any exception of it."""
+        try:
+            return self.ask(function, *arguments, timeout=LONGEST_START)
+        except ChildFailedError as error:
+            if error.timed_out:
+                raise TimeoutError(f"to open and run the model: {error}") from None
+            raise RuntimeError(f"the model could not be opened and run: {error}") from None
 
     def end(self) -> None:
         """End the process: a candidate may have corrupted it. The next request starts another one."""

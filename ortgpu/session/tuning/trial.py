@@ -8,7 +8,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,8 @@ from ...running.graph_requests import obstacle
 from ...running.made_inputs import batch_dimension, make_inputs, shape_of
 from ...running.onnxruntimes import InferenceSession
 from ...running.pinned import PinnedMemory
-from .children import GIVEN, Beginning, Place, Trial, Work
+from ...running.pipeline import iterate_in_order
+from .children import GIVEN, Beginning, Place, Trial, Wanted, Work
 from .comparing import TOLERANCE, Comparison, several_runs
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 200, 5
@@ -54,19 +54,12 @@ _HOPELESS = 3  # Above this ratio to plain ONNX Runtime's time a candidate needs
 _BLOCK = 0.05  # seconds of a block of runs in several threads
 
 
-def begin(
-    model: ModelSource,
-    device: Any,
-    place: Place,
-    batches: tuple[int, ...],
-    feeds: tuple[Mapping[str, Any], ...] | None,
-    by_content: bool,
-    session_class: Any,
-) -> Beginning:
+def begin(wanted: Wanted, place: Place, session_class: Any) -> Beginning:
     """Open the model on its GPU, make up inputs, and run it with them. ``session_class`` is GPUSession.
 
     Raises what ``tune`` raises for the device, the inputs and the model.
     """
+    model, batches, feeds = wanted.model, wanted.batches, wanted.feeds
     outline = GraphOutline(model)
     gpu = None
     left_out: list[str] = []
@@ -75,7 +68,7 @@ def begin(
         operators = {os.fsdecode(operator) for operator, _ in outline.operators()}
         needs_cudnn, no_graph = False, None
     else:
-        session = session_class(model, device=device, allow_cpu=False, cpu_nodes="allow", tuned=False)
+        session = session_class(model, device=wanted.device, allow_cpu=False, cpu_nodes="allow", tuned=False)
         gpu = session.device
         placement = session.placement
         operators = {node.op_type for node in placement.nodes} if placement.known else {"Conv"}
@@ -94,6 +87,7 @@ def begin(
     if no_graph is not None:
         left_out.append(f"graph captured: {no_graph}")
     try:
+        by_content = isinstance(model, bytes) or wanted.precision == "float16"
         key: Key | str = key_of(outline, gpu, by_content=by_content)
     except VoidRecordError as error:
         key = str(error)
@@ -101,7 +95,7 @@ def begin(
         session.close()  # The process lives on, and so would the session.
     return Beginning(
         gpu,
-        feeds,
+        tuple(feeds),
         _dimensions(inputs, feeds),
         key,
         convolves=any("Conv" in operator for operator in operators),
@@ -175,8 +169,8 @@ def open_at(place: Place, model: ModelSource, settings: Settings, dimensions: Ma
 def prepare(work: Work) -> None:
     """Open and run plain ONNX Runtime, as the reference for the candidates."""
     global _prepared
-    plain = open_at(work.place, work.model, {}, {})
-    _prepared = work, plain, [plain.run(None, dict(feed)) for feed in work.feeds]
+    plain = open_at(work.place, work.wanted.model, {}, {})
+    _prepared = work, plain, [plain.run(None, dict(feed)) for feed in work.begun.feeds]
 
 
 _prepared: tuple[Work, Any, list[Any]] | None = None
@@ -190,25 +184,26 @@ def measure(settings: Settings, seconds: float) -> Trial:
     """
     assert _prepared is not None
     work, plain, expected = _prepared
+    wanted = work.wanted
     requested = {} if GIVEN in settings else options_of(settings)
     if GIVEN in settings:
-        candidate = _opened(work.model, _quiet(), list(work.given))
+        candidate = _opened(wanted.model, _quiet(), list(wanted.providers))
     else:
-        model = work.half if FLOAT16 in requested and work.half is not None else work.model
-        candidate = open_at(work.place, model, settings, work.dimensions)
+        model = work.half if FLOAT16 in requested and work.half is not None else wanted.model
+        candidate = open_at(work.place, model, settings, work.begun.dimensions)
     names = [output.name for output in plain.get_outputs()]
     ratios, seconds_of_each, worst = [], [], 0.0
-    for number, feed in enumerate(work.feeds):
+    for number, feed in enumerate(work.begun.feeds):
         right = work.right[number] if work.right is not None else None
         comparison = Comparison(names, right, expected[number], TOLERANCE if FLOAT16 in requested else None)
         if CAPTURE not in requested:  # Each of these runs would capture a graph.
             comparison.add_all(several_runs(candidate, feed))
         if comparison.wrong is None:
-            if work.threads > 1:
+            if wanted.threads > 1:
                 runtime = runtime_on(work.place.ordinal) if work.place.ordinal is not None else None
                 pinned = PinnedMemory(runtime, PINNED_MEMORY_LIMIT)
-                theirs = _concurrent(plain, feed, work.threads, pinned)
-                depth, staging = int(requested.get(DEPTH, work.threads)), None if STAGING in requested else pinned
+                theirs = _concurrent(plain, feed, wanted.threads, pinned)
+                depth, staging = int(requested.get(DEPTH, wanted.threads)), None if STAGING in requested else pinned
                 ours = _concurrent(candidate, feed, depth, staging)
             else:
                 theirs = _single(plain, feed, expected[number], work.place)
@@ -292,16 +287,16 @@ def _spoilt(array: Any) -> Any:
 
 def _concurrent(session: InferenceSession, feed: Mapping[str, Any], threads: int, pinned: PinnedMemory | None) -> _Way:
     """Return a way to run a session in blocks in several threads. ``pinned`` stages the arrays, as in ``map``."""
-    calls, executor = 1, ThreadPoolExecutor(threads)
+    calls = 1
 
-    def several() -> list[Sequence[Any]]:
+    def several(calls: int) -> list[Sequence[Any]]:
         return [session.run(None, dict(feed) if pinned is None else pinned.staged(feed)) for _ in range(calls)]
 
     def run() -> tuple[float, list[Sequence[Any]]]:
         nonlocal calls
         started = time.perf_counter()
-        done = [executor.submit(several) for _ in range(threads)]
-        results = list(itertools.chain.from_iterable(future.result() for future in done))
+        blocks = iterate_in_order(several, itertools.repeat(calls, threads), threads, threads)
+        results = list(itertools.chain.from_iterable(blocks))
         taken = time.perf_counter() - started
         mean = taken / calls / threads
         if taken < _BLOCK / 2:

@@ -10,28 +10,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ...environment.child_process import ChildFailedError
 from ...model.files import ModelSource, source_of
 from ...provider.float16 import halve
 from ...provider.records import Choice, Key, Record, VoidRecordError, default_path, make_own_folders, read_record
-from ...provider.settings import AUTOMATIC, FEW_THREADS, MAP_DEPTH, SETTINGS, Settings, described
+from ...provider.settings import AUTOMATIC, FEW_THREADS, SETTINGS, Settings, described
 from ...running.made_inputs import shape_of
 from ...running.onnxruntimes import gpu_session_class
-from .children import GIVEN, LONGEST_START, ON_CPU, Beginning, Child, Place, Trial, Tuning, Work, first_line, only_tuner
+from .children import GIVEN, ON_CPU, Beginning, Child, Place, Trial, Tuning, Wanted, Work, first_line, only_tuner
 from .trial import begin, measure, prepare, results
 
 logger = logging.getLogger("ortgpu")
 
 _Key = tuple[tuple[str, str], ...]
-Objective = Literal["latency", "throughput"]
-Precision = Literal["float32", "float16"]
 
-BUDGET = 60.0  # seconds
-_THREADS: Mapping[Objective, int] = {"latency": 1, "throughput": MAP_DEPTH}  # concurrent runs
 _GAIN = 0.99  # ratio of times; a smaller gain is noise, and not worth another setting
 _SECONDS = 0.4  # seconds to measure each batch of a candidate
 _HOPELESS = 1.5  # A setting with a higher ratio of times is not combined with others.
@@ -52,28 +47,12 @@ class TuningNotNeededError(Exception):
     """A record exists, or no record can be kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The arguments of :func:`ortgpu.tune`."""
-
-    model: ModelSource
-    device: Any = None
-    feeds: Sequence[Mapping[str, Any]] | None = None
-    batches: tuple[int, ...] = (1,)
-    objective: Objective = "latency"
-    precision: Precision = "float32"
-    budget: float = BUDGET
-    on_trial: Callable[[Trial], object] = lambda _: None
-    providers: tuple[tuple[str, dict[str, str]], ...] = ()
-    #: Raise TuningNotNeededError if another process has written the record meanwhile, or no record can be kept.
-    once: bool = False
-
-
 def tune_at(
     place: Place,
     wanted: Wanted,
     record: str | os.PathLike[str] | None = None,
     kind: Callable[..., Search] | None = None,
+    on_trial: Callable[[Trial], object] = lambda _: None,
 ) -> Tuning:
     """Tune as :func:`ortgpu.tune` does, at another place, or with another search.
 
@@ -81,12 +60,9 @@ def tune_at(
     """
     started = time.monotonic()
     session_class = gpu_session_class() if place.ordinal is not None else None
-    model = source_of(wanted.model)
-    by_content = isinstance(wanted.model, bytes) or wanted.precision == "float16"
-    feeds = tuple(dict(feed) for feed in wanted.feeds) if wanted.feeds is not None else None
+    wanted = replace(wanted, model=source_of(wanted.model))
     with Child() as child:
-        arguments = (model, wanted.device, place, wanted.batches, feeds, by_content, session_class)
-        beginning: Beginning = asked(child, begin, *arguments)
+        beginning: Beginning = child.open(begin, wanted, place, session_class)
         try:
             path, no_record = _path_of_record(wanted, record, beginning), None
         except VoidRecordError as error:  # The measurements are useful without a record.
@@ -103,6 +79,7 @@ def tune_at(
                         raise TuningNotNeededError
             since = time.monotonic() - opening  # The budget does not include the wait for the lock.
             search = (kind or Search)(wanted, place, beginning, child, since)
+            search.on_trial = on_trial
             search.run()
             shapes = tuple({name: list(shape_of(value)) for name, value in feed.items()} for feed in beginning.feeds)
             if search.unsound is not None:
@@ -151,16 +128,6 @@ def _check_writable(folder: Path) -> None:
         pass
 
 
-def asked(child: Child, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Ask a child to open and run a model. Raises TimeoutError, RuntimeError, or any exception of the function."""
-    try:
-        return child.ask(function, *arguments, timeout=LONGEST_START)
-    except ChildFailedError as error:
-        if error.timed_out:
-            raise TimeoutError(f"to open and run the model: {error}") from None
-        raise RuntimeError(f"the model could not be opened and run: {error}") from None
-
-
 def results_of_cpu(
     child: Child, model: ModelSource, feeds: Sequence[Mapping[str, Any]], patience: float
 ) -> tuple[tuple[list[Any], ...] | None, str]:
@@ -176,6 +143,7 @@ class Search:
 
     #: The reason why no settings can be recommended, once the search has ended; None if there are some.
     unsound: str | None = None
+    on_trial: Callable[[Trial], object]  # called with each trial when it has ended
 
     def __init__(self, wanted: Wanted, place: Place, begun: Beginning, child: Child, started: float) -> None:
         self._wanted, self._begun, self._child = wanted, begun, child
@@ -194,16 +162,15 @@ class Search:
 
     def run(self) -> None:
         """Find ``automatic`` and ``named``."""
-        wanted, begun, model = self._wanted, self._begun, source_of(self._wanted.model)
+        wanted, begun = self._wanted, self._begun
         patience = max(_SHORTEST, wanted.budget / 3)
-        right, self.compared_with = results_of_cpu(self._child, model, begun.feeds, patience)
+        right, self.compared_with = results_of_cpu(self._child, wanted.model, begun.feeds, patience)
         if wanted.precision == "float16":
             try:
-                self._half = self._child.ask(halve, model, timeout=patience)
+                self._half = self._child.ask(halve, wanted.model, timeout=patience)
             except Exception as error:  # noqa: BLE001 - the converter raises exceptions of any class
                 self.left_out += (f"precision float16: {first_line(error)}",)
-        conditions = begun.feeds, begun.dimensions, _THREADS[wanted.objective], wanted.providers
-        self._child.prepare(prepare, Work(model, self._place, *conditions, right, self._half))
+        self._child.prepare(prepare, Work(replace(wanted, feeds=None), self._place, begun, right, self._half))
         plain: Settings = {"search": "exhaustive"} if begun.convolves else {}
         start: Settings = {"search": "heuristic"} if begun.convolves else {}  # the settings of untuned sessions
         # The climb over all settings also tries the automatic ones, so their own climb comes last.
@@ -237,7 +204,7 @@ class Search:
 
     def spaces(self, names: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
         """Return the settings that can matter to this model, each with its values."""
-        beginning, single = self._begun, self._wanted.objective == "latency"
+        beginning, single = self._begun, self._wanted.threads == 1
         matters = {
             "precision": self._half is not None,
             "graph": single and beginning.captures,
@@ -302,7 +269,7 @@ class Search:
         if before is not None and before.ratio is not None and trial.ratio is not None:
             trial = max(before, trial, key=lambda each: each.ratio or 0)  # The smaller ratio may have been luck.
         self._seen[_key(trial.settings)] = trial
-        self._wanted.on_trial(trial)
+        self.on_trial(trial)
 
 
 _PLAIN = {name: next(iter(values)) for name, values in SETTINGS.items() if name != "search"}
