@@ -137,6 +137,7 @@ def test_models_of_independent_items_are_taken(name: str, count: int) -> None:
 
 def test_neighbours_keep_integers_in_their_range() -> None:
     feed: dict[str, Any] = {"x": np.arange(10, dtype=np.int64).reshape(5, 2), "m": np.ones((5, 1), np.float32)}
-    for neighbours in joinable._neighbours(feed, None, np.arange(5) % 2 == 0):
+    for change in range(5):
+        neighbours = joinable._changed(feed, change, np.arange(5) % 2 == 1)
         assert 0 <= neighbours["x"].min() <= neighbours["x"].max() <= 9
         assert (neighbours["x"][::2] == feed["x"][::2]).all()

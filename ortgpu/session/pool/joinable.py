@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 _ALONE = 4  # number of items to compare with runs of a single item
 _DEAR = 2.0  # If a new shape takes this many times as long as the largest run, runs are padded.
-_LARGE, _ZERO, _NEGATIVE, _NAN = range(4)  # changes of items
+_OTHER, _LARGE, _ZERO, _NEGATIVE, _NAN = range(5)  # changes of items
+# Changes of the items that are compared, and of the items beside them.
+_COMPARED = (*((None, change) for change in range(5)), (_LARGE, None), (_NEGATIVE, None))
 _WORTHWHILE = 0.9  # A smaller size must take less than this share of the next larger size's time.
 
 _FREE = manual(
@@ -114,17 +116,17 @@ def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> Non
     for position, name in enumerate(names):
         right = np.concatenate([outputs[position] for outputs in alone])
         _refuse_if(name, compare(right, right, whole[position][few], TOLERANCE)[1])
-    for change in (None, _LARGE, _NEGATIVE):
+    for change, change_beside in _COMPARED:
         try:
             usual: Sequence[Any] = (whole, again)
             if change is not None:
                 usual = [_outputs(run, _changed(feed, change, number >= 0), names) for _ in range(2)]
             for mask in (number % 2 == 0, number % 2 == 1):
-                for neighbours in _neighbours(feed, change, mask):
-                    beside = _outputs(run, neighbours, names)
-                    for position, name in enumerate(names):
-                        same, repeated, changed = (outputs[position][mask] for outputs in (*usual, beside))
-                        _refuse_if(name, compare(same, repeated, changed)[1])
+                neighbours = _changed(_changed(feed, change, mask), change_beside, ~mask)
+                beside = _outputs(run, neighbours, names)
+                for position, name in enumerate(names):
+                    same, repeated, changed = (outputs[position][mask] for outputs in (*usual, beside))
+                    _refuse_if(name, compare(same, repeated, changed)[1])
         except GPUError:
             raise
         except Exception as error:
@@ -135,41 +137,32 @@ def check(run: Run, feed: Arrays, names: Sequence[str], *, made_up: bool) -> Non
         raise refused("every item gave the same outputs, which does not show that items are independent")
 
 
-def _neighbours(feed: Arrays, change: int | None, kept: NDArray[Any]) -> Iterator[Arrays]:
-    """Yield feeds with the ``kept`` items, changed or as they are, and with other items in all other places."""
-    if change is not None:
-        yield _changed(feed, change, kept)
-        return
-    number = np.arange(len(kept))
-    other = np.minimum(number ^ 1, len(kept) - 2 + len(kept) % 2) if len(kept) > 1 else number
-    yield _items(feed, np.where(kept, number, other))
-    for each in (_LARGE, _ZERO, _NEGATIVE, _NAN):
-        yield _changed(feed, each, ~kept)
-
-
-def _changed(feed: Arrays, change: int, which: NDArray[Any]) -> Arrays:
+def _changed(feed: Arrays, change: int | None, which: NDArray[Any]) -> Arrays:
+    if change is None:
+        return feed
     changed = {name: np.array(array) for name, array in feed.items()}
     for array in changed.values():
-        array[which] = np.broadcast_to(_extremes(array)[change], array.shape)[which]
+        array[which] = np.broadcast_to(_values(array)[change], array.shape)[which]
     return changed
 
 
-def _extremes(array: NDArray[Any]) -> tuple[Any, Any, Any, Any]:
-    """Return large, zero, negative and NaN values for the places of an array.
+def _values(array: NDArray[Any]) -> tuple[Any, Any, Any, Any, Any]:
+    """Return values for the places of an array: of the next item, large, zero, negative and NaN.
 
     Integers stay in their range, since an index beyond it may end a CUDA context. Integers of 8 bits leave the range,
     because they are seldom indices.
     """
+    other = array[np.minimum(np.arange(len(array)) ^ 1, len(array) - 1)]
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            return 1000 * (array + 1), 0, -1 - array, np.nan  # The first is far from zero even for zeros.
+            return other, 1000 * (array + 1), 0, -1 - array, np.nan  # The large ones are not zero even for zeros.
     if array.dtype.hasobject or not array.size:
-        return array, array, array, array
+        return other, array, array, array, array
     if array.dtype == np.bool_:
-        return array.max(), False, ~array, array
+        return other, array.max(), False, ~array, array
     if array.dtype.itemsize == 1 and array.dtype.kind in "iu":
-        return np.iinfo(array.dtype).max - 55, 0, array, array
-    return array.max(), array.min(), array, array
+        return other, np.iinfo(array.dtype).max - 55, 0, array, array
+    return other, array.max(), array.min(), array, array
 
 
 def _refuse_if(name: str, wrong: str | None) -> None:
