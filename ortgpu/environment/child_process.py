@@ -49,7 +49,7 @@ class ChildProcess:
     Attributes:
         channel: the channel to the process. A caller may receive messages that :meth:`ask` does not expect from it.
         process: the process itself.
-        until: a time by which :meth:`ask` gets its answer, whatever its timeout. Another thread may set it.
+        patience: seconds in which :meth:`ask` gets its answer, whatever its timeout. Another thread may set it.
 
     Raises:
         ExecutionError: it cannot be started.
@@ -62,7 +62,7 @@ class ChildProcess:
         descriptors: Sequence[int] = (),
         keeps_output: bool = False,
     ) -> None:
-        self.until: float | None = None
+        self.patience: float | None = None
         self._output: IO[bytes] | None = None
         self._reason: str | None = None
         self._is_status_lost = False
@@ -91,11 +91,7 @@ class ChildProcess:
                         stdin.write(their.share(self.process.pid))
                 failed.pop_all()
         except (OSError, ValueError) as error:  # A NUL in an argument is a ValueError.
-            remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "let this process start other processes")
-            if isinstance(error, FileNotFoundError):
-                remedy = "run this in a program of the Python interpreter, which is not frozen"
-            refusal = ExecutionError("a child process cannot be started", evidence=[str(error)], fixes=[manual(remedy)])
-            raise refusal from None
+            raise not_started(error) from None
         self.channel = Channel(ours)
 
     def __enter__(self) -> ChildProcess:
@@ -120,11 +116,12 @@ class ChildProcess:
             Exception: the function raised it, or an argument does not pickle.
         """
         request = pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
-        until = None if timeout is None else time.monotonic() + timeout
+        asked = time.monotonic()
+        until = None if timeout is None else asked + timeout
         try:
             self.channel.send(request, timeout=timeout)
             while True:
-                message = self._receive(until)
+                message = self._receive(asked, until)
                 if isinstance(message, logging.LogRecord):
                     log_record(message)
                 elif isinstance(message, parent.Note):
@@ -144,12 +141,12 @@ class ChildProcess:
         assert isinstance(message, parent.Answer)
         return message.result
 
-    def _receive(self, until: float | None) -> Any:
+    def _receive(self, asked: float, until: float | None) -> Any:
         """Return a message. Raises as :meth:`Channel.receive`, also if a forked process holds the other end open."""
         while not self.channel.has_message(_PATIENCE if until is None else min(_PATIENCE, until - time.monotonic())):
             if self._has_ended() and not self.channel.has_message(0):
                 raise EOFError
-            latest = until if self.until is None else self.until
+            latest = until if self.patience is None else asked + self.patience
             if latest is not None and time.monotonic() >= latest:
                 raise TimeoutError
         return self.channel.receive(None if until is None else max(until - time.monotonic(), _PATIENCE))
@@ -207,10 +204,20 @@ class ChildProcess:
             self._output.close()
 
 
+def not_started(error: OSError | ValueError) -> ExecutionError:
+    """Return the error of a caller whose child process, or what it needs, was refused by the system."""
+    remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "let this process start other processes")
+    if isinstance(error, FileNotFoundError):
+        remedy = "run this in a program of the Python interpreter, which is not frozen"
+    return ExecutionError("a child process cannot be started", evidence=[str(error)], fixes=[manual(remedy)])
+
+
 _REMEDIES = {
     errno.EMFILE: "allow this process more open files (ulimit -n)",
     errno.ENFILE: "let the system have more open files (sysctl fs.file-max)",
     errno.EAGAIN: "allow this user or container more processes (ulimit -u, pids.max)",
+    errno.EFBIG: "allow this process larger files (ulimit -f)",
     errno.ENOMEM: "give this process and its container more memory",
+    errno.ENOSPC: "give this process and its container more memory",
     errno.E2BIG: "shorten sys.path or the environment variables",
 }

@@ -1444,8 +1444,8 @@ MUTANTS = (
         (
             "neighbours are never negative",
             "session/pool/joinable.py",
-            "for each in (_LARGE, _ZERO, _NEGATIVE, _NAN):",
-            "for each in (_ZERO, _NAN):",
+            "(None, change) for change in range(5)",
+            "(None, change) for change in (_OTHER, _ZERO, _NAN)",
         ),
     ),
     *_planted(

@@ -269,7 +269,7 @@ def lost_while_others_open() -> None:
         report("over", [name_of(lambda: pool.submit(None, rows()).result(20)), len(pool.lost)])
 
 
-def serve_in_turn(opening: Any) -> Any:
+def serve_in_turn(*opening: Any) -> Any:
     """Open the first process's session, which ends itself; the second's, seconds later; none after that."""
     from ortgpu.session.pool import worker_process
 
@@ -281,7 +281,7 @@ def serve_in_turn(opening: Any) -> Any:
         time.sleep(4)
     elif turn > 1:
         raise OSError("no more")
-    opened = worker_process.serve(opening)
+    opened = worker_process.serve(*opening)
     if turn == 0:
 
         def end() -> None:

@@ -96,6 +96,7 @@ def test_what_cannot_go_to_another_process_is_refused_with_the_reason() -> None:
     assert found["no feed"]["type"] == "TypeError"
     assert found["wrong name"]["type"] in ("ValueError", "InvalidArgument")
     assert found["wrong output"]["type"] in ("InvalidArgument", "ValueError")
+    assert "returned" not in found["word"]
     assert found["wrong type"]["type"] == found["wrong shape"]["type"] == "InvalidArgument"
     assert found["after"] == [7, 0]
     assert found["list out"]["type"] == "ProviderRequestError"

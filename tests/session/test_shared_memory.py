@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -157,11 +157,14 @@ def test_memory_is_pinned_while_it_is_mapped(ends: tuple[Exchange, Exchange]) ->
     ours, theirs = ends
     pinned: list[int] = []
 
-    def pin(address: int, size: int) -> Callable[[], None]:
-        pinned.append(size)
-        return lambda: pinned.append(-size)
+    class Runtime:
+        def pin(self, address: int, size: int) -> None:
+            pinned.append(size)
 
-    theirs._pin = pin
+        def unpin(self, address: int) -> None:
+            pinned.append(-pinned[-1])
+
+    theirs._runtime = cast("Any", Runtime())
     for size in (100, 1 << 20):
         ours.send(None, [floats(size)])
         theirs.receive(TIMEOUT)

@@ -16,7 +16,7 @@ STICKY, FAILS, HANGS, EXITS, STAYS = -700.0, -4000.0, -1.0, -3.0, -800.0
 RAISES = {-900.0: TimeoutError, -901.0: EOFError, -902.0: BrokenPipeError}
 
 
-def serve(opening: Any) -> Any:
+def serve(*opening: Any) -> Any:
     """Serve as a worker process does."""
     from ortgpu import GPUSession
     from ortgpu.errors import PoisonedContextError, ProviderFailureError
@@ -47,57 +47,57 @@ def serve(opening: Any) -> Any:
         return real(self, output_names, feed, run_options)
 
     GPUSession.run = run  # type: ignore[method-assign, assignment]  # in this process only
-    return worker_process.serve(opening)
+    return worker_process.serve(*opening)
 
 
-def serve_on_cpu(opening: Any) -> Any:
+def serve_on_cpu(*opening: Any) -> Any:
     """Serve as a worker process does, where no GPU is searched."""
     from ortgpu.session.pool import worker_process
     from tests.programs import no_search  # noqa: F401
 
-    return worker_process.serve(opening)
+    return worker_process.serve(*opening)
 
 
-def serve_deadly_on_cpu(opening: Any) -> Any:
+def serve_deadly_on_cpu(*opening: Any) -> Any:
     """Serve with deadly values, where no GPU is searched."""
     from tests.programs import no_search  # noqa: F401
 
-    return serve(opening)
+    return serve(*opening)
 
 
-def serve_and_keep_little(opening: Any) -> Any:
+def serve_and_keep_little(*opening: Any) -> Any:
     """Serve with the limit of kept memory that the test gives its own process."""
     from ortgpu.session.pool import shared_memory, worker_process
 
     shared_memory.KEPT = 1 << 20
-    return worker_process.serve(opening)
+    return worker_process.serve(*opening)
 
 
-def serve_without_memfd(opening: Any) -> Any:
+def serve_without_memfd(*opening: Any) -> Any:
     """Serve as in a Python that was built for an older glibc."""
     from ortgpu.session.pool import worker_process
 
     del os.memfd_create
-    return worker_process.serve(opening)
+    return worker_process.serve(*opening)
 
 
-def fail_by_TimeoutError(_: Any) -> None:  # noqa: N802 - the name of an exception
+def fail_by_TimeoutError(*_: Any) -> None:  # noqa: N802 - the name of an exception
     raise TimeoutError("the disk is gone")
 
 
-def fail_by_EOFError(_: Any) -> None:  # noqa: N802
+def fail_by_EOFError(*_: Any) -> None:  # noqa: N802
     raise EOFError("the disk is gone")
 
 
-def fail_by_ConnectionResetError(_: Any) -> None:  # noqa: N802
+def fail_by_ConnectionResetError(*_: Any) -> None:  # noqa: N802
     raise ConnectionResetError("the disk is gone")
 
 
-def crash(_: Any) -> None:
+def crash(*_: Any) -> None:
     os.abort()
 
 
-def hang(_: Any) -> None:
+def hang(*_: Any) -> None:
     time.sleep(1000)
 
 

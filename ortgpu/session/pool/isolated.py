@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...environment.child_process import ChildFailedError, ChildProcess
+from ...environment.child_process import ChildFailedError, ChildProcess, not_started
 from ...environment.packages.installed import locate_packages
 from ...environment.packages.plugins import environ_of_child
-from ...errors import ExecutionError, GPUError, ProviderRequestError, WorkerLostError, manual
+from ...errors import GPUError, ProviderRequestError, WorkerLostError, manual
 from ...model.contents import data_files
-from ...model.files import ModelSource, stamp_of
+from ...model.files import ModelSource, source_of, stamp_of
 from ...process.background import Thread, cached_property, is_of_a_handler, log, logged
 from ...process.channel import Channel, PickledError, avoid_standard_streams
 from ...process.threads import Notice, Outcome
@@ -34,7 +34,7 @@ from ...running.pipeline import mapping
 from . import worker_process
 from .serving import Service
 from .shared_memory import Exchange, memory_file
-from .worker_process import WARM, Opened, Opening
+from .worker_process import WARM, Opened
 from .workers import Feeds, NotBegunError, Worker, check, named, options_of_others, wait_for_all
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Launch:
     """The model, the arguments and the environment that all processes of a pool share.
 
     The files of the model stay open, so that a new process serves the same model even after a change of the path.
-    Raises ExecutionError if there is no room for a model as bytes, or no more files can be open.
+    Raises ExecutionError if there is no room for a model as bytes.
     """
 
     def __init__(
@@ -138,88 +138,58 @@ class Launch:
         feeds: ProcessFeeds,
     ) -> None:
         self.channels, self.deadlines, self.feeds = channels, deadlines, feeds
-        self._session_class = session_class
-        self._path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
-        self._files: list[tuple[str, tuple[int, ...] | None]] = []
-        self._descriptors: list[int] = []
-        self._environ = environ_of_child()
-        try:
-            if isinstance(model, bytes):
-                self._keep("", memory_file("ortgpu-model"))
-                with open(self._descriptors[0], "wb", closefd=False) as file:
-                    file.write(model)
-            elif self._path is not None:
-                self._keep_file(self._path, self._path)
-                for location in data_files(self._path) if self._files else ():
-                    self._keep_file(location, os.path.join(os.path.dirname(self._path), location))
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError):
-                raise _not_prepared(error) from None
-            raise
-
-    def _keep_file(self, location: str, path: str) -> None:
-        with suppress(FileNotFoundError, PermissionError, ValueError):  # The session raises the reason.
-            self._keep(location, avoid_standard_streams(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)))
-
-    def _keep(self, location: str, descriptor: int) -> None:
-        self._descriptors.append(descriptor)
-        self._files.append((location, stamp_of(descriptor)))
-
-    def start(self) -> tuple[ChildProcess, list[tuple[socket.socket, int]]]:
-        """Start a process that inherits the model and the channels. Raises ExecutionError.
-
-        Return the channels, too: a socket, and a file in memory for arrays.
-        """
-        channels: list[tuple[socket.socket, int]] = []
-        numbers: list[int] = []
-        with ExitStack() as failed, ExitStack() as theirs:
+        self.descriptors: list[int] = []
+        self.environ = environ_of_child()
+        files: list[tuple[str, tuple[int, ...] | None]] = []
+        source = source_of(model)
+        self.arguments = None if isinstance(source, bytes) else source, files, channels, session_class
+        if isinstance(source, bytes):
+            files.append(("", None))
             try:
-                for _ in range(self.channels):
-                    our, their = socket.socketpair()
-                    failed.callback(our.close)
-                    numbers.append(avoid_standard_streams(their.detach()))
-                    theirs.callback(os.close, numbers[-1])
-                    numbers.append(memory_file("ortgpu-arrays"))
-                    failed.callback(os.close, numbers[-1])
-                    channels.append((our, numbers[-1]))
+                self.descriptors.append(memory_file("ortgpu-model"))
+                with open(self.descriptors[0], "wb", closefd=False) as file:
+                    file.write(source)
             except OSError as error:
-                raise _not_prepared(error) from None
-            process = ChildProcess(environ=self._environ, descriptors=[*numbers, *self._descriptors])
-            failed.pop_all()
-            return process, channels
-
-    def opening(self, devices: list[DeviceRequest] | None, place: int, options: Mapping[str, Any]) -> Opening:
-        return Opening(self._path, self._files, self.channels, devices, place, self._session_class, options)
+                self.close()
+                raise not_started(error) from None
+        else:
+            for location in (source, *data_files(source)):
+                with suppress(OSError, ValueError):  # The session raises the reason.
+                    file_path = os.path.join(os.path.dirname(source), location)
+                    opened = os.open(file_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                    self.descriptors.append(avoid_standard_streams(opened))
+                    files.append((location, stamp_of(self.descriptors[-1])))
 
     def close(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-
-
-def _not_prepared(error: OSError) -> ExecutionError:
-    return ExecutionError(
-        "a worker process cannot be prepared",
-        evidence=[str(error)],
-        fixes=[
-            manual("give this process more open files (ulimit -n) and larger ones (ulimit -f)"),
-            manual("give its container more memory"),
-        ],
-    )
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
 
 class WorkerProcess:
     """One process of a worker, from its start to its end. Raises ExecutionError if it cannot be started."""
 
     def __init__(self, launch: Launch) -> None:
-        self.child, channels = launch.start()
-        self.exchanges = [Exchange(Channel(end), file, copy=launch.feeds.fill) for end, file in channels]
+        self.exchanges: list[Exchange] = []
+        numbers: list[int] = []  # the descriptors of the child
+        with ExitStack() as failed, ExitStack() as theirs:
+            try:
+                for _ in range(launch.channels):
+                    our, their = socket.socketpair()
+                    failed.callback(our.close)
+                    numbers.append(avoid_standard_streams(their.detach()))
+                    theirs.callback(os.close, numbers[-1])
+                    numbers.append(memory_file("ortgpu-arrays"))
+                    failed.callback(os.close, numbers[-1])
+                    self.exchanges.append(Exchange(Channel(our), numbers[-1], copy=launch.feeds.fill))
+            except OSError as error:
+                raise not_started(error) from None
+            self.child = ChildProcess(environ=launch.environ, descriptors=[*numbers, *launch.descriptors])
+            failed.pop_all()
         self._idle = list(self.exchanges)
         self.has_opened = False
         self.has_result = False
         self.shapes: set[object] = set()  # the shapes of feeds that have run
         self.reason: str | None = None  # the cause of its end, if more is known than its exit status
-        self.must_answer = False  # True: it is killed if it does not answer within some seconds.
         self.is_lost = self._has_ended = False
 
     def borrow(self) -> Exchange:
@@ -254,9 +224,6 @@ class WorkerProcess:
         """Wait for the end, and close the channels. A lost process that does not end is killed or left."""
         try:
             while True:
-                self.child.until = None
-                if self.must_answer:  # Another thread sets this first.
-                    self.child.until = time.monotonic() + _DEATH
                 self.child.ask(worker_process.is_alive)
         except ChildFailedError:
             pass  # The process ended, or did not answer.
@@ -378,11 +345,10 @@ class ProcessWorker(Worker):
         self._ending.give()
         current = self._current
         if current is not None:
-            if not self.runs:
+            if not current.has_opened or not self.runs:
                 current.lose()
-            elif current.has_opened:
-                current.must_answer = True
-                current.child.until = time.monotonic() + _DEATH
+            else:
+                current.child.patience = _DEATH
 
     def kill(self) -> None:
         current = self._current
@@ -438,8 +404,8 @@ class ProcessWorker(Worker):
             process = self._current = WorkerProcess(self._launch)
             if self._is_ending:
                 process.lose()
-            opening = self._launch.opening(self._devices, self._place, self._options)
-            opened: Opened = process.child.ask(SERVE, opening, timeout=_OPENING)
+            arguments = *self._launch.arguments, self._devices, self._place, self._options
+            opened: Opened = process.child.ask(SERVE, *arguments, timeout=_OPENING)
             is_first, self._device = self._device is None, opened.device
             process.has_opened = True
             if is_first:
@@ -450,8 +416,6 @@ class ProcessWorker(Worker):
                     self._options = options_of_others(self._options)
                 self.opened.give(opened)
             self._service.notice(self)
-            if self._is_ending:
-                process.lose()
         except ChildFailedError as failed:
             if process is not None and failed.timed_out:
                 process.reason = f"it had no session after {_OPENING:g} s"
@@ -478,24 +442,17 @@ class ProcessWorker(Worker):
         return WorkerLostError(f"{place}{what}: {cause}", fixes=[manual(fix)], **details)
 
 
-def portable(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options after a check that they pickle. Raises TypeError or ProviderRequestError otherwise."""
-    carried = dict(options)
-    sess_options = carried.get("sess_options")
-    if sess_options is not None and not callable(sess_options):
-        if type(sess_options).__name__ != "SessionOptions":
-            raise TypeError(
-                f"sess_options must be a function that returns SessionOptions, with isolate=True, not {sess_options!r}"
-            )
+def _check_portable(options: Mapping[str, Any]) -> None:
+    """Raise TypeError or ProviderRequestError if options do not pickle."""
+    if type(options.get("sess_options")).__name__ == "SessionOptions":
         raise not_sent()
-    for name, value in carried.items():
+    for name, value in options.items():
         try:
             pickle.dumps(value)
         except Exception as error:
             if is_of_a_handler(error):
                 raise
             raise TypeError(f"{name} of a GPUSessionPool with isolate=True must pickle: {error}") from None
-    return carried
 
 
 def open_processes(
@@ -514,7 +471,7 @@ def open_processes(
     """
     check(sessions_per_device, options)
     requested = named(devices)
-    options = portable(options)
+    _check_portable(options)
     usual, first = deadline
     deadlines = (usual, first or max(usual, _FIRST_RUN)) if usual is not None else (None, None)
     launch = Launch(model, session_class, -(-_THREADS_PER_DEVICE // sessions_per_device), deadlines, feeds)

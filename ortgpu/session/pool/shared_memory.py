@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from numpy.typing import NDArray
 
 from ...errors import ExecutionError, manual
 from ...process.channel import Channel, avoid_standard_streams
+from ...running.cudart import CudaCallError, CudaRuntime
+
+logger = logging.getLogger("ortgpu.pool")
 
 # Bytes that are kept for later arrays. After an unusually large request or answer the memory is freed.
 KEPT = 512 << 20
@@ -32,24 +36,25 @@ _MFD_CLOEXEC = 1  # The constant is in linux/memfd.h.
 
 _Place = tuple[np.dtype[Any], tuple[int, ...], int]  # an array's type, shape, and offset in bytes
 Copy = Callable[[NDArray[Any], NDArray[Any]], object]  # copies the second array to the first
-Pin = Callable[[int, int], Callable[[], None]]  # pins memory (address, bytes), and returns a function to unpin it
 
 
 class Exchange:
     """Requests and answers with arrays, between two processes. Only a single thread at a time may use it.
 
-    The file ``descriptor`` has the arrays of a request, and those of its answer behind them.
+    The file ``descriptor`` has the arrays of a request, and those of its answer behind them. ``runtime`` pins them.
 
     Attributes:
         size: the number of mapped bytes.
         used: the number of bytes with arrays.
     """
 
-    def __init__(self, channel: Channel, descriptor: int, *, pin: Pin | None = None, copy: Copy = np.copyto) -> None:
+    def __init__(
+        self, channel: Channel, descriptor: int, *, runtime: CudaRuntime | None = None, copy: Copy = np.copyto
+    ) -> None:
         self.channel, self.descriptor = channel, descriptor
         self._copy = copy
-        self._pin = pin
-        self._pinned = ExitStack()
+        self._runtime = runtime
+        self._pinned: int | None = None  # the address of pinned memory
         self._memory: NDArray[np.uint8] | None = None
         self.size = self.used = 0
 
@@ -128,12 +133,19 @@ class Exchange:
         except OSError as error:
             raise _no_room(size, error) from None
         self.size = size
-        if self._pin is not None:
-            self._pinned.callback(self._pin(self._memory.ctypes.data, size))
+        if self._runtime is not None:
+            try:
+                self._runtime.pin(self._memory.ctypes.data, size)
+                self._pinned = self._memory.ctypes.data
+            except CudaCallError as error:  # The GPU copies from ordinary memory.
+                logger.debug("%d shared bytes cannot be pinned: %s", size, error)
 
     def _unmap(self) -> None:
         """Unmap the memory. Arrays in it keep it mapped, but not pinned."""
-        self._pinned.close()
+        if self._runtime is not None and self._pinned is not None:
+            with suppress(CudaCallError):  # A lost context has already unpinned the memory.
+                self._runtime.unpin(self._pinned)
+            self._pinned = None
         self._memory = None
         self.size = 0
 

@@ -7,7 +7,6 @@ its GPU it can open no other session: it reports the error, and ends, too.
 from __future__ import annotations
 
 import functools
-import logging
 import mmap
 import os
 import socket
@@ -30,7 +29,7 @@ from ...process.channel import Channel, PickledError
 from ...provider import lifetime
 from ...provider.devices import Device, DeviceRequest
 from ...provider.interfaces import Value
-from ...running.cudart import CudaCallError, CudaRuntime, runtime_of
+from ...running.cudart import runtime_of
 from .shared_memory import Exchange
 from .workers import choose_devices, is_lost
 
@@ -39,28 +38,9 @@ if TYPE_CHECKING:
 
     from .sessions import OpenSession
 
-logger = logging.getLogger("ortgpu.pool")
+WARM: Any = ...  # stands for the names of outputs in a request for plans
 
-WARM = "warm"  # The names of outputs in a request for plans.
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """The session that a worker process has to open.
-
-    ``files``: the model, and the files with its weights, each with its location in the model and its stamp; their
-    descriptors are inherited. ``path`` None: the first file is a model as bytes. No files: the path could not be
-    opened, and the session raises the reason. ``devices`` None: all devices that CUDA shows in the process. ``place``
-    is an index of the devices. ``session_class`` returns GPUSession, and ``options`` are its other arguments.
-    """
-
-    path: str | None
-    files: Sequence[tuple[str, tuple[int, ...] | None]]
-    channels: int
-    devices: list[DeviceRequest] | None
-    place: int
-    session_class: Callable[[], Any]
-    options: Mapping[str, Any]
+Files = Sequence[tuple[str, tuple[int, ...] | None]]  # the location of each file in the model, and its stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +53,50 @@ class Opened:
     warnings: Sequence[Warning]
 
 
-def serve(opening: Opening) -> Opened:
-    """Open a session, and serve each inherited channel in a thread."""
+def serve(
+    path: str | None,
+    files: Files,
+    channels: int,
+    session_class: Callable[[], Any],
+    devices: list[DeviceRequest] | None,
+    place: int,
+    options: Mapping[str, Any],
+) -> Opened:
+    """Open a session, and serve each inherited channel in a thread.
+
+    ``files`` are the model and the files with its weights; their descriptors are inherited. ``path`` None: the first
+    file is a model as bytes. No files: the path could not be opened, and the session raises the reason. ``devices``
+    None: all devices that CUDA shows in the process. ``place`` is an index of the devices. ``session_class`` returns
+    GPUSession, and ``options`` are its other arguments.
+    """
     numbers = iter(parent.descriptors)
-    channels = [(next(numbers), next(numbers)) for _ in range(opening.channels)]
-    session, opened = _open(opening, list(numbers))
+    inherited = [(next(numbers), next(numbers)) for _ in range(channels)]
+    chosen = choose_devices(devices)
+    options = dict(options)
+    if callable(options.get("sess_options")):
+        options["sess_options"] = options["sess_options"]()
+    open_session = functools.partial(session_class(), device=chosen[place])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        session = None
+        if path is not None and _is_as_it_was(path, files):
+            session = open_session(path, **options)
+            if not _is_as_it_was(path, files):  # A file was replaced meanwhile.
+                session.close()
+                session = None
+        if session is None:
+            session = _open_kept(path, files, list(numbers), open_session, options)
+    caught_warnings = [warning.message for warning in caught if isinstance(warning.message, Warning)]
+    inputs, outputs = (
+        [SimpleNamespace(name=value.name, type=value.type, shape=list(value.shape)) for value in declared]
+        for declared in (session.get_inputs(), session.get_outputs())
+    )
     serving = _Serving(session)
-    for end, file in channels:
+    for end, file in inherited:
         channel = Channel(socket.socket(fileno=end))
         Thread(functools.partial(serving.serve, channel, file), "ortgpu-serve").start()
-    return opened
+    return Opened(session.device, (inputs, outputs), chosen, caught_warnings)
 
 
 def is_alive() -> bool:
@@ -91,52 +105,28 @@ def is_alive() -> bool:
     return True
 
 
-def _open(opening: Opening, descriptors: list[int]) -> tuple[OpenSession, Opened]:
-    devices = choose_devices(opening.devices)
-    options = dict(opening.options)
-    if callable(options.get("sess_options")):
-        options["sess_options"] = options["sess_options"]()
-    open_session = functools.partial(opening.session_class(), device=devices[opening.place])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", UserWarning)
-        session = None
-        if opening.path is not None and _is_as_it_was(opening):
-            session = open_session(opening.path, **options)
-            if not _is_as_it_was(opening):  # A file was replaced meanwhile.
-                session.close()
-                session = None
-        if session is None:
-            session = _open_kept(opening, descriptors, open_session, options)
-    caught_warnings = [warning.message for warning in caught if isinstance(warning.message, Warning)]
-    inputs, outputs = (
-        [SimpleNamespace(name=value.name, type=value.type, shape=list(value.shape)) for value in declared]
-        for declared in (session.get_inputs(), session.get_outputs())
-    )
-    return session, Opened(session.device, (inputs, outputs), devices, caught_warnings)
-
-
-def _is_as_it_was(opening: Opening) -> bool:
+def _is_as_it_was(path: str, files: Files) -> bool:
     """Return True if the paths of the model still lead to the pool's open files, or the pool has none."""
-    assert opening.path is not None
-    folder = os.path.dirname(opening.path)
-    return all(stamp_of(os.path.join(folder, location)) == stamp for location, stamp in opening.files)
+    folder = os.path.dirname(path)
+    return all(stamp_of(os.path.join(folder, location)) == stamp for location, stamp in files)
 
 
-def _open_kept(opening: Opening, descriptors: list[int], open_session: Any, options: dict[str, Any]) -> OpenSession:
+def _open_kept(
+    path: str | None, files: Files, descriptors: list[int], open_session: Any, options: dict[str, Any]
+) -> OpenSession:
     """Open the session on the parent's open files, since their paths lead elsewhere or do not exist.
 
     Raises ExecutionError if a file was written to meanwhile: its old content is gone.
     """
-    for (location, stamp), descriptor in zip(opening.files, descriptors, strict=True):
-        if stamp_of(descriptor) != stamp and opening.path is not None:
+    for (location, stamp), descriptor in zip(files, descriptors, strict=True):
+        if stamp_of(descriptor) != stamp and path is not None:
             raise ExecutionError(
                 f"{location} has changed since the pool was opened, so that no worker can be replaced",
                 fixes=[manual("write a new model to another file and rename it over the old one; open a new pool")],
             )
     model: Any = f"/proc/self/fd/{descriptors[0]}"
     with ExitStack() as opened:
-        if opening.path is None or is_ort_format(opening.path):  # ONNX Runtime knows the format by the file's name.
+        if path is None or is_ort_format(path):  # ONNX Runtime knows the format by the file's name.
             with _mapped(descriptors[0]) as content:
                 model = bytes(content)
         contents = [opened.enter_context(_mapped(descriptor)) for descriptor in descriptors[1:]]
@@ -144,7 +134,7 @@ def _open_kept(opening: Opening, descriptors: list[int], open_session: Any, opti
             import onnxruntime  # Import it late: GPUSession diagnoses its absence.
 
             sess_options = options.get("sess_options") or onnxruntime.SessionOptions()
-            locations = [location for location, _ in opening.files[1:]]
+            locations = [location for location, _ in files[1:]]
             sess_options.add_external_initializers_from_files_in_memory(locations, contents, list(map(len, contents)))
             options = {**options, "sess_options": sess_options}
         session: OpenSession = open_session(model, **options)
@@ -160,8 +150,7 @@ class _Serving:
     def __init__(self, session: OpenSession) -> None:
         self._session = session
         self._of_thread = threading.local()
-        runtime = runtime_of(lifetime.device_of(session)) if session._pinned_memory_limit else None
-        self._pin = functools.partial(_pin, runtime) if runtime is not None else None
+        self._runtime = runtime_of(lifetime.device_of(session)) if session._pinned_memory_limit else None
         from ...running.staging import StagedRunner  # Import it late: it imports ONNX Runtime.
 
         runner = session._gpu_runner.own
@@ -170,7 +159,7 @@ class _Serving:
 
     def serve(self, channel: Channel, file: int) -> None:
         """Answer requests until the parent closes the channel."""
-        exchange = self._of_thread.exchange = Exchange(channel, file, pin=self._pin)
+        exchange = self._of_thread.exchange = Exchange(channel, file, runtime=self._runtime)
         with suppress(EOFError, OSError):
             while True:
                 try:
@@ -187,7 +176,7 @@ class _Serving:
         left = iter(arrays)
         feeds = [dict(zip(names, left)) for names in input_names]  # noqa: B905 - each takes its part
         try:
-            if output_names != WARM:
+            if output_names is not WARM:
                 return None, _checked(self._session.run(output_names, feeds[0]))
             self._session.warm(feeds)
         except BaseException as error:  # noqa: BLE001 - the caller raises it
@@ -195,21 +184,6 @@ class _Serving:
                 parent.end(error)
             return PickledError.of(error), []
         return None, []
-
-
-def _pin(runtime: CudaRuntime, address: int, size: int) -> Callable[[], None]:
-    """Pin shared memory, like every Pin. If the system refuses, the GPU copies from ordinary memory."""
-    try:
-        runtime.pin(address, size)
-    except CudaCallError as error:
-        logger.debug("%d shared bytes cannot be pinned: %s", size, error)
-        return lambda: None
-
-    def unpin() -> None:
-        with suppress(CudaCallError):  # A lost context has already unpinned the memory.
-            runtime.unpin(address)
-
-    return unpin
 
 
 def _checked(outputs: Any) -> list[NDArray[Any]]:

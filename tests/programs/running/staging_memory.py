@@ -130,14 +130,13 @@ def results_are_written_into_shared_memory_where_there_is_some() -> None:
 
     from ortgpu.process.channel import Channel
     from ortgpu.session.pool.shared_memory import Exchange, memory_file
-    from ortgpu.session.pool.worker_process import _pin
 
     if not (sys.argv[2] == "True"):
         os.environ["STUB_CUDART_FAIL"] = "cudaHostRegister=2"
     one, other = map(Channel, socket.socketpair())
     file = memory_file("ortgpu-test")
     ours = Exchange(one, file)
-    theirs = Exchange(other, os.dup(file), pin=lambda address, size: _pin(runtime, address, size))
+    theirs = Exchange(other, os.dup(file), runtime=runtime)
     session = staged(NEG)
     session._gpu_runner._runs.place = theirs.try_empty
     pinned, right = [], []

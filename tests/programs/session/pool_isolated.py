@@ -195,6 +195,7 @@ def what_cannot_go_to_another_process_is_refused_with_the_reason() -> None:
         report("no feed", outcome(lambda: made.run(None, None)))
         report("wrong name", outcome(lambda: made.run(None, {"z": np.ones(4, np.float32)})))
         report("wrong output", outcome(lambda: made.submit(["nothing"], feed(1)).result()))
+        report("word", outcome(lambda: made.run("warm", feed(1))))
         report("wrong type", outcome(lambda: made.run(None, {"x": np.ones(4)})))
         report("wrong shape", outcome(lambda: made.run(None, {"x": np.ones(5, np.float32)})))
         report("after", [value_of(made.run(None, feed(7))), made.health()[0].restarts])
@@ -419,8 +420,8 @@ def an_error_of_a_run_or_an_opening_is_no_death() -> None:
 def deaths_before_a_first_result_are_delayed_and_others_are_not() -> None:
     isolated._BACK_OFF = (1.5, 3.0)
     starts = []
-    start = isolated.Launch.start  # type: ignore[attr-defined]  # its name in there
-    isolated.Launch.start = lambda self, *given: (starts.append(time.monotonic()), start(self, *given))[1]  # type: ignore[attr-defined]  # its name in there
+    start = isolated.WorkerProcess
+    isolated.WorkerProcess = lambda launch: (starts.append(time.monotonic()), start(launch))[1]
 
     def dies():
         before, died = len(starts), time.monotonic()
