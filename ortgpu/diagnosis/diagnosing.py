@@ -91,9 +91,15 @@ CHECKS: tuple[Check, ...] = (
     model_checks.report_cpu_nodes,
 )
 
-# These explain the failure of a process that has imported ONNX Runtime and loaded every library.
+# These explain the failure of a process that has imported ONNX Runtime and loaded every library. The check
+# cudnn_without_code is not among them: it needs the facts of all packages, and an open session asks the loaded cuDNN.
 _LOADED: tuple[Check, ...] = (model_checks.collective_ops_missing, libraries.cudnn_of_other_cuda)
-CHECKS_OF_THE_DRIVER = (*_LOADED, *_DRIVER_AND_GPUS, attempts.unusable, devices.busy)
+CHECKS_OF_THE_DRIVER: tuple[Check, ...] = (
+    *_LOADED,
+    *(check for check in _DRIVER_AND_GPUS if check is not devices.cudnn_without_code),
+    attempts.unusable,
+    devices.busy,
+)
 # Without libcuda and NVML nothing else of the driver and its GPUs can be judged.
 CHECKS_WITHOUT_A_DRIVER = (*_LOADED, driver.not_found, devices.none_visible)
 
@@ -263,24 +269,24 @@ def why_unusable(
     """
     request = request or Request()
     observed = _observed(runtime, request, cuda)
-    if cause is None and (report := _report_if_whole(runtime, observed)) is not None:
-        environment = UnreadEnvironment(provider=report.provider)
-        has_driver = environment.driver.libcuda is not None or environment.driver.nvml.available
-        checks = CHECKS_OF_THE_DRIVER if has_driver else CHECKS_WITHOUT_A_DRIVER
-        problems = find_problems(Facts(environment, request, observed), checks)
-        if problems and problems[0].severity == "fatal":
-            return problems[0].with_others(problems)
-    facts = Facts(UnreadEnvironment(), request, observed)
-    problems = find_problems(facts)
-    fatal = [problem for problem in problems if problem.severity == "fatal"]
-    # Altered files are only a warning, and still a better guess than no cause.
-    fatal = fatal or [problem for problem in problems if isinstance(problem, errors.BrokenPackageError)]
+    report = _report_if_whole(runtime, observed)
+    environment = UnreadEnvironment() if report is None else UnreadEnvironment(provider=report.provider)
+    facts = Facts(environment, request, observed)
     error = classifier.explain_opening(str(cause), facts) if cause is not None else None
     if error is None and cause is not None:
         return None
+    problems: tuple[GPUError, ...] = ()
+    if report is not None and (cause is None or isinstance(error, (errors.DriverError, errors.DeviceError))):
+        has_driver = environment.driver.libcuda is not None or environment.driver.nvml.available
+        problems = find_problems(facts, CHECKS_OF_THE_DRIVER if has_driver else CHECKS_WITHOUT_A_DRIVER)
+    if not problems or problems[0].severity != "fatal":
+        problems = find_problems(facts)
+    fatal = [problem for problem in problems if problem.severity == "fatal"]
+    # Altered files are only a warning, and still a better guess than no cause.
+    fatal = fatal or [problem for problem in problems if isinstance(problem, errors.BrokenPackageError)]
     if error is None or isinstance(error, errors.ProviderFallbackError):  # The words name no cause.
-        too_few = driver.too_few_descriptors(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
-        explaining = fatal or ([too_few] if too_few is not None else [])
+        unbound = "ONNX Runtime did not bind its CUDA provider"
+        explaining = fatal or list(filter(None, [driver.too_few_descriptors(None, facts, [unbound])]))
     elif isinstance(error, errors.ProviderFailureError) and error.library in OF_WHEELS:
         # A known problem of the libraries explains why one of them fails.
         explaining = fatal or [problem for problem in problems if isinstance(problem, errors.LibraryConflictError)]

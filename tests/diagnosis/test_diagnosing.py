@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ortgpu.diagnosis.checks import devices
 from ortgpu.diagnosis.diagnosing import CHECKS, CHECKS_OF_THE_DRIVER, CHECKS_WITHOUT_A_DRIVER, why_unusable
 from ortgpu.environment import inspection
 from ortgpu.environment.gpu.cuda import CudaState
@@ -92,4 +93,24 @@ def test_the_checks_of_the_driver_are_all_there_in_the_same_order() -> None:
         CHECKS_WITHOUT_A_DRIVER
     )
     modules = {"devices", "driver"}
-    assert {check for check in CHECKS if check.__module__.rpartition(".")[2] in modules} <= set(of_the_driver)
+    others = {check for check in CHECKS if check.__module__.rpartition(".")[2] in modules} - set(of_the_driver)
+    assert others == {devices.cudnn_without_code}, "an open session asks the cuDNN that it has loaded"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a program of Linux stands for the library")
+@pytest.mark.parametrize("cause", [None, RuntimeError("CUDA failure 999: unknown error")])
+def test_a_driver_that_fails_is_explained_without_the_packages(
+    runtime: Runtime, asked: list[str], monkeypatch: pytest.MonkeyPatch, cause: Exception | None
+) -> None:
+    """Also if ONNX Runtime's constructor met the failure."""
+    monkeypatch.setitem(inspection._FACTS, "driver", lambda _: HEALTHY.environment.driver)
+    runtime = replace(runtime, preload=SEEN_HEALTHY.observed.preload)
+    error = why_unusable(runtime, cuda=CudaState(999, None, 1), cause=cause)
+    assert (error.code if error is not None else None) == "driver-unusable"
+    assert {"packages", "libraries"}.isdisjoint(asked)
+
+
+def test_an_exception_that_is_not_about_the_gpu_starts_no_diagnosis(runtime: Runtime, asked: list[str]) -> None:
+    cause = RuntimeError("[ONNXRuntimeError] : 10 : INVALID_GRAPH : Load model failed: not a registered input")
+    assert why_unusable(runtime, cuda=CudaState(0, (), 1), cause=cause) is None
+    assert {"packages", "libraries", "installer"}.isdisjoint(asked)
