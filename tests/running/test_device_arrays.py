@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ortgpu.running.device_arrays import _DLTensor
+from ortgpu.errors import ProviderRequestError
+from ortgpu.running.device_arrays import _DLTensor, refuse_on_gpu
 from tests.lab.installed import older_than
 from tests.lab.stubs import Stubs
 from tests.support.cpu_session import child
@@ -146,6 +147,25 @@ def test_an_array_on_another_gpu_is_refused(stubs: Stubs) -> None:
     assert found[0]["type"] == "ProviderRequestError"
     assert "input 'x' is on cuda:1, and the session on cuda:0" in found[0]["text"]
     assert found[1] == {"returned": ["x"]}
+
+
+@pytest.mark.parametrize(("device_type", "is_on_gpu"), [(1, False), (2, True), (3, False), (10, True), (13, True)])
+def test_a_pool_refuses_arrays_on_a_gpu_and_takes_pinned_memory(device_type: int, is_on_gpu: bool) -> None:
+    """The numbers are DLPack's: the CPU, CUDA, pinned memory, ROCm, managed memory."""
+
+    class Array:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return device_type, 0
+
+        def __dlpack__(self) -> object:
+            raise AssertionError("the array is only asked where it is")
+
+    feed = {"plain": [1.0], "x": Array()}
+    if not is_on_gpu:
+        return refuse_on_gpu(feed)
+    with pytest.raises(ProviderRequestError, match="input 'x' is on a GPU, and a pool chooses the GPU itself"):
+        refuse_on_gpu(feed)
+    return None
 
 
 def test_what_is_wrong_with_a_feed_stays_onnx_runtimes_own() -> None:

@@ -191,11 +191,13 @@ def test_runs_take_turns_and_give_them_back(count: int) -> None:
             except ValueError:
                 results.append(-1)
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(5)]
+    # A thread that waits for a turn for ever must keep neither this test nor pytest from ending.
+    threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
+        assert not thread.is_alive(), "a turn was lost"
     assert sorted(results) == sorted([-1, 0, 1, 2, 4] * 3)
     assert most == [count]
     with turns.all():
