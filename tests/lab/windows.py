@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+import selectors
 import shlex
 import shutil
 import signal
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -277,22 +278,21 @@ class Windows:
         if self._resident is None:
             self._resident = self._start(self.interpreter, "-c", _RESIDENT)
             assert self._resident.stdout is not None
-            self._resident.stdout.readline()
+            assert self._resident.stdout.readline(), "Python for Windows does not start"
         started = time.monotonic()
         process = self._start(
             self.interpreter, *_COMPILED, *arguments, variables={**self.variables, **(variables or {})}
         )
-        returncode: int | None = None
-        try:
-            out, err = process.communicate(timeout=deadline)
-            returncode = process.returncode
-        except subprocess.TimeoutExpired:
+        output = _Output(process)
+        returncode, left = output.read_until_end(deadline), ""
+        if returncode is None:
+            left = "".join(f"{line}\n" for line in ["--- left at the deadline", *_processes_of(self.folder)])
             self.end()
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
-        stdout, stderr = (each.decode("utf-8", "replace").replace("\r\n", "\n") for each in (out, err))
-        return Child((self.interpreter, *arguments), returncode, time.monotonic() - started, stdout, stderr, {})
+            output.read_until_end(60)
+        stdout, stderr = (each.decode("utf-8", "replace").replace("\r\n", "\n") for each in output.close())
+        return Child((self.interpreter, *arguments), returncode, time.monotonic() - started, stdout, stderr + left, {})
 
     def _start(self, *command: str, variables: Mapping[str, str] = _NOTHING) -> subprocess.Popen[bytes]:
         """Start a program with pipes: Wine gives it no file that none of its drives has."""
@@ -316,6 +316,57 @@ class Windows:
         if self._resident is not None:
             self._resident.communicate(timeout=60)
             self._resident = None
+
+
+class _Output:
+    """What a program writes until its end. Its pipes may stay open after that, in a program that it left behind.
+
+    ``communicate`` would wait for that one. A file cannot take the place of a pipe: see ``_start``.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.close()
+        self._process, self._end = process, os.pidfd_open(process.pid)
+        self._written = {process.stdout: bytearray(), process.stderr: bytearray()}
+        for pipe in self._written:
+            os.set_blocking(pipe.fileno(), False)
+
+    def read_until_end(self, deadline: float) -> int | None:
+        """Return the exit status of the program; None if it has not ended at the deadline."""
+        until, has_ended = time.monotonic() + deadline, False
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._end, selectors.EVENT_READ)
+            for pipe in self._written:
+                selector.register(pipe, selectors.EVENT_READ)
+            while not has_ended and (ready := selector.select(max(0.0, until - time.monotonic()))):
+                has_ended = any(key.fd == self._end for key, _ in ready)
+                for pipe, written in self._written.items():  # What the program wrote before its end is in its pipes.
+                    content = pipe.read()
+                    written += content or b""
+                    if content == b"" and pipe in selector.get_map():  # The other end is closed.
+                        selector.unregister(pipe)
+        return self._process.wait() if has_ended else None
+
+    def close(self) -> tuple[bytes, bytes]:
+        os.close(self._end)
+        for pipe in self._written:
+            pipe.close()
+        out, err = self._written.values()
+        return bytes(out), bytes(err)
+
+
+def _processes_of(prefix: Path) -> Iterator[str]:
+    """Yield a line for each process of a prefix: its command, its threads and its standard streams."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"WINEPREFIX={prefix}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                waits = [(thread / "wchan").read_text(encoding="utf-8") for thread in (folder / "task").iterdir()]
+                streams = [os.readlink(folder / "fd" / name) for name in "012" if (folder / "fd" / name).is_symlink()]
+                yield f"{folder.name} {command}: waits in {waits}, has {streams}"
 
 
 @functools.cache

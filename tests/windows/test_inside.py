@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from typing import Any
 
 import pytest
@@ -39,6 +40,23 @@ def no_words_of_linux(text: str) -> bool:
 def test_it_is_windows(windows: Windows) -> None:
     code = "import json, os, sys; print(json.dumps([sys.platform, sys.executable, os.path.exists('/etc/os-release')]))"
     assert last_line(windows.python("-c", code)) == ["win32", PYTHON, False]
+
+
+def test_a_program_that_is_left_behind_keeps_nobody_waiting(windows: Windows) -> None:
+    """It has the output of the program that started it, and outlives it. What was written before is all there."""
+    code = """
+        import subprocess, sys
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=sys.stdout, stderr=sys.stderr)
+        print("x" * 200_000)
+    """
+    assert windows.python("-c", textwrap.dedent(code), deadline=60).ok().stdout == "x" * 200_000 + "\n"
+
+
+def test_a_program_that_does_not_end_is_told_with_what_is_left(windows: Windows) -> None:
+    child = windows.python("-c", "import time; time.sleep(600)", deadline=2)
+    assert child.returncode is None
+    left = child.stderr.partition("--- left at the deadline\n")[2]
+    assert re.search(r"^\d+ .*python\.exe .*sleep\(600\).*: waits in \['\w+'.*pipe:", left, re.MULTILINE), child.output
 
 
 def test_doctor(windows: Windows) -> None:
