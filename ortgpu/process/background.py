@@ -29,10 +29,11 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 Result = TypeVar("Result")
 
@@ -82,7 +83,7 @@ class _ThisThread(threading.local):
 
     Attributes:
         holds: a lock that only this thread takes, before each other lock: a mark that no interrupt can leave behind.
-        has_turn: such a mark of a turn that lasts for a whole run. The run itself may wait for threads without a turn.
+        has_turn: such a mark of a slot that lasts for a whole run. The run itself may wait for threads without a slot.
     """
 
     if TYPE_CHECKING:
@@ -99,9 +100,29 @@ class _ThisThread(threading.local):
 this_thread = _ThisThread()
 
 
+class Owned(Protocol):
+    """Something that one thread has at a time, for a whole run. ``owner`` is the id of the thread."""
+
+    owner: int
+
+
+owners: set[weakref.ref[Owned]] = set()
+
+
 def may_wait() -> bool:
     """Return False in a signal handler or finalizer that came while this thread holds a lock or a turn."""
-    return not holds_lock() and not this_thread.has_turn._is_owned()  # type: ignore[attr-defined]  # as Condition asks
+    return not holds_lock() and not _has_turn()
+
+
+def _has_turn() -> bool:
+    if this_thread.has_turn._is_owned():  # type: ignore[attr-defined]  # as Condition asks
+        return True
+    thread = threading.get_ident()
+    for reference in owners.copy():  # Threads add and drop turns meanwhile.
+        turn = reference()
+        if turn is not None and turn.owner == thread:
+            return True
+    return False
 
 
 def holds_lock() -> bool:

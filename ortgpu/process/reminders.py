@@ -17,7 +17,7 @@ class Reminder:
     """Calls ``check`` of ``owner`` now and then, in a thread that ends once there is nothing to wait for.
 
     ``check`` returns the seconds until its next call, or None if there is nothing to wait for. The owner is held
-    weakly, and the thread ends with it.
+    weakly, and the thread ends with it. ``thread`` is None while there is none.
     """
 
     def __init__(self, owner: Any, check: Callable[[Any], float | None], name: str) -> None:
@@ -26,30 +26,26 @@ class Reminder:
         self._name = name
         self._lock = threading.RLock()
         self._ends: SimpleQueue[None] = SimpleQueue()
-        self._thread: Thread | None = None
+        self.thread: Thread | None = None
         self._pid = os.getpid()
         weakref.finalize(owner, self._ends.put, None).atexit = False
-
-    @property
-    def is_at_work(self) -> bool:
-        return self._thread is not None
 
     def start(self) -> None:
         """Start the thread if there is none. If the process has reached its thread limit, ``check`` is not called."""
         if os.getpid() != self._pid:
             return  # The lock may be held for ever in a forked child.
         with this_thread.holds, self._lock:
-            if self._thread is None:
-                self._thread = thread = Thread(self._work, self._name)
+            if self.thread is None:
+                self.thread = thread = Thread(self._work, self._name)
                 _started.add(self)
                 try:
                     thread.start()
                 except RuntimeError:  # A limit of the container or the user: "can't start new thread".
-                    self._thread = None
+                    self.thread = None
 
     def stop(self) -> None:
         """End the thread and wait for its end. The thread itself does not wait, nor does a holder of a lock."""
-        thread = self._thread
+        thread = self.thread
         if thread is not None and os.getpid() == self._pid:
             self._ends.put(None)
             if not thread.is_this() and may_wait():
@@ -62,14 +58,14 @@ class Reminder:
                 seconds = self._check(owner) if owner is not None else None
                 del owner
                 if seconds is None:
-                    self._thread = None
+                    self.thread = None
                     return
             try:
                 self._ends.get(timeout=max(seconds, 0.001))
             except Empty:
                 continue
             with this_thread.holds, self._lock:
-                self._thread = None
+                self.thread = None
                 return
 
 

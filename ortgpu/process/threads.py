@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from .background import AT_EXIT, Thread, logged, may_wait, this_thread
+from .background import AT_EXIT, Thread, logged, may_wait, owners, this_thread
 
 _WORKS_AT_FEEDS = True  # A thread in this module may hold a lock that others need; see pipeline._may_wait.
 
@@ -213,64 +213,111 @@ class Notice:
 
 
 class Turns:
-    """The turns of calls that only so many threads make at a time, as the runs of one session."""
+    """The turns of calls that one thread at a time makes, such as the runs of a session: first come, first served.
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._turns: SimpleQueue[bool] = SimpleQueue()
-        self._threads: set[int] = set()  # the ids of the threads with a turn
-        for _ in range(count):
-            self._turns.put(True)
+    A thread takes a turn at once if ``owner`` and ``first`` are 0: ``with turns.lock:``, and then it sets ``owner``
+    until the call has ended. If it makes no call between that look and the lock, neither a signal nor another thread
+    comes between them.
 
-    def take(self) -> None:
-        """Wait for a turn. Another thread may give it back."""
-        self._turns.get()
+    Attributes:
+        owner: the id of the thread that makes a call; 0 if the turn is free.
+        first: the id of the thread that has the next turn; 0 if no thread waits.
+        lock: held during each call.
+    """
 
-    def give(self) -> None:
-        self._turns.put(True)
+    __slots__ = ("__weakref__", "_next", "first", "lock", "owner")
 
-    @contextlib.contextmanager
-    def all(self) -> Iterator[None]:
-        """Wait for the runs at work, and keep others waiting meanwhile. Only one thread at a time may do that."""
-        taken = 0
-        try:
-            for _ in range(self._count):
-                taken += self._turns.get()
-            yield
-        finally:
-            for _ in range(taken):
-                self._turns.put(True)
+    def __init__(self) -> None:
+        self.owner = self.first = 0
+        self.lock = threading.Lock()
+        self._next = threading.Lock()  # held by the thread that has the next turn
+        owners.add(weakref.ref(self, owners.discard))
 
     def run(self, call: Any, *arguments: Any, **named: Any) -> Any:
         """Make a call as soon as it gets a turn, and return its result.
 
-        A signal handler or finalizer amid a run of the session makes the call within the turn of its thread. Amid other
-        work it waits for a second at most, because the thread with the turn may wait for what this thread holds.
+        A signal handler or finalizer amid a call of its thread makes the call within that turn. Amid other work it
+        waits for a second at most, because the thread with the turn may wait for what this thread holds.
         """
-        if threading.get_ident() in self._threads or not (may_wait() or self._is_free_soon()):
+        if self.owner == threading.get_ident():
             return call(*arguments, **named)
-        return self.run_in_turn(call, *arguments, **named)
+        return self._run(-1 if may_wait() else _LONGEST_WAIT / 2, call, arguments, named)
 
     def run_in_turn(self, call: Any, *arguments: Any, **named: Any) -> Any:
         """Make a call as :meth:`run` does, and wait in any case. This thread must have no turn."""
-        # An interrupt before `try` would lose a turn. The step of this loop is in C, and signals are seen after calls.
-        for turn in iter(self._turns.get, None):
-            try:
-                self._threads.add(threading.get_ident())
-                with this_thread.has_turn:
-                    return call(*arguments, **named)
-            finally:
-                self._threads.discard(threading.get_ident())
-                self._turns.put(turn)
-        return None
+        return self._run(-1, call, arguments, named)
 
-    def _is_free_soon(self) -> bool:
-        until = time.monotonic() + _LONGEST_WAIT
-        while self._turns.empty():
-            if time.monotonic() > until:
-                return False
-            time.sleep(_LONGEST_WAIT / 1000)
-        return True
+    def start(self, call: Any, *arguments: Any) -> None:
+        """Make a call as :meth:`run_in_turn` does. Unless it raises, its turn lasts until a thread gives it back."""
+        self._run(-1, call, arguments, {}, ends=False)
+
+    def give(self) -> None:
+        """Give the turn of :meth:`start` back."""
+        if self.owner == _STARTED:
+            self.owner = 0
+            self.lock.release()
+
+    def _run(self, longest: float, call: Any, arguments: Any, named: Any, *, ends: bool = True) -> Any:
+        """Wait twice for up to ``longest`` seconds, and make a call. -1: wait for a turn in any case."""
+        thread, is_kept = threading.get_ident(), False
+        owner = thread if ends else _STARTED
+        # A signal handler amid the wait of its own thread for the next turn goes ahead of that thread.
+        for is_next in _waits(self._next, longest) if self.first != thread else (False,):
+            in_line = is_next
+            try:
+                if in_line:
+                    self.first = thread
+                for is_taken in _waits(self.lock, longest):
+                    try:
+                        if is_taken:
+                            self.owner = owner
+                        if in_line:
+                            in_line = False
+                            self.first = 0
+                            self._next.release()
+                        result = call(*arguments, **named)
+                        is_kept = not ends
+                        return result
+                    finally:
+                        if self.owner == owner and not is_kept:
+                            self.owner = 0
+                            self.lock.release()
+            finally:
+                if in_line:
+                    self.first = 0
+                    self._next.release()
+        raise AssertionError("the loops end by their return")
+
+
+_STARTED = -1  # owns a turn that a thread gives back later
+
+
+def _waits(lock: threading.Lock, longest: float) -> Iterator[bool]:
+    """Return an iterator that waits for a lock in its step, and yields whether it took the lock.
+
+    An interrupt between ``acquire()`` and ``try`` would leave the lock held. This step is in C, and signals are seen
+    after calls.
+    """
+    return iter(functools.partial(lock.acquire, timeout=longest), None)
+
+
+class Slots:
+    """Up to ``count`` threads at a time make a call, such as staged runs of one session."""
+
+    def __init__(self, count: int) -> None:
+        self._slots: SimpleQueue[bool] = SimpleQueue()
+        for _ in range(count):
+            self._slots.put(True)
+
+    def run(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """Make a call as soon as there is a slot, and return its result."""
+        for slot in iter(self._slots.get, None):  # The step is in C: see _waits.
+            try:
+                with this_thread.has_turn:
+                    return call(*arguments)
+            finally:
+                self._slots.put(slot)
+        raise AssertionError("the loop ends by its return")
 
 
 class Executor:

@@ -28,11 +28,12 @@ _ONE_STREAM = (ONE_STREAM, CAPTURE, "user_compute_stream", "gpu_external_alloc")
 
 
 class _OnDevice(PlainRunner):
+    _run_on_device: Callable[..., Results]  # ``run`` of the class behind this one
     use_device: Callable[[], None]
 
     def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
         self.use_device()
-        return super().run(session, output_names, feed, run_options)
+        return self._run_on_device(session, output_names, feed, run_options)
 
     def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
         return functools.partial(self._call, super().around(method))
@@ -49,5 +50,5 @@ def set_device_in_runs(session: RunningSession, runner: PlainRunner, device: Dev
         return
     use_device = device_setter(device)
     if use_device is not None:
-        runner.__class__ = combined(_OnDevice, type(runner))
+        runner.__class__ = combined(_OnDevice, type(runner), "_run_on_device")
         vars(runner).update(use_device=use_device, binds_directly=False)

@@ -19,7 +19,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from ..model.tensor_types import DTYPES
 from ..process.background import holds_lock, this_thread
-from ..process.threads import Turns
+from ..process.threads import Slots
 from ..provider.lifetime import device_of
 from .copying import IN_THREADS_FROM, Copier, Transfer
 from .cudart import CudaRuntime
@@ -59,7 +59,7 @@ class StagedRuns:
         self._options = onnxruntime.RunOptions()
         self._runtime = runtime
         self._copier = Copier(runtime, threads, piece)
-        self._turns = Turns(_AT_A_TIME)
+        self._slots = Slots(_AT_A_TIME)
 
     def run(self, session: PinningSession, output_names: Any, feed: Any) -> list[Any] | None:
         """Run the model and return the results. None if the arguments need plain ``run``. May raise anything."""
@@ -77,7 +77,7 @@ class StagedRuns:
             return None
         fetched = native.OrtValueVector()
         places = [self._places[self._outputs[name]] for name in names]
-        self._turns.run_in_turn(self._compute, inner, list(given), values, names, fetched, places)
+        self._slots.run(self._compute, inner, list(given), values, names, fetched, places)
         return self._results(memory, names, fetched)
 
     def _compute(self, inner: Any, *arguments: Any) -> None:

@@ -6,6 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from ..errors import GPUError
@@ -24,30 +25,47 @@ logger = logging.getLogger("ortgpu")
 
 class _InTurns(PlainRunner):
     turns: Turns
+    _run_in_turn: Callable[..., Results]  # ``run`` of the class behind this one
 
     def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
-        results: Results = self.turns.run(super().run, session, output_names, feed, run_options)
-        return results
+        """Run the model in a turn: a free one here, as ``Turns`` says, since each call would cost a microsecond."""
+        turns, thread = self.turns, get_ident()
+        if turns.owner or turns.first:
+            results: Results = turns.run(self._run_in_turn, session, output_names, feed, run_options)
+            return results
+        with turns.lock:
+            turns.owner = thread
+            try:
+                return self._run_in_turn(session, output_names, feed, run_options)
+            finally:
+                turns.owner = 0
 
     def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
         return functools.partial(self.turns.run, super().around(method))
 
 
 class _Watched(PlainRunner):
+    _run_watched: Callable[..., Results]  # ``run`` of the class behind this one
     last_run: float  # the end of the last run, by time.monotonic()
     at_work: list[None]  # an item for each run at work
     reminder: Reminder
 
     def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
-        results: Results = self._watch(super().run, session, output_names, feed, run_options)
-        return results
+        self.at_work.append(None)
+        try:
+            return self._run_watched(session, output_names, feed, run_options)
+        finally:
+            self.at_work.pop()
+            self.last_run = time.monotonic()
+            if self.reminder.thread is None:
+                self.reminder.start()
 
     def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
         return functools.partial(self._watch, super().around(method))
 
     def note_end(self) -> None:
         self.last_run = time.monotonic()
-        if not self.reminder.is_at_work:
+        if self.reminder.thread is None:
             self.reminder.start()
 
     def _watch(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -66,14 +84,17 @@ class _Watched(PlainRunner):
 _classes: dict[tuple[type[Any], type[Any]], type[Any]] = {}
 
 
-def combined(first: type[Any], second: type[Any]) -> type[Any]:
-    """Return a class with the ``run`` of ``first`` around the ``run`` of ``second``."""
-    return _classes.setdefault((first, second), type(second.__name__, (first, second), {}))
+def combined(first: type[Any], second: type[Any], name: str) -> type[Any]:
+    """Return a class with the ``run`` of ``first`` around the ``run`` of ``second``, which it calls by ``name``.
+
+    ``super().run`` would make two objects for each run.
+    """
+    return _classes.setdefault((first, second), type(second.__name__, (first, second), {name: second.run}))
 
 
 def trim_when_idle(session: RunningSession, runner: PlainRunner, seconds: float) -> None:
     """Have a session trim itself once it made no run for so many seconds. A thread waits for that meanwhile."""
-    runner.__class__ = combined(_Watched, type(runner))
+    runner.__class__ = combined(_Watched, type(runner), "_run_watched")
     reminder = Reminder(session, functools.partial(_trim_idle, seconds), "ortgpu-trim")
     vars(runner).update(reminder=reminder, at_work=[], last_run=time.monotonic(), binds_directly=False)
 
@@ -98,6 +119,6 @@ def _trim_idle(seconds: float, session: RunningSession) -> float | None:
 
 
 def take_turns(runner: PlainRunner, turns: Turns) -> None:
-    """Limit a runner to as many runs at a time as there are ``turns``."""
-    runner.__class__ = combined(_InTurns, type(runner))
+    """Limit a runner to one run at a time, in turns."""
+    runner.__class__ = combined(_InTurns, type(runner), "_run_in_turn")
     vars(runner).update(turns=turns, binds_directly=False)

@@ -66,13 +66,9 @@ def run_async(
     arrays = tuple(feed.values()) if hasattr(feed, "values") else ()
     _under_way[reference] = session, callback, data, turns, vars(session).get("_sess"), arrays
     if turns is not None:
-        turns.take()
-    try:
+        turns.start(run, names, feed, called, None, options)
+    else:
         run(names, feed, called, None, options)
-    except BaseException:  # ONNX Runtime does not call the callback then.
-        if turns is not None:
-            turns.give()
-        raise
 
 
 def run_in_thread(

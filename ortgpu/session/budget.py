@@ -113,7 +113,7 @@ def holdings_within(
         captures: True if the session captures CUDA graphs.
     """
     limit = chosen[LIMIT][0] if LIMIT in chosen else own.get(LIMIT) if captures else None
-    return Holdings(budget, (former and former.turns) or Turns(1), room_in(budget, limit, captures=captures))
+    return Holdings(budget, (former and former.turns) or Turns(), room_in(budget, limit, captures=captures))
 
 
 def too_small(error: InsufficientDeviceMemoryError, budget: int) -> InsufficientDeviceMemoryError:

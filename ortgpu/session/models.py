@@ -289,7 +289,7 @@ class GPUModels(Mapping[str, GPUModel]):
             assert session is not None
             model._calls.append(threading.get_ident())
             model._used = time.monotonic()
-        if self._idle is not None and not self._reminder.is_at_work:
+        if self._idle is not None and self._reminder.thread is None:
             self._reminder.start()
         return session
 

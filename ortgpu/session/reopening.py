@@ -193,29 +193,34 @@ def reopen(session: Reopened) -> None:
             cpu_nodes="allow",
             tuned=request.tuned if request.tuned != "now" else True,
         )
-        turns = holdings.turns if holdings is not None else None
-        with turns.all() if turns is not None else contextlib.nullcontext():
-            names = [name for name in lifetime.HELD_BY_ONNXRUNTIME if name in vars(session)]
-            vars(session).update({name: _Awaited(session, name) for name in names})
-            session._gpu_runner.let_go()
-            if holdings is not None:
-                holdings.give_back()
-            _at_work.append(session)
-            try:
-                with unchanged_on_error(session):
-                    session._open_request(again)
-            except InsufficientDeviceMemoryError as error:
-                raise GPUOutOfMemoryError(
-                    "the GPU has no room now to open this session again after a run was out of memory",
-                    evidence=error.evidence,
-                    fixes=error.fixes,
-                    requested=error.requested,
-                    free=error.free,
-                    total=error.total,
-                ) from error
-            finally:
-                _at_work.clear()
+        if holdings is not None and holdings.turns is not None:  # Wait for the run at work, and keep others waiting.
+            holdings.turns.run_in_turn(_open_again, session, again, holdings)
+        else:
+            _open_again(session, again, holdings)
         session._request = replace(session._request, **{name: getattr(request, name) for name in _AS_REQUESTED})
+
+
+def _open_again(session: Reopened, request: SessionRequest, holdings: Holdings | None) -> None:
+    names = [name for name in lifetime.HELD_BY_ONNXRUNTIME if name in vars(session)]
+    vars(session).update({name: _Awaited(session, name) for name in names})
+    session._gpu_runner.let_go()
+    if holdings is not None:
+        holdings.give_back()
+    _at_work.append(session)
+    try:
+        with unchanged_on_error(session):
+            session._open_request(request)
+    except InsufficientDeviceMemoryError as error:
+        raise GPUOutOfMemoryError(
+            "the GPU has no room now to open this session again after a run was out of memory",
+            evidence=error.evidence,
+            fixes=error.fixes,
+            requested=error.requested,
+            free=error.free,
+            total=error.total,
+        ) from error
+    finally:
+        _at_work.clear()
 
 
 _AS_REQUESTED = ("device", "allow_cpu", "cpu_nodes", "tuned")

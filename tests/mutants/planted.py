@@ -1693,24 +1693,6 @@ MUTANTS = (
     *_planted(
         "running/test_memory.py",
         (
-            "a run takes no turn",
-            "process/threads.py",
-            "            return call(*arguments, **named)\n        return self.run_in_turn(call, *arguments, **named)",
-            "            return call(*arguments, **named)\n        return call(*arguments, **named)",
-        ),
-        (
-            "a run that raises keeps its turn",
-            "process/threads.py",
-            "get_ident())\n                self._turns.put(turn)\n        return None",
-            "get_ident())\n        return None",
-        ),
-        (
-            "one turn counts as all",
-            "process/threads.py",
-            "for _ in range(self._count):\n                taken",
-            "for _ in range(1):\n                taken",
-        ),
-        (
             "graphs go before plans",
             "running/memory.py",
             '_ORDER: tuple[Part, ...] = ("plans", "graphs")',
@@ -2700,6 +2682,12 @@ MUTANTS = (
             "return super().around(method)",
         ),
         (
+            "a thread that runs again at once goes ahead of one that waits",
+            "running/turns.py",
+            "if turns.owner or turns.first:",
+            "if turns.owner:",
+        ),
+        (
             "a session is trimmed in the middle of a run",
             "running/turns.py",
             "seconds if runner.at_work else runner.last_run",
@@ -2950,6 +2938,27 @@ MUTANTS = (
         ),
     ),
     *_planted(
+        "process/test_threads.py",
+        (
+            "a run takes no turn",
+            "process/threads.py",
+            "return self._run(-1 if may_wait() else _LONGEST_WAIT / 2, call, arguments, named)",
+            "return call(*arguments, **named)",
+        ),
+        (
+            "a run that raises keeps its slot",
+            "process/threads.py",
+            "            finally:\n                self._slots.put(slot)",
+            "            finally:\n                pass",
+        ),
+        (
+            "a turn that was started ends with its call",
+            "process/threads.py",
+            "is_kept = not ends",
+            "is_kept = False",
+        ),
+    ),
+    *_planted(
         "process/test_reminders.py",
         (
             "a reminder keeps its session",
@@ -2960,7 +2969,7 @@ MUTANTS = (
         (
             "a thread that cannot start is at work",
             "process/reminders.py",
-            'start new thread".\n                    self._thread = None',
+            'start new thread".\n                    self.thread = None',
             'start new thread".\n                    pass',
         ),
     ),
@@ -3010,9 +3019,9 @@ MUTANTS = (
         ),
         (
             "a refused async run keeps its turn",
-            "session/async_runs.py",
-            "        if turns is not None:\n            turns.give()\n        raise",
-            "        raise",
+            "process/threads.py",
+            "thread, is_kept = threading.get_ident(), False",
+            "thread, is_kept = threading.get_ident(), not ends",
         ),
     ),
 )

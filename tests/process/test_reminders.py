@@ -41,11 +41,11 @@ def wait_until_gone() -> None:
 
 def test_it_looks_until_there_is_nothing_to_wait_for() -> None:
     owner = Owner(0.001, 0.0, None)
-    assert not owner.reminder.is_at_work
+    assert owner.reminder.thread is None
     owner.reminder.start()
     assert [owner.looks.get(timeout=DEADLINE) for _ in range(3)] == [NAME] * 3
     wait_until_gone()
-    assert not owner.reminder.is_at_work
+    assert owner.reminder.thread is None
 
 
 def test_it_can_be_started_again_and_has_one_thread() -> None:
@@ -66,7 +66,7 @@ def test_stop_ends_a_long_wait_and_waits_for_the_thread() -> None:
     owner.reminder.start()
     owner.looks.get(timeout=DEADLINE)
     owner.reminder.stop()
-    assert not owner.reminder.is_at_work
+    assert owner.reminder.thread is None
     assert not any(each.name == NAME for each in threading.enumerate())
     owner.reminder.stop()
 
@@ -88,7 +88,7 @@ def test_a_process_at_its_limit_of_threads_is_not_looked_after(monkeypatch: pyte
     monkeypatch.setattr(reminders, "Thread", Refused)
     owner = Owner()
     owner.reminder.start()
-    assert not owner.reminder.is_at_work
+    assert owner.reminder.thread is None
     owner.reminder.stop()
 
 
@@ -96,6 +96,6 @@ def test_a_forked_child_starts_none_and_waits_for_none(monkeypatch: pytest.Monke
     owner = Owner()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     owner.reminder.start()
-    assert not owner.reminder.is_at_work
+    assert owner.reminder.thread is None
     owner.reminder.stop()
     assert owner.looks.empty()

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ortgpu.process.background import Thread
-from ortgpu.process.threads import Executor, Notice, Outcome
+from ortgpu.process.background import Thread, may_wait
+from ortgpu.process.threads import Executor, Notice, Outcome, Slots, Turns
 from tests.support.children import run_python
 
 SECONDS = 20  # until something that must come is given up
@@ -108,3 +108,73 @@ def test_a_caller_waits_for_the_thread_that_another_one_is_starting(monkeypatch:
     first.join()
     assert [each.result() for each in outcomes] == ["one_0", "one_0"]
     executor.close()
+
+
+@pytest.mark.parametrize("limit", [Turns(), Slots(1), Slots(2)], ids=["turns", "one slot", "two slots"])
+def test_threads_give_back_what_they_take_for_a_call(limit: Turns | Slots) -> None:
+    at_work, most, lock = 0, 0, threading.Lock()
+    results: list[int] = []
+
+    def run(number: int) -> int:
+        nonlocal at_work, most
+        with lock:
+            at_work += 1
+            most = max(most, at_work)
+        time.sleep(0.002)
+        with lock:
+            at_work -= 1
+        if number == 3:
+            raise ValueError("as runs may")
+        return number
+
+    def call(number: int) -> None:
+        for _ in range(3):
+            try:
+                results.append(limit.run(run, number))
+            except ValueError:
+                results.append(-1)
+
+    # A thread that waits for a turn for ever must keep neither this test nor pytest from ending.
+    threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive(), "a turn was lost"
+    assert sorted(results) == sorted([-1, 0, 1, 2, 4] * 3)
+    count = limit._slots.qsize() if isinstance(limit, Slots) else 1
+    assert 1 <= most <= count
+    if isinstance(limit, Turns):
+        assert (limit.owner, limit.first) == (0, 0)
+
+
+def test_a_turn_that_a_call_starts_lasts_until_it_is_given_back() -> None:
+    turns, order = Turns(), list[str]()
+    turns.start(order.append, "started")
+    other = threading.Thread(target=turns.run, args=(order.append, "next"), daemon=True)
+    other.start()
+    deadline = time.monotonic() + SECONDS
+    while turns.first != other.ident and time.monotonic() < deadline:
+        time.sleep(0.001)
+    order.append("given back")
+    turns.give()
+    turns.give()  # An interrupt may have given it back before.
+    other.join(SECONDS)
+    assert order == ["started", "given back", "next"]
+    with pytest.raises(ZeroDivisionError):
+        turns.start(lambda: 1 // 0)
+    assert turns.run(int) == 0
+
+
+def test_a_thread_in_a_turn_waits_for_nobody_and_others_may() -> None:
+    turns, found = Turns(), list[bool]()
+    assert turns.run(may_wait) is False
+    assert may_wait()
+    other = threading.Thread(target=lambda: found.append(may_wait()))
+
+    def ask_beside() -> None:
+        other.start()
+        other.join(SECONDS)
+
+    turns.run(ask_beside)
+    assert found == [True]

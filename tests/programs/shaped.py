@@ -426,7 +426,7 @@ def ways() -> None:
 def turns() -> None:
     """Report whether plans serve a session whose runs take turns, as those within a budget do."""
     session, runner = shaped(parsed(NETWORK))
-    take_turns(runner, Turns(1))
+    take_turns(runner, Turns())
     settle(session, runner, SIZES)
     children.report("kept", state(runner))
     children.report("map", len(list(session.map(iter(SIZES * 4)))))

@@ -5,13 +5,11 @@ The arena is ONNX Runtime's own: on the CPU, and over libraries of CUDA that cou
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 
 from ortgpu.errors import ExecutionError
-from ortgpu.process.threads import Turns
 from ortgpu.running import memory as module
 from ortgpu.running.memory import Holdings, SessionMemory
 from tests.lab.fixtures import Lab
@@ -165,41 +163,3 @@ def test_trimming_gives_back_plans_the_arena_and_host_memory(monkeypatch: pytest
     for use in (session.trim, lambda: session.memory):
         with pytest.raises(ExecutionError, match="closed"):
             use()
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_runs_take_turns_and_give_them_back(count: int) -> None:
-    turns, at_work, most, lock = Turns(count), [0], [0], threading.Lock()
-
-    def run(number: int) -> int:
-        with lock:
-            at_work[0] += 1
-            most[0] = max(most[0], at_work[0])
-        threading.Event().wait(0.002)
-        with lock:
-            at_work[0] -= 1
-        if number == 3:
-            raise ValueError("as runs may")
-        return number
-
-    results: list[int] = []
-
-    def call(number: int) -> None:
-        for _ in range(3):
-            try:
-                results.append(turns.run(run, number))
-            except ValueError:
-                results.append(-1)
-
-    # A thread that waits for a turn for ever must keep neither this test nor pytest from ending.
-    threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive(), "a turn was lost"
-    assert sorted(results) == sorted([-1, 0, 1, 2, 4] * 3)
-    assert most == [count]
-    with turns.all():
-        assert turns._turns.empty()
-    assert turns._turns.qsize() == count

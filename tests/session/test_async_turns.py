@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ortgpu.process.threads import Turns
 from ortgpu.session import async_runs
 
 
@@ -17,7 +18,7 @@ def test_the_turn_of_a_run_ends_before_its_callback_or_with_its_refusal(
 ) -> None:
     """Else a session with a budget would run no more, once as many runs as it has turns were made."""
     seen: list[str] = []
-    turns: Any = SimpleNamespace(take=lambda: seen.append("take"), give=lambda: seen.append("give"))
+    turns = Turns()
     session: Any = SimpleNamespace(_gpu_runner=SimpleNamespace(note_end=lambda: None))
     monkeypatch.setattr(async_runs, "_queue", SimpleQueue)
     monkeypatch.setattr(async_runs, "_under_way", {})
@@ -25,10 +26,11 @@ def test_the_turn_of_a_run_ends_before_its_callback_or_with_its_refusal(
     def run(names: Any, feed: Any, called: Any, *_: object) -> None:
         if is_refused:
             raise ValueError("wrong input")
+        seen.append("run")
         called([], None, "")
 
     def callback(*_: object) -> None:
-        seen.append("callback")
+        seen.append(f"callback, turn of {turns.owner}")
 
     arguments: Any = (session, run, None, {}, callback, None, None, turns)
     if is_refused:
@@ -36,4 +38,5 @@ def test_the_turn_of_a_run_ends_before_its_callback_or_with_its_refusal(
             async_runs.run_async(*arguments)
     else:
         async_runs.run_async(*arguments)
-    assert seen == ["take", "give"] + ["callback"] * (not is_refused)
+    assert seen == ([] if is_refused else ["run", "callback, turn of 0"])
+    assert turns.owner == 0

@@ -162,7 +162,7 @@ def run() -> None:
     workers = pool._workers
     left = [len(pool._service.waiting), *(len(worker.runs) for worker in workers)]
     left += [each._pinned.bytes_in_use for each in (session, *pool.sessions) if each._pinned]
-    turns = session._gpu_runner._runs._turns._turns.qsize() if getattr(session._gpu_runner, "_runs", None) else None  # type: ignore[attr-defined]  # set here, or of the type that it is
+    turns = session._gpu_runner._runs._slots._slots.qsize() if getattr(session._gpu_runner, "_runs", None) else None  # type: ignore[attr-defined]  # set here, or of the type that it is
     asked.put(False)
     checking.join()
     pool.close()

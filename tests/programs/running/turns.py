@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import os
+import signal
 import threading
 import time
 
@@ -13,7 +14,7 @@ from tests.programs import no_search  # noqa: F401
 from tests.programs.on_cpu import NEG, model, outcome, report, threads
 
 
-def only_so_many_runs_are_at_work() -> None:
+def only_one_run_is_at_work() -> None:
     from ortgpu.process.threads import Turns
     from ortgpu.running.plain_runs import PlainRunner
     from ortgpu.running.turns import take_turns
@@ -34,7 +35,7 @@ def only_so_many_runs_are_at_work() -> None:
             return feed
 
     runner = Slow()
-    take_turns(runner, Turns(int(sys.argv[1])))
+    take_turns(runner, Turns())
     made = []
 
     def run(number):
@@ -62,15 +63,92 @@ def a_run_within_a_run_does_not_wait_for_the_turn_of_its_own_thread() -> None:
             return feed if feed == 3 else [feed, runner.run(None, None, feed + 1, None)]
 
     runner = Interrupted()
-    take_turns(runner, Turns(1))
+    take_turns(runner, Turns())
     report([runner.run(None, None, 0, None), runner.run(None, None, 2, None)])
+
+
+def queued():
+    """Return the turns of a runner, a way to make a call in its run, and a wait until a thread waits for that."""
+    from ortgpu.process.threads import Turns
+    from ortgpu.running.plain_runs import PlainRunner
+    from ortgpu.running.turns import take_turns
+
+    class Calling(PlainRunner):
+        def run(self, session, output_names, feed, run_options):
+            return feed()
+
+    def wait_for_first(thread):
+        until = time.monotonic() + 30
+        while turns.first != thread and time.monotonic() < until:
+            time.sleep(0.001)
+
+    runner, turns = Calling(), Turns()
+    take_turns(runner, turns)
+    return turns, lambda call: runner.run(None, None, call, None), wait_for_first
+
+
+def a_thread_runs_again_at_once() -> None:
+    _, run, wait_for_first = queued()
+    order, others = [], []
+
+    def first():
+        order.append("first")
+        others.append(threading.Thread(target=run, args=(lambda: order.append("other"),)))
+        others[0].start()
+        wait_for_first(others[0].ident)
+
+    run(first)
+    run(lambda: order.append("first again"))
+    others[0].join(30)
+    report(order)
+
+
+def a_handler_amid_the_wait() -> None:
+    turns, run, wait_for_first = queued()
+    main, order, begun, is_handled = threading.get_ident(), [], threading.Event(), threading.Event()
+
+    def other():
+        begun.set()
+        wait_for_first(main)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        is_handled.wait(30)
+        order.append("other")
+
+    def handle(*_):
+        is_handled.set()
+        run(lambda: order.append("handler"))
+
+    def refuse(*_):
+        is_handled.set()
+        raise KeyError("of the handler")
+
+    def run_beside(handler):
+        begun.clear()
+        is_handled.clear()
+        signal.signal(signal.SIGUSR1, handler)
+        thread = threading.Thread(target=run, args=(other,))
+        thread.start()
+        begun.wait(30)
+        try:
+            run(lambda: order.append("interrupted"))
+        except KeyError:
+            thread.join(30)
+            order.append("raised")
+        thread.join(30)
+
+    run_beside(handle)
+    found = [*order]
+    order.clear()
+    run_beside(refuse)
+    run(lambda: order.append("after"))
+    report([found, [order, turns.first, turns.owner]])
 
 
 def a_finalizer_amid_other_work_waits_for_a_turn_but_not_for_ever() -> None:
     from ortgpu.process import threads
     from ortgpu.process.background import this_thread
 
-    turns, order = threads.Turns(1), []
+    turns, order = threads.Turns(), []
     begun, is_over = threading.Event(), threading.Event()
 
     def run(name):

@@ -162,7 +162,7 @@ def in_turns() -> None:
     )
     session = GPUSession(model, memory="230MiB")
     turns, steps = session._holdings.turns, []
-    turns.take()  # as another run does
+    turns.start(lambda: None)  # as another run does
     again = threading.Thread(
         target=lambda: failures.call_again(session, RuntimeError(words), lambda: steps.append("repeated"))
     )
