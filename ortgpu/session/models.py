@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from threading import get_ident
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..environment.gpu.cuda import initialise
@@ -102,12 +104,12 @@ class GPUModel:
             GPUError, Exception: as GPUSession and its ``run`` raise. A missing file raises ONNX Runtime's own error.
             ExecutionError: the GPUModels is closed.
         """
-        # Count this call before the look at the session: a session with calls is not closed.
-        self._calls.append(threading.get_ident())
+        calls, thread = self._calls, get_ident()
         try:
+            calls.append(thread)  # before the look at the session: a session with calls is not closed
             session = self._session
             if session is not None:
-                self._used = time.monotonic()
+                self._used = monotonic()
                 return session.run(output_names, input_feed, run_options)
         except GPUOutOfMemoryError as error:
             if not self._models._may_get_more(self):
@@ -116,7 +118,9 @@ class GPUModel:
         else:
             size = None
         finally:
-            self._models._end_call(self)
+            calls.remove(thread)  # This is _end_call without its call, since each run comes here.
+            if self._models._closed:
+                self._models._close_unused(self)
         return self._models._call(self, lambda session: session.run(output_names, input_feed, run_options), size)
 
     @contextlib.contextmanager
@@ -144,7 +148,7 @@ class GPUModels(Mapping[str, GPUModel]):
     recently used session is closed, but never a session that runs. If all run, the call waits until a run has ended. A
     closed session is opened again at its next use. Many threads may use any model at any time; sessions are opened one
     at a time. Each session gets a share of the budget: memory for its weights, 150 MiB for ONNX Runtime's allocations
-    outside of its arena, and the memory that its runs need. With a share below 1 GiB a model makes one run at a time.
+    outside of its arena, and the memory that its runs need. Within a budget a model makes one run at a time.
 
     In a forked child the models cannot be used. On the CPU (``allow_cpu=True``) the budget counts nothing, and the log
     says so.
@@ -180,12 +184,13 @@ class GPUModels(Mapping[str, GPUModel]):
 
     def __getitem__(self, path: str | os.PathLike[str]) -> GPUModel:
         """Return the model at a path. Its file is not looked at before its first use."""
+        try:
+            # The keys are absolute paths, and making one takes ten times as long as this look-up.
+            return self._models[path]  # type: ignore[index]  # no other object equals such a key
+        except (KeyError, TypeError):
+            pass
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"a model is named by the path of its file, not by {path!r}")
-        # The keys are absolute paths, and making one takes ten times as long as this look-up.
-        model = self._models.get(path) if isinstance(path, str) else None
-        if model is not None:
-            return model
         name = os.path.abspath(os.fsdecode(path))
         model = self._models.get(name)
         return model if model is not None else self._models.setdefault(name, GPUModel(self, name))
@@ -211,7 +216,7 @@ class GPUModels(Mapping[str, GPUModel]):
 
     def health(self) -> tuple[ModelHealth, ...]:
         """Return the state of each model that was asked for, in the order of the first requests. This does not wait."""
-        now = time.monotonic()
+        now = monotonic()
         states = []
         for model in list(self._models.values()):
             session, used = model._session, model._used
@@ -239,7 +244,7 @@ class GPUModels(Mapping[str, GPUModel]):
             with this_thread.holds, self._lock:
                 open_models = [model for model in list(self._models.values()) if not self._close(model)]
             # A signal handler or finalizer does not wait for the call that it interrupts. That call closes its session.
-            if not may_wait() or all(threading.get_ident() in model._calls for model in open_models):
+            if not may_wait() or all(get_ident() in model._calls for model in open_models):
                 break
             time.sleep(_PAUSE)
         self._reminder.stop()
@@ -279,7 +284,7 @@ class GPUModels(Mapping[str, GPUModel]):
             self._refuse_if_closed()
             share = self._share_of(model, more_than, all_of_it=all_of_it and more_than is not None)
             if model._session is not None and model._share < share:
-                self._wait(lambda: self._close(model), share, is_vain=threading.get_ident() in model._calls)
+                self._wait(lambda: self._close(model), share, is_vain=get_ident() in model._calls)
             if more_than is not None and self._budget is None:
                 for other in self._models.values():
                     self._close(other)
@@ -287,17 +292,21 @@ class GPUModels(Mapping[str, GPUModel]):
                 self._open(model, share)
             session = model._session
             assert session is not None
-            model._calls.append(threading.get_ident())
-            model._used = time.monotonic()
+            model._calls.append(get_ident())
+            model._used = monotonic()
         if self._idle is not None and self._reminder.thread is None:
             self._reminder.start()
         return session
 
     def _end_call(self, model: GPUModel) -> None:
-        model._calls.remove(threading.get_ident())
-        if self._closed:  # A signal handler or finalizer closed it and did not wait for this call.
-            with this_thread.holds, self._lock:
-                self._close(model)
+        model._calls.remove(get_ident())
+        if self._closed:
+            self._close_unused(model)
+
+    def _close_unused(self, model: GPUModel) -> None:
+        """Close a session after a signal handler or finalizer closed the models and did not wait for its call."""
+        with this_thread.holds, self._lock:
+            self._close(model)
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -382,7 +391,7 @@ class GPUModels(Mapping[str, GPUModel]):
                 self._close(other)
             return fits_beside(others())
 
-        thread = threading.get_ident()
+        thread = get_ident()
         self._wait(has_room, share, is_vain=not fits_beside([other for other in others() if thread in other._calls]))
 
     def _wait(self, is_ready: Callable[[], bool], share: int, *, is_vain: bool) -> None:
@@ -392,9 +401,9 @@ class GPUModels(Mapping[str, GPUModel]):
             GPUOutOfMemoryError: the wait ``is_vain``, because this thread itself uses the sessions that it waits for;
                 or the wait took too long.
         """
-        until = time.monotonic() + _LONGEST_WAIT
+        until = monotonic() + _LONGEST_WAIT
         while not is_ready():
-            if is_vain or time.monotonic() > until:
+            if is_vain or monotonic() > until:
                 whose = "this thread uses" if is_vain else f"for {_LONGEST_WAIT:.0f} seconds other threads used"
                 raise GPUOutOfMemoryError(
                     f"{share // _MIB} MiB of the budget are needed, but models in use hold the rest",
@@ -425,7 +434,7 @@ class GPUModels(Mapping[str, GPUModel]):
         if idle is None:
             return None
         with this_thread.holds, self._lock:
-            now = time.monotonic()
+            now = monotonic()
             due = []
             for model in list(self._models.values()):
                 if model._session is not None:
