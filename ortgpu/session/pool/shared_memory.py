@@ -7,7 +7,6 @@ allocated before their use, so that no process gets SIGBUS when the machine is f
 from __future__ import annotations
 
 import ctypes
-import errno
 import logging
 import math
 import mmap
@@ -160,11 +159,9 @@ def memory_file(name: str) -> int:
     Pythons built for an older glibc, for instance by conda and uv, have no ``os.memfd_create``.
 
     Raises:
-        OSError: the process has too many open files, or the system has no such files.
+        OSError: the process has too many open files.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "memfd_create"):
-        raise OSError(errno.ENOSYS, "the C library has no memfd_create")
     descriptor: int = libc.memfd_create(name.encode(), _MFD_CLOEXEC)
     if descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
