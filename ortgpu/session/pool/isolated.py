@@ -187,8 +187,7 @@ class WorkerProcess:
             failed.pop_all()
         self._idle = list(self.exchanges)
         self.has_opened = False
-        self.has_result = False
-        self.shapes: set[object] = set()  # the shapes of feeds that have run
+        self.shapes: set[object] = set()  # the shapes of feeds that have run; empty: it has given no result
         self.reason: str | None = None  # the cause of its end, if more is known than its exit status
         self.is_lost = self._has_ended = False
 
@@ -328,7 +327,6 @@ class ProcessWorker(Worker):
                 raise (self._lost(process) if is_read else NotBegunError()) from None
             if isinstance(answer, PickledError):
                 raise answer.error()
-            process.has_result = True
             process.shapes = shapes | (process.shapes if len(process.shapes) < _MOST_SHAPES else set())
             return [self._launch.feeds.copy_of(output) for output in outputs]
         finally:
@@ -372,15 +370,15 @@ class ProcessWorker(Worker):
         fruitless = 0  # number of consecutive processes without a result
         died = 0.0  # time of the last death of a process with a session
         while not self._is_ending:
-            process, error = self._live()
+            error = self._live()
             if self._device is None:
                 self.opened.fail(error)
                 return
             if self._is_ending:
                 return
-            if process is not None and process.has_opened:
+            if self._current is not None and self._current.has_opened:
                 died = time.monotonic()
-            fruitless = 0 if process is not None and process.has_result else fruitless + 1
+            fruitless = 0 if self._current is not None and self._current.shapes else fruitless + 1
             if not isinstance(error, GPUError):
                 fix = "open the model in a GPUSession, which shows what is wrong with it"
                 error = self._error(" cannot be replaced", f"{type(error).__name__}: {error}", fix)
@@ -391,43 +389,42 @@ class ProcessWorker(Worker):
             self._service.notice(self)
             if self.is_lost:
                 return
-            del process, error  # They must not live as long as the next process.
+            del error  # It must not live as long as the next process.
             if fruitless:
                 self._ending.take(min(_BACK_OFF[0] * 2 ** (fruitless - 1), _BACK_OFF[1]))
             self.restarts += 1
 
-    def _live(self) -> tuple[WorkerProcess | None, BaseException]:
-        """Start a process and wait for its end. Return it, and the error that ended it or that kept it from opening."""
-        process: WorkerProcess | None = None
-        error: BaseException | None = None
+    def _live(self) -> BaseException:
+        """Start a process and wait for its end. Return the error that ended it or that kept it from opening."""
+        self._current = None
         try:
             process = self._current = WorkerProcess(self._launch)
             if self._is_ending:
                 process.lose()
-            arguments = *self._launch.arguments, self._devices, self._place, self._options
-            opened: Opened = process.child.ask(SERVE, *arguments, timeout=_OPENING)
-            is_first, self._device = self._device is None, opened.device
-            process.has_opened = True
-            if is_first:
-                # Ordinals change when a GPU is gone. The next process must not go to the CPU.
-                self._devices = [plain_request(opened.device) if opened.device.is_gpu else opened.chosen[self._place]]
-                self._place = 0
-                if opened.device.is_gpu:
-                    self._options = options_of_others(self._options)
-                self.opened.give(opened)
-            self._service.notice(self)
-        except ChildFailedError as failed:
-            if process is not None and failed.timed_out:
-                process.reason = f"it had no session after {_OPENING:g} s"
-        except BaseException as raised:  # noqa: BLE001 - the caller raises it, or it is the last error of this worker
-            error = raised.with_traceback(None)  # The traceback of this thread holds the process.
-        if process is None:
-            assert error is not None
-            return None, error
-        if not process.has_opened:
-            process.kill("it opened no session")
-        process.wait()
-        return process, self._lost(process) if error is None else error
+            try:
+                arguments = *self._launch.arguments, self._devices, self._place, self._options
+                opened: Opened = process.child.ask(SERVE, *arguments, timeout=_OPENING)
+                is_first, self._device = self._device is None, opened.device
+                process.has_opened = True
+                if is_first:
+                    # Ordinals change when a GPU is gone. The next process must not go to the CPU.
+                    is_gpu = opened.device.is_gpu
+                    self._devices = [plain_request(opened.device) if is_gpu else opened.chosen[self._place]]
+                    self._place = 0
+                    if is_gpu:
+                        self._options = options_of_others(self._options)
+                    self.opened.give(opened)
+                self._service.notice(self)
+            except ChildFailedError as failed:
+                if failed.timed_out:
+                    process.reason = f"it had no session after {_OPENING:g} s"
+            finally:
+                if not process.has_opened:
+                    process.kill("it opened no session")
+                process.wait()
+            return self._lost(process)
+        except BaseException as error:  # noqa: BLE001 - the caller raises it, or it is the last error of this worker
+            return error.with_traceback(None)  # The traceback of this thread holds the process.
 
     def _lost(self, process: WorkerProcess) -> WorkerLostError:
         cause = process.cause()
@@ -440,19 +437,6 @@ class ProcessWorker(Worker):
         place = f"worker {self.number} on {self._device or 'no device yet'}"
         details: Any = {"worker": self.number, "device": str(self._device), "cause": cause}
         return WorkerLostError(f"{place}{what}: {cause}", fixes=[manual(fix)], **details)
-
-
-def _check_portable(options: Mapping[str, Any]) -> None:
-    """Raise TypeError or ProviderRequestError if options do not pickle."""
-    if type(options.get("sess_options")).__name__ == "SessionOptions":
-        raise not_sent()
-    for name, value in options.items():
-        try:
-            pickle.dumps(value)
-        except Exception as error:
-            if is_of_a_handler(error):
-                raise
-            raise TypeError(f"{name} of a GPUSessionPool with isolate=True must pickle: {error}") from None
 
 
 def open_processes(
@@ -471,7 +455,15 @@ def open_processes(
     """
     check(sessions_per_device, options)
     requested = named(devices)
-    _check_portable(options)
+    if type(options.get("sess_options")).__name__ == "SessionOptions":
+        raise not_sent()
+    for name, value in options.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            raise TypeError(f"{name} of a GPUSessionPool with isolate=True must pickle: {error}") from None
     usual, first = deadline
     deadlines = (usual, first or max(usual, _FIRST_RUN)) if usual is not None else (None, None)
     launch = Launch(model, session_class, -(-_THREADS_PER_DEVICE // sessions_per_device), deadlines, feeds)
