@@ -126,10 +126,11 @@ class GPUSession(LastOfOurs):
     With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget. It sets
     the provider option gpu_mem_limit, unless the caller did. When a run reaches the budget, the session gives back the
     memory that no run needs, and repeats the run once. If the second run has no room either, it raises
-    GPUOutOfMemoryError. Plans for further shapes have up to half of the budget, captured graphs and their buffers a
-    quarter, until a run needs it; then they end for good. Shapes without room run without a graph. The CUDA context and
-    the kernels that the process has loaded are not counted. With a TensorRT provider, an allocator of the caller's or a
-    shared arena, ``memory`` raises ProviderRequestError.
+    GPUOutOfMemoryError. The session makes one run at a time: threads run in the order of their calls. Plans for further
+    shapes have up to half of the budget, captured graphs and their buffers a quarter, until a run needs it; then they
+    end for good. Shapes without room run without a graph. The CUDA context and the kernels that the process has loaded
+    are not counted. With a TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises
+    ProviderRequestError.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
