@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import math
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
 
 _ROOM = 4  # The next run gets rows for this many times the items of the last. A larger run is copied together.
+_BESIDE = 2  # batches at a time for each session, apart from full ones
 _BUNDLE = 16  # A waiting collector wakes for this many requests, or for as many as its batch lacks.
 _COPYING = 0.005  # seconds that a batch waits for callers while they copy requests into its rows
 
@@ -51,7 +51,7 @@ class Joining(Kind):
         max_wait: seconds.
 
     Attributes:
-        sizes: the sizes of padded runs, in ascending order. Empty: any number of items runs unpadded.
+        sizes: the sizes of padded runs and their seconds, in ascending order. Empty: any number of items runs unpadded.
         known: the forms that have run. For any other ONNX Runtime plans the run anew, whatever its size.
         sheet: the joined arrays with rows for the next requests.
     """
@@ -59,7 +59,7 @@ class Joining(Kind):
     def __init__(self, service: Any, max_batch: int, max_wait: float) -> None:
         super().__init__()
         self.max_batch, self.max_wait = max_batch, max_wait
-        self.sizes: tuple[int, ...] = ()
+        self.sizes: dict[int, float] = {}
         self.sheet: Sheet | None = None
         self._service = service
         self._feeds: Feeds = service.feeds
@@ -68,6 +68,18 @@ class Joining(Kind):
         self._source: tuple[int, ...] = ()
         self._idle: deque[Sheet] = deque(maxlen=service.most + 1)
         self.known: deque[object] = deque(maxlen=max(service.most + 1, 16))
+
+    def padded(self, items: int) -> int:
+        """Return the number of rows of a run of so many items."""
+        return next((size for size in self.sizes if size >= items), items)
+
+    def best(self, items: int) -> int:
+        """Return how many of these items run next: all, or as many as fill a size, if that is more of them a second."""
+        if items >= self.max_batch:
+            return self.max_batch
+        filled = max((size for size in self.sizes if size <= items), default=0)
+        above = self.padded(items)
+        return filled if filled and filled * self.sizes[above] > items * self.sizes[filled] else items
 
     def keep(self, request: Request) -> None:
         """Copy the arrays of a request into rows of a batch, or into their own memory: the caller may change them."""
@@ -163,7 +175,7 @@ class Joining(Kind):
         while worker is None:
             sheet = batch.sheet
             is_settled = sheet is None or sheet.is_settled()  # Check it before the queue.
-            has_more = bool(service.waiting) and self._take(batch)
+            has_more = self._take(batch)
             if not batch.requests:
                 service.stop_collecting(self, notice)
                 return
@@ -173,12 +185,17 @@ class Joining(Kind):
                 with contextlib.suppress(Exception):
                     self._place(batch)
             seconds: float | None = 0  # to wait if nothing happens; None: until another batch ends
+            wanted = self.max_batch
             if not (batch.is_full or self.is_closed or service.is_closed):
-                if service.runs_of(self) >= len(service.serving):
-                    seconds = None
-                elif batch.items < self._last:
+                running, workers = service.runs_of(self), len(service.serving)
+                if len(running) < _BESIDE * workers:
+                    wanted = self.padded(max(running)) if len(running) >= workers else self._last
+                    if batch.cannot_grow():
+                        wanted = batch.items
+                if batch.items < wanted:
                     seconds = max(0, first.arrived + self.max_wait - time.monotonic())
-            if seconds == 0 and (batch.sheet is not sheet or not is_settled):
+                    seconds = seconds if len(running) < workers else None
+            if seconds == 0 and not batch.leaves and (batch.sheet is not sheet or not is_settled):
                 assert batch.sheet is not None
                 notice.take(batch.sheet.seal())
                 continue
@@ -192,9 +209,8 @@ class Joining(Kind):
                         request.outcome.fail(service.why_over(self))
                     return
                 seconds = None
-            lacking = (self.max_batch if seconds is None else self._last) - batch.items
-            before, self.bundle = self.bundle, min(_BUNDLE, lacking) or _BUNDLE
-            if not has_more and self.bundle >= before:  # Else as many may wait already.
+            self.bundle = batch.others + max(min(_BUNDLE, wanted - batch.items - batch.others), 1)
+            if not has_more and len(service.waiting) < self.bundle:
                 notice.take(seconds)
         self.bundle, self._last = 1, batch.items
         self._answer(batch, worker)
@@ -202,20 +218,19 @@ class Joining(Kind):
 
     def _take(self, batch: Batch) -> bool:
         """Take the waiting requests that fit into the batch. Return False if there are none."""
-        count = len(batch.requests)
-        for request in list(self._service.waiting):
-            if batch.is_full:
+        count, waiting = len(batch.requests), list(self._service.waiting)
+        alike = list(filter(batch.suits, waiting))
+        items = batch.items + sum(request.items for request in alike)
+        best = self.best(items)
+        for request in alike:
+            batch.is_full = batch.items + request.items > self.max_batch
+            if batch.items + request.items > best:
                 break
-            if batch.suits(request):
-                batch.is_full = batch.items + request.items > self.max_batch
-                if not batch.is_full and self._service.forget(request):
-                    batch.add(request)
-        sheet, most = batch.sheet, self.max_batch
-        batch.is_full = (
-            batch.is_full
-            or batch.items == most
-            or (sheet is not None and sheet.capacity >= most and sheet.is_whole(batch.items))
-        )
+            if batch.suits(request) and self._service.forget(request):
+                batch.add(request)
+        batch.is_full = batch.is_full or batch.items == self.max_batch
+        batch.leaves = batch.items < items and not batch.is_full
+        batch.others = len(waiting) - len(batch.requests) + count
         return len(batch.requests) > count
 
     def _place(self, batch: Batch) -> None:
@@ -244,7 +259,7 @@ class Joining(Kind):
         if error is None:  # After an error a row may hold an invalid item, and must not be padding later.
             if self.sizes and batch.first.form not in self.known:
                 self.known.append(batch.first.form)
-            if batch.sheet is not None:
+            if batch.sheet is not None and batch.sheet.is_used_up(batch.items):
                 batch.sheet.valid = max(batch.sheet.valid, batch.items)
                 self.give_back(batch.sheet)
         batch.sheet = None  # Release it before the waiting threads continue.
@@ -356,9 +371,9 @@ class Sheet:
         """Return True once all rows are written. A slow copy, as in a signal handler, is not waited for."""
         return self._until is not None and (sum(self._written) >= self.end or time.monotonic() > self._until)
 
-    def is_whole(self, items: int) -> bool:
-        """Return True if a batch of this number of items holds all used rows."""
-        return not self.left and items == self.end
+    def is_used_up(self, end: int) -> bool:
+        """Return True if no request has, or will get, the row ``end`` or one after it."""
+        return not self.left and end == self.end
 
 
 class Batch:
@@ -366,6 +381,9 @@ class Batch:
 
     Attributes:
         sheet: the joined arrays with all requests, or with some.
+        start: the first row of the run in these arrays.
+        leaves: requests like these wait, and are left to the next batch.
+        others: the number of requests that waited when this batch took some, and were left.
     """
 
     def __init__(self, joining: Joining, first: Request) -> None:
@@ -374,6 +392,8 @@ class Batch:
         self.items = 0
         self.is_full = first.items >= joining.max_batch
         self.sheet: Sheet | None = None
+        self.leaves = False
+        self.others = self.start = 0
 
     def add(self, request: Request) -> None:
         """Add a request that has left the queue, unless it was cancelled."""
@@ -394,33 +414,47 @@ class Batch:
             or (request.sheet is None and request.items <= sheet.left)
         )
 
+    def rows(self) -> tuple[int, int]:
+        """Return the first row of the requests in the joined arrays, and the one after their last."""
+        requests = [request for request in self.requests if request.sheet is self.sheet]
+        return min(request.row for request in requests), max(request.row + request.items for request in requests)
+
+    def cannot_grow(self) -> bool:
+        """Return True if the joined arrays have no row left for further requests."""
+        sheet = self.sheet
+        return sheet is not None and sheet.capacity >= self.joining.max_batch and sheet.is_used_up(self.rows()[1])
+
     def feed(self) -> tuple[Any, int]:
         """Return the inputs of the run and their number of items, or the inputs of a single request and 0.
 
         The first run of a form is not padded, since ONNX Runtime plans it anyhow. Raises MemoryError, ExecutionError.
         """
-        rows, joining = self.items, self.joining
+        rows, joining, requests = self.items, self.joining, self.requests
         if joining.sizes and self.first.form in joining.known:
-            rows = joining.sizes[bisect.bisect_left(joining.sizes, rows)]
+            rows = joining.padded(rows)
         sheet = self.sheet
+        start, end = self.rows()
         if sheet is not None and (
-            not sheet.is_whole(self.items)
-            or any(request.sheet is not sheet for request in self.requests)
+            any(request.sheet is not sheet for request in requests)
+            or end - start != self.items
+            or (rows > self.items and not sheet.is_used_up(end))  # Other requests have the next rows.
             or sheet.source != joining.source()
         ):
             sheet = self.sheet = None
-        if len(self.requests) == 1 and rows == self.items:
-            return self.requests[0].feed, 0
-        if sheet is None or sheet.capacity < rows:
+        if len(requests) == 1 and rows == self.items:
+            return requests[0].feed, 0
+        if sheet is None or sheet.capacity < start + rows:
             sheet = self.sheet = joining.take(self.first, rows)
-            for request in self.requests:
+            for request in requests:
                 sheet.place(request)
             sheet.seal()
+            start = 0
+        self.start = start
         for array in sheet.arrays.values():
-            filled = max(sheet.valid, self.items)
-            array[filled:rows] = array[:1]
-        sheet.valid = max(sheet.valid, rows)
-        return {name: array[:rows] for name, array in sheet.arrays.items()}, rows
+            filled = max(sheet.valid, start + self.items)
+            array[filled : start + rows] = array[start : start + 1]
+        sheet.valid = max(sheet.valid, start + rows)
+        return {name: array[start : start + rows] for name, array in sheet.arrays.items()}, rows
 
     def taken_apart(self, outputs: Results, rows: int) -> list[Results]:
         """Return the outputs of each request. Return an empty list if the first axis of an output does not fit.
@@ -430,6 +464,7 @@ class Batch:
         if any(output.shape[:1] != (rows,) for output in outputs):
             return []
         return [
-            [output[request.row : request.row + request.items].copy() for output in outputs]
+            [output[row : row + request.items].copy() for output in outputs]
             for request in self.requests
+            for row in (request.row - self.start,)
         ]

@@ -100,13 +100,10 @@ class Service:
     def _has_capacity(self) -> bool:
         return any(worker.capacity for worker in self.serving)
 
-    def runs_of(self, joining: Kind) -> int:
-        """Return the number of running batches of a kind."""
-        count = 0
-        for worker in self.workers:
-            for run in list(worker.runs):
-                count += getattr(run, "joining", None) is joining
-        return count
+    def runs_of(self, joining: Kind) -> list[int]:
+        """Return the number of items of each running batch of a kind."""
+        runs: list[Any] = [run for worker in self.workers for run in list(worker.runs)]
+        return [run.items for run in runs if getattr(run, "joining", None) is joining]
 
     def ask(
         self,

@@ -55,6 +55,20 @@ def held(opened):
     return gate
 
 
+def begun(gate, service, feed=None):
+    """Return two requests that run and are held: further ones are joined until a batch is full."""
+    futures = []
+    for _ in range(2):
+        futures.append(service.submit(None, feed or rows(1)))
+        gate.wait_for(1)
+    return futures
+
+
+def busy(opened, service):
+    gate = held(opened)
+    return gate, begun(gate, service)
+
+
 def until(condition):
     deadline = time.monotonic() + 30
     while not condition():
@@ -125,9 +139,7 @@ def results_are_those_of_separate_runs_whoever_asks() -> None:
 def what_comes_while_the_gpu_is_busy_runs_together() -> None:
     opened = session()
     with opened.batched(max_batch=8) as service:
-        gate = held(opened)
-        futures = [service.submit(None, rows(1, n)) for n in range(2)]
-        gate.wait_for(1)
+        gate, futures = busy(opened, service)
         futures += [service.submit(None, rows(1, n)) for n in range(2, 30)]
         gate.wait_for(1)  # full: it runs beside the first
         gate.opened.set()
@@ -145,9 +157,7 @@ def a_request_waits_for_as_many_as_came_last_and_no_lone_client_waits() -> None:
         for _ in range(20):
             service.run(None, rows(1))
         report("alone", time.monotonic() - before)
-        gate = held(opened)
-        futures = [service.submit(None, rows(1))]
-        gate.wait_for(1)
+        gate, futures = busy(opened, service)
         futures += [service.submit(None, rows(1)) for _ in range(3)]
         gate.opened.set()
         wait(futures)
@@ -163,9 +173,7 @@ def a_request_waits_for_as_many_as_came_last_and_no_lone_client_waits() -> None:
 def only_what_is_alike_is_joined_and_the_rest_runs_as_it_is() -> None:
     opened = session("m (float[n, w] x) => (float[n, w] y) { y = Relu(x) }")
     with opened.batched(max_batch=6) as service:
-        gate = held(opened)
-        first = service.submit(None, rows(1))
-        gate.wait_for(1)
+        gate, _ = busy(opened, service)
         given = {
             "narrow": rows(1, 1, 3),
             "wide": rows(2, 2, 5),
@@ -504,7 +512,7 @@ def sizes_are_timed_in_the_memory_of_batches() -> None:
         return copies[-1]
 
     SessionFeeds.copied = copied
-    joinable.sizes_of = lambda run, feed, *_: report("same", [feed is copy for copy, _ in copies]) or ()
+    joinable.sizes_of = lambda run, feed, *_: report("same", [feed is copy for copy, _ in copies]) or {}
     with session().batched(max_batch=8):
         pass
 
@@ -512,9 +520,7 @@ def sizes_are_timed_in_the_memory_of_batches() -> None:
 def each_submitted_request_has_rows_at_the_call() -> None:
     opened = session()
     with opened.batched(max_batch=4) as service:
-        gate, joining = held(opened), service._joining
-        futures = [service.submit(None, rows(1))]
-        gate.wait_for(1)
+        (gate, futures), joining = busy(opened, service), service._joining
         futures.append(service.submit(None, rows(1, 1)))
         until(lambda: joining.collector is not None)
         keep, rows_of = joining.keep, []
@@ -547,14 +553,12 @@ def threads_copy_large_arrays_into_rows() -> None:
     SessionFeeds._threads, SessionFeeds.large = Watched(), 64
     opened = session("m (float[n, h] x) => (float[n, h] y) { y = Relu(x) }")
     with opened.batched(max_batch=8) as service:
-        gate = held(opened)
-        futures = [service.submit(None, rows(1, 0, 4))]
-        gate.wait_for(1)
+        gate, futures = busy(opened, service)
         feeds = [rows(1, number, width) for number in range(1, 9) for width in (4, 50)]
         feeds.append({"x": np.full((50, 2), 9.0, np.float32).T[:1]})  # not contiguous
         futures += [service.submit(None, feed) for feed in feeds]
         gate.opened.set()
-        results = [future.result(20)[0] for future in futures[1:]]
+        results = [future.result(20)[0] for future in futures[2:]]
         report("right", [np.array_equal(result, feed["x"]) for result, feed in zip(results, feeds)].count(True))
         report("copied", sorted(set(copied)))
 
@@ -619,7 +623,7 @@ def examples_of_the_caller_are_taken_where_none_can_be_made_up() -> None:
 def padding_shows_in_no_result() -> None:
     from ortgpu.session.pool import joinable
 
-    joinable.sizes_of = lambda *_: (4, 16)
+    joinable.sizes_of = lambda *_: {4: 1.0, 16: 2.0}
     opened = session("m (float[n, 4] x) => (float[n, 4] y) { y = Sqrt(x) }")
     with opened.batched(max_batch=16) as service:
         gate = held(opened)
@@ -643,7 +647,7 @@ def padding_shows_in_no_result() -> None:
 def nothing_is_written_to_memory_of_a_session_that_lost_its_gpu() -> None:
     from ortgpu.session.pool import joinable
 
-    joinable.sizes_of = lambda *_: (8,)
+    joinable.sizes_of = lambda *_: {8: 1.0}
     opened = session()
     service = opened.batched(max_batch=8)
     memories, lost, runs = (1, 2), False, []
@@ -721,7 +725,9 @@ def storms() -> None:
     from ortgpu.session.pool import joinable
 
     random.seed(1)
-    joinable.sizes_of = lambda _, feed, *__: random.choice([(), (len(feed["x"]),), (2, len(feed["x"]))])
+    joinable.sizes_of = lambda _, feed, *__: dict.fromkeys(
+        random.choice([(), (len(feed["x"]),), (2, len(feed["x"]))]), 1.0
+    )
     pool = GPUSessionPool(model(sys.argv[1]), allow_cpu=True, sessions_per_device=2)
     ended = dict.fromkeys(("right", "wrong", "cancelled", "its own error", "full", "closed"), 0)
 
