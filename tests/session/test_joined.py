@@ -355,11 +355,16 @@ def test_a_run_is_not_padded_where_filling_a_smaller_size_gives_more_items_a_sec
                 results = together(made, service, worker, asked, keep=kept)
                 assert [outputs[0].tolist() for outputs in results] == [[[-n - 1, -n - 1]] for n in range(count)]
                 assert [len(feed["x"]) for feed in worker.feeds] == ran, (count, kept)
-            asked = [
-                request(made, service, item(number, 3)) for number in (1, 2)
-            ]  # The second has rows after the first.
-            results = together(made, service, worker, asked, keep=kept)
-            assert [outputs[0].tolist() for outputs in results] == [[[-1, -1]] * 3, [[-2, -2]] * 3]
+
+
+def test_padding_is_written_over_no_row_of_another_request() -> None:
+    with joining(negated, sizes={2: 2.0, 4: 3.0, 8: 5.0}) as (made, service, worker):
+        made.known.append(ITEMS.items_and_form(item(1), 8)[1])
+        made._last = 8
+        asked = [request(made, service, item(number, 3)) for number in (1, 2)]
+        results = together(made, service, worker, asked, keep=made.keep)
+        assert [outputs[0].tolist() for outputs in results] == [[[-1, -1]] * 3, [[-2, -2]] * 3]
+        assert [len(feed["x"]) for feed in worker.feeds] == [4, 4]
 
 
 @pytest.mark.parametrize(("sizes", "enough"), [((), 1), ((4, 8), 4)])

@@ -175,7 +175,8 @@ class Joining(Kind):
         while worker is None:
             sheet = batch.sheet
             is_settled = sheet is None or sheet.is_settled()  # Check it before the queue.
-            has_more = self._take(batch)
+            batch.leaves, batch.others = False, 0
+            has_more = bool(service.waiting) and self._take(batch)
             if not batch.requests:
                 service.stop_collecting(self, notice)
                 return
@@ -190,7 +191,7 @@ class Joining(Kind):
                 running, workers = service.runs_of(self), len(service.serving)
                 if len(running) < _BESIDE * workers:
                     wanted = self.padded(max(running)) if len(running) >= workers else self._last
-                    if batch.cannot_grow():
+                    if batch.items < wanted and batch.cannot_grow():
                         wanted = batch.items
                 if batch.items < wanted:
                     seconds = max(0, first.arrived + self.max_wait - time.monotonic())
@@ -433,7 +434,7 @@ class Batch:
         if joining.sizes and self.first.form in joining.known:
             rows = joining.padded(rows)
         sheet = self.sheet
-        start, end = self.rows()
+        start, end = self.rows() if sheet is not None else (0, 0)
         if sheet is not None and (
             any(request.sheet is not sheet for request in requests)
             or end - start != self.items

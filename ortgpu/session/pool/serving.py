@@ -102,8 +102,11 @@ class Service:
 
     def runs_of(self, joining: Kind) -> list[int]:
         """Return the number of items of each running batch of a kind."""
-        runs: list[Any] = [run for worker in self.workers for run in list(worker.runs)]
-        return [run.items for run in runs if getattr(run, "joining", None) is joining]
+        items: list[int] = []
+        for worker in self.workers:
+            for run in list(worker.runs):
+                items += (run.items,) if getattr(run, "joining", None) is joining else ()
+        return items
 
     def ask(
         self,

@@ -142,7 +142,7 @@ class Worker:
 
     def __init__(self, place: int, most: int) -> None:
         self.place, self.most = place, most
-        self.runs: dict[object, float] = {}
+        self.runs: dict[Any, float] = {}
 
     @property
     def state(self) -> str:
