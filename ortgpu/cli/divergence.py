@@ -11,9 +11,9 @@ from ortgpu.process.late import late
 from ortgpu.provider.interfaces import VerifiedSession
 from ortgpu.provider.lifetime import device_of
 from ortgpu.provider.settings import SETTINGS, Settings
+from ortgpu.running.comparing import TOLERANCE, Comparison, compare
 from ortgpu.session.tuning.children import LONGEST_START, ON_CPU, Child, Place, first_line
-from ortgpu.session.tuning.comparing import TOLERANCE, Comparison, compare, several_runs
-from ortgpu.session.tuning.trial import open_at, results
+from ortgpu.session.tuning.trial import open_at, results, several_runs
 from ortgpu.session.tuning.tuning import results_of_cpu
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ def test_a_finalizer_in_a_thread_of_the_service_may_wait_for_it(way: str) -> Non
 
 PACKAGE = Path(ortgpu.__file__).parent
 OTHERS = {"Lock", "Condition", "Event", "Semaphore", "BoundedSemaphore", "Barrier", "Timer"}
-# Locks that say that something has happened, and the barrier of a trial in a process of its own
-WAITED_FOR = {"process/background.py", "process/threads.py", "session/tuning/comparing.py"}
+# Locks that say that something has happened
+WAITED_FOR = {"process/background.py", "process/threads.py"}
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix())

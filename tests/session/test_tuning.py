@@ -18,10 +18,10 @@ import pytest
 from ortgpu.environment.child_process import ChildFailedError
 from ortgpu.provider.records import Choice, read_record
 from ortgpu.provider.settings import AUTOMATIC, SETTINGS
+from ortgpu.running.comparing import Comparison, compare
 from ortgpu.session.tune import tune
 from ortgpu.session.tuning import tuning
 from ortgpu.session.tuning.children import Beginning, Child, Place, Trial, Wanted, only_tuner
-from ortgpu.session.tuning.comparing import Comparison, compare
 from ortgpu.session.tuning.trial import results
 from ortgpu.session.tuning.tuning import Search, tune_at
 from tests.support.tuning_faults import (

@@ -12,9 +12,9 @@ import numpy as np
 from ...errors import GPUError, ProviderRequestError, manual
 from ...model.contents import read_batch_wide_operators
 from ...process.background import is_of_a_handler
+from ...running.comparing import TOLERANCE, compare
 from ...running.made_inputs import make_inputs
 from ...running.pipeline import iterate_in_order, mapping
-from ..tuning.comparing import TOLERANCE, compare
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -39,6 +39,7 @@ from ...provider.settings import (
     Settings,
     options_of,
 )
+from ...running.comparing import TOLERANCE, Comparison
 from ...running.cudart import runtime_on
 from ...running.graph_requests import obstacle
 from ...running.made_inputs import batch_dimension, make_inputs, shape_of
@@ -46,12 +47,14 @@ from ...running.onnxruntimes import InferenceSession
 from ...running.pinned import PinnedMemory
 from ...running.pipeline import iterate_in_order
 from .children import GIVEN, Beginning, Place, Trial, Wanted, Work
-from .comparing import TOLERANCE, Comparison, several_runs
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 200, 5
 _WARMING = 3  # runs
 _HOPELESS = 3  # Above this ratio to plain ONNX Runtime's time a candidate needs no more rounds.
 _BLOCK = 0.05  # seconds of a block of runs in several threads
+_AT_ONCE = 2  # concurrent runs: one known fault is a race between streams
+_SECONDS_AT_ONCE, _MOST_AT_ONCE = 0.2, 20  # They end after this time, or after this number of runs in each thread.
+_MOST_BYTES = 256 << 20  # Limit of the results that a thread keeps, unless a single run has more.
 
 
 def begin(wanted: Wanted, place: Place, session_class: Any) -> Beginning:
@@ -216,6 +219,17 @@ def measure(settings: Settings, seconds: float) -> Trial:
             return Trial(settings, error=comparison.error, verdict=f"rejected: {comparison.wrong}")
         worst = max(worst, comparison.error or 0.0)
     return Trial(settings, statistics.geometric_mean(ratios), tuple(seconds_of_each), worst)
+
+
+def several_runs(session: Any, feed: Mapping[str, Any]) -> list[list[Any]]:
+    """Return the results of a single run, and of more runs in two threads at the same time."""
+    runs: list[list[Any]] = [session.run(None, dict(feed))]
+    size = sum(getattr(output, "nbytes", 0) for output in runs[0])
+    most = min(_MOST_AT_ONCE, 1 + _MOST_BYTES // max(size, 1))
+    end = time.perf_counter() + _SECONDS_AT_ONCE
+    feeds = itertools.takewhile(lambda _: time.perf_counter() < end, itertools.repeat(feed, _AT_ONCE * most))
+    runs += iterate_in_order(lambda each: session.run(None, dict(each)), feeds, _AT_ONCE, _AT_ONCE)
+    return runs
 
 
 def _timed(plain: _Way, candidate: _Way, checked: Comparison, seconds: float) -> tuple[float, float]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from ...running.pipeline import iterate_in_order
 
 # Both are relative to the largest value of an output. A sum in another order stays below them: 4e-3 is four units in
 # the last place of float16.
@@ -18,9 +14,6 @@ _FLOOR, _FLOOR_OF_FLOAT16 = 1e-5, 4e-3
 # TF32 and float16 keep 10 bits, and the errors of layers add up: thirty layers stayed below this limit.
 TOLERANCE = 2e-2
 _TIMES_PLAIN = 2
-_AT_ONCE = 2  # concurrent runs: one known fault is a race between streams
-_SECONDS_AT_ONCE, _MOST_AT_ONCE = 0.2, 20  # They end after this time, or after this number of runs in each thread.
-_MOST_BYTES = 256 << 20  # Limit of the results that a thread keeps, unless a single run has more.
 
 
 class Comparison:
@@ -60,17 +53,6 @@ class Comparison:
                     self.wrong = self.wrong or f"output {name!r} {wrong}"
                     return
             self._accepted = bits
-
-
-def several_runs(session: Any, feed: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the results of a single run, and of more runs in two threads at the same time."""
-    runs: list[list[Any]] = [session.run(None, dict(feed))]
-    size = sum(getattr(output, "nbytes", 0) for output in runs[0])
-    most = min(_MOST_AT_ONCE, 1 + _MOST_BYTES // max(size, 1))
-    end = time.perf_counter() + _SECONDS_AT_ONCE
-    feeds = itertools.takewhile(lambda _: time.perf_counter() < end, itertools.repeat(feed, _AT_ONCE * most))
-    runs += iterate_in_order(lambda each: session.run(None, dict(each)), feeds, _AT_ONCE, _AT_ONCE)
-    return runs
 
 
 def compare(right: Any, plain: Any, found: Any, tolerance: float | None = None) -> tuple[float | None, str | None]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortgpu.session.tuning.comparing import Comparison, compare
+from ortgpu.running.comparing import Comparison, compare
 
 RIGHT = np.linspace(-1, 1, 1000, dtype=np.float32).reshape(10, 100)
 
