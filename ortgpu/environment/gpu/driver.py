@@ -383,9 +383,11 @@ def find_unlinked(root: Path) -> tuple[UnlinkedFile, ...]:
     """Return at most one file for each folder. Empty files do not count: a container engine mounts others over them."""
     entries = filter(os.path.isabs, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     unlinked: dict[str, UnlinkedFile] = {}
-    for folder in (*map(Path, entries), *map(root.joinpath, DEFAULT_FOLDERS)):
+    searched: list[str | Path] = [*entries, *map(root.joinpath, DEFAULT_FOLDERS)]
+    # On most systems /lib is a link to /usr/lib, whose folders have thousands of names.
+    for folder in map(Path, dict.fromkeys(map(os.path.realpath, searched))):
         try:
-            names = filter(_OF_A_DRIVER.fullmatch, sorted(os.listdir(folder)))
+            names = sorted(filter(_OF_A_DRIVER.fullmatch, os.listdir(folder)))
             whole = [file for file in map(folder.joinpath, names) if file.is_file() and file.stat().st_size]
             if whole and not (folder / LIBCUDA).exists():
                 path = os.path.realpath(whole[-1])

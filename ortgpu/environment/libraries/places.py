@@ -172,9 +172,8 @@ def _root(
     """Return the root of these folders, or of ``prefix`` itself."""
     files: dict[str, str] = {}
     for folder in _distinct(folders or (prefix,)):
-        for name in sorted(list_names(folder)):
-            if places.system.is_library(name):
-                files.setdefault(canonical(name), os.path.join(folder, name))
+        for name in sorted(filter(places.system.is_library, list_names(folder))):
+            files.setdefault(canonical(name), os.path.join(folder, name))
     return Root(source, prefix, files, unfit)
 
 

@@ -196,7 +196,8 @@ def _names_soname(name: str, soname: str) -> bool:
 
 def folders_of(path: str) -> set[str]:
     """Return the folder that a path names, and the folder of the file behind its links."""
-    return {os.path.realpath(os.path.dirname(path)), os.path.dirname(os.path.realpath(path))}
+    folder = os.path.realpath(os.path.dirname(path))
+    return {folder, os.path.dirname(os.path.realpath(path))} if os.path.islink(path) else {folder}
 
 
 def places_for(
