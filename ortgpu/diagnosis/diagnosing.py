@@ -195,7 +195,7 @@ class Diagnosis:
 
 
 def diagnose_inference(
-    model: str | bytes | os.PathLike[str] | None = None, *, probe: bool = False, timeout: float = 30.0
+    model: str | bytes | os.PathLike[str] | None = None, *, probe: bool, timeout: float
 ) -> Diagnosis:
     """Judge whether a session opens here: :func:`ortgpu.diagnose` with its default profile."""
     check_timeout(timeout)

@@ -14,7 +14,7 @@ import sys
 from ortgpu.diagnosis.probe.probing import run_probe
 
 sys.frozen, sys.executable = True, sys.argv[1]
-result = run_probe(timeout=20)
+result = run_probe(None, timeout=20)
 sys.stdout.write(f"{result.died_in}: {result.output}")
 """
 
@@ -68,7 +68,7 @@ def test_the_telemetry_of_a_child_writes_into_no_folder_of_others(tmp_path: Path
     """ONNX Runtime writes to TMPDIR/.ses, through a link that another user may have made there."""
     code = """
         from ortgpu.diagnosis.probe.probing import run_probe
-        result = run_probe(timeout=60)
+        result = run_probe(None, timeout=60)
         print(result.measured("import", "providers"))
     """
     environ = {name: value for name, value in child_environment().items() if name != "ORT_DISABLE_TELEMETRY"}

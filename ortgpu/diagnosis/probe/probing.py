@@ -53,7 +53,7 @@ RELU = bytes.fromhex(
 _Outcome = tuple[bool, str, dict[str, Any]]
 
 
-def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: float = 30.0) -> ProbeResult:
+def run_probe(model: str | os.PathLike[str] | bytes | None, *, timeout: float) -> ProbeResult:
     """Try every step in a child process, and wait for it, at most ``timeout`` seconds.
 
     No failure of the child raises an exception. If the child cannot start, ``died_in`` is "start".

@@ -80,9 +80,7 @@ FOR_OTHER_GPUS = (
 )
 
 
-def newest_for(
-    host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]] = ()
-) -> Release:
+def newest_for(host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]]) -> Release:
     if host.machine == "aarch64":
         return FOR_AARCH64
     for_cuda_13 = host.python >= FOR_CUDA_13.pythons[0] and (driver_cuda is None or driver_cuda >= (13, 0))
