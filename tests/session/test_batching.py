@@ -374,6 +374,7 @@ class Shapes:
     [
         (Shapes(item=0.001), ()),
         (Shapes(new=0.3, item=0.005), (1, 2, 4, 8, 16)),
+        (Shapes(new=0.3, changed=0.004, item=0.001), (1, 2, 4, 8, 16)),  # A lone client's size does not change.
         (Shapes(new=0.3), (16,)),  # all sizes take as long
         (Shapes(changed=0.3, item=0.001), (16,)),  # as convolutions do since 1.20
     ],

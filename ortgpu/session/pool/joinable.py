@@ -200,9 +200,9 @@ def sizes_of(
             warm([_items(feed, slice(length)) for length in (largest, *(size >> n for n in range(size.bit_length())))])
         while size:
             seconds(size)  # The first run of a shape takes longer.
-            took = min((seconds(largest), seconds(size))[1] for _ in range(2))
-            if took > usual:  # This size and all smaller ones have no plans.
-                break
+            if min((seconds(largest), seconds(size))[1] for _ in range(2)) > usual:
+                break  # This size and all smaller ones have no plans.
+            took = min(seconds(size) for _ in range(3))  # as for a client that comes alone
             if took < _WORTHWHILE * dearer:
                 sizes, dearer = {size: took, **sizes}, took
             size //= 2
