@@ -215,9 +215,9 @@ class Notice:
 class Turns:
     """The turns of calls that one thread at a time makes, such as the runs of a session: first come, first served.
 
-    A thread takes a turn at once if ``owner`` and ``first`` are 0: ``with turns.lock:``, and then it sets ``owner``
-    until the call has ended. If it makes no call between that look and the lock, neither a signal nor another thread
-    comes between them.
+    A thread takes a turn at once if ``owner`` and ``first`` are 0: it takes ``lock`` in the step of a loop, and sets
+    ``owner`` until the call has ended. From that look until ``owner`` is set it calls nothing but ``acquire`` in that
+    step, so that neither a signal nor another thread comes between.
 
     Attributes:
         owner: the id of the thread that makes a call; 0 if the turn is free.

@@ -30,15 +30,18 @@ class _InTurns(PlainRunner):
     def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
         """Run the model in a turn: a free one here, as ``Turns`` says, since each call would cost a microsecond."""
         turns, thread = self.turns, get_ident()
+        turn = iter(turns.lock.acquire, False)  # Since Python 3.14 a signal may come amid the step of `with`.
         if turns.owner or turns.first:
             results: Results = turns.run(self._run_in_turn, session, output_names, feed, run_options)
             return results
-        with turns.lock:
+        for _ in turn:
             turns.owner = thread
             try:
                 return self._run_in_turn(session, output_names, feed, run_options)
             finally:
                 turns.owner = 0
+                turns.lock.release()
+        raise AssertionError("the loop ends by its return")
 
     def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
         return functools.partial(self.turns.run, super().around(method))
