@@ -191,8 +191,8 @@ def open_provider(*, register: bool = True) -> Runtime:
             return runtime
         library_plan = plan(runtime.packages, thorough=False)
         report = load(library_plan, lazily_opened=frozenset())
-        if not report.ok:
-            # The second search reports every candidate and every rejected file.
+        if not report.ok and all(library.candidates for library in library_plan.resolutions if library.required):
+            # The search may have ended early, with files that do not load. This one finds every file.
             library_plan = plan(runtime.packages)
             report = load(library_plan, lazily_opened=frozenset())
         error: str | None = None
