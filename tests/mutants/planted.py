@@ -2196,6 +2196,15 @@ MUTANTS = (
         ),
     ),
     *_planted(
+        "provider/test_runtime.py",
+        (
+            "files that do not load end the search",
+            "provider/runtime.py",
+            "if not report.ok and all(library.candidates for",
+            "if not report.ok and not all(library.candidates for",
+        ),
+    ),
+    *_planted(
         "provider/test_rank_devices.py",
         (
             "two ranks claim one gpu",
