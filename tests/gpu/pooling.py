@@ -150,7 +150,7 @@ def batched(kind: str, model: str) -> None:
         )
 
     with opened.batched(max_batch=16) as service:
-        report("sizes", service._joining.sizes)
+        report("sizes", list(service._joining.sizes))
 
         async def ask() -> list[Any]:
             return await asyncio.gather(*[service.arun(None, feed) for feed in feeds])

@@ -1400,12 +1400,6 @@ MUTANTS = (
             "return items if filled *",
         ),
         (
-            "a batch waits for the end of a smaller one",
-            "session/pool/joined.py",
-            "if len(running) < _BESIDE * workers:",
-            "if len(running) < workers:",
-        ),
-        (
             "a batch has more items than a run",
             "session/pool/joined.py",
             "batch.is_full = batch.items + request.items > self.max_batch",

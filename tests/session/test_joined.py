@@ -145,10 +145,10 @@ ITEMS = Declared([value("x", ["n", 2])])
 
 @contextmanager
 def joining(
-    function: Callable[[Any], Any], *, most: int = 8, sizes: Any = (), memory: Memory | None = None, at_once: int = 1
+    function: Callable[[Any], Any], *, most: int = 8, sizes: Any = (), memory: Memory | None = None
 ) -> Iterator[tuple[Joining, Service, Running]]:
     memory = memory or Memory()
-    worker, service = Running(function, at_once), Service("ortgpu-test", "GPUSessionPool", memory)
+    worker, service = Running(function), Service("ortgpu-test", "GPUSessionPool", memory)
     service.workers.append(worker)
     service.open()
     made = Joining(service, most, 0.0)
@@ -365,35 +365,6 @@ def test_padding_is_written_over_no_row_of_another_request() -> None:
         results = together(made, service, worker, asked, keep=made.keep)
         assert [outputs[0].tolist() for outputs in results] == [[[-1, -1]] * 3, [[-2, -2]] * 3]
         assert [len(feed["x"]) for feed in worker.feeds] == [4, 4]
-
-
-@pytest.mark.parametrize(("sizes", "enough"), [((), 1), ((4, 8), 4)])
-def test_a_batch_begins_beside_another_once_it_is_as_large(sizes: Any, enough: int) -> None:
-    """Two batches wait less than one, and a third only makes the runs of others longer, unless it is full."""
-    gate = Gate()
-
-    def held(feed: Any) -> Any:
-        gate.hold()
-        return negated(feed)
-
-    with joining(held, sizes=sizes, at_once=4) as (made, service, worker):
-        made.known.append(ITEMS.items_and_form(item(1), 8)[1])
-        asked = [request(made, service, item(number)) for number in range(1 + enough + 8)]
-        service.ask(asked[0], 100)
-        assert gate.arrived.acquire(timeout=DEADLINE)
-        for each in asked[1:enough]:
-            service.ask(each, 100)
-        assert not gate.arrived.acquire(timeout=0.05)
-        service.ask(asked[enough], 100)
-        assert gate.arrived.acquire(timeout=DEADLINE)
-        for each in asked[1 + enough : -1]:
-            service.ask(each, 100)
-        assert not gate.arrived.acquire(timeout=0.05)
-        service.ask(asked[-1], 100)
-        assert gate.arrived.acquire(timeout=DEADLINE)
-        gate.opened.set()
-        assert [each.outcome.result()[0][0, 0] for each in asked] == [-number for number in range(len(asked))]
-        assert [len(feed["x"]) for feed in worker.feeds] == [sizes[0] if sizes else 1, enough, 8]
 
 
 def test_an_item_of_a_failed_run_is_nobodys_padding() -> None:

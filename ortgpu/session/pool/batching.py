@@ -84,10 +84,10 @@ class Batched:
     ``GPUSession.batched`` and ``GPUSessionPool.batched`` make it. The first axis of its arrays counts the items of a
     request. Requests with the same inputs, outputs, types and other axes run together, up to ``max_batch`` items.
     While the GPU is busy, the service collects the next batch and copies it into pinned memory. The batch runs once the
-    GPU is free, beside a current batch as soon as it has as many items, or beside several as soon as it is full. If the
-    GPU is idle, a request waits for up to ``max_wait`` for as many items as the last run had. So a single client never
-    waits for other clients. Some requests run alone, unchanged: requests with more items, with no item, or with
-    anything but NumPy arrays of the declared types and shapes.
+    GPU is free, or beside the current batch as soon as it is full. If the GPU is idle, a request waits for up to
+    ``max_wait`` for as many items as the last run had. So a single client never waits for other clients. Some
+    requests run alone, unchanged: requests with more items, with no item, or with anything but NumPy arrays of the
+    declared types and shapes.
 
     If a joined run fails, its requests run again, each alone, so that only the wrong request raises its error. If the
     GPU is the cause, each request raises the error. None runs again, so that no request ends a third worker of a pool.

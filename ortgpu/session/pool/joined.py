@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
 
 _ROOM = 4  # The next run gets rows for this many times the items of the last. A larger run is copied together.
-_BESIDE = 2  # batches at a time for each session, apart from full ones
 _BUNDLE = 16  # A waiting collector wakes for this many requests, or for as many as its batch lacks.
 _COPYING = 0.005  # seconds that a batch waits for callers while they copy requests into its rows
 
@@ -188,14 +187,13 @@ class Joining(Kind):
             seconds: float | None = 0  # to wait if nothing happens; None: until another batch ends
             wanted = self.max_batch
             if not (batch.is_full or self.is_closed or service.is_closed):
-                running, workers = service.runs_of(self), len(service.serving)
-                if len(running) < _BESIDE * workers:
-                    wanted = self.padded(max(running)) if len(running) >= workers else self._last
-                    if batch.items < wanted and batch.cannot_grow():
-                        wanted = batch.items
-                if batch.items < wanted:
+                if service.runs_of(self) >= len(service.serving):
+                    seconds = None
+                elif batch.items < self._last:
+                    wanted = self._last
                     seconds = max(0, first.arrived + self.max_wait - time.monotonic())
-                    seconds = seconds if len(running) < workers else None
+                if seconds != 0 and batch.cannot_grow():
+                    seconds = 0
             if seconds == 0 and not batch.leaves and (batch.sheet is not sheet or not is_settled):
                 assert batch.sheet is not None
                 notice.take(batch.sheet.seal())

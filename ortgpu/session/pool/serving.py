@@ -100,13 +100,13 @@ class Service:
     def _has_capacity(self) -> bool:
         return any(worker.capacity for worker in self.serving)
 
-    def runs_of(self, joining: Kind) -> list[int]:
-        """Return the number of items of each running batch of a kind."""
-        items: list[int] = []
+    def runs_of(self, joining: Kind) -> int:
+        """Return the number of running batches of a kind."""
+        count = 0
         for worker in self.workers:
             for run in list(worker.runs):
-                items += (run.items,) if getattr(run, "joining", None) is joining else ()
-        return items
+                count += getattr(run, "joining", None) is joining
+        return count
 
     def ask(
         self,

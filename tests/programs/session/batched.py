@@ -55,20 +55,6 @@ def held(opened):
     return gate
 
 
-def begun(gate, service, feed=None):
-    """Return two requests that run and are held: further ones are joined until a batch is full."""
-    futures = []
-    for _ in range(2):
-        futures.append(service.submit(None, feed or rows(1)))
-        gate.wait_for(1)
-    return futures
-
-
-def busy(opened, service):
-    gate = held(opened)
-    return gate, begun(gate, service)
-
-
 def until(condition):
     deadline = time.monotonic() + 30
     while not condition():
@@ -139,7 +125,9 @@ def results_are_those_of_separate_runs_whoever_asks() -> None:
 def what_comes_while_the_gpu_is_busy_runs_together() -> None:
     opened = session()
     with opened.batched(max_batch=8) as service:
-        gate, futures = busy(opened, service)
+        gate = held(opened)
+        futures = [service.submit(None, rows(1, n)) for n in range(2)]
+        gate.wait_for(1)
         futures += [service.submit(None, rows(1, n)) for n in range(2, 30)]
         gate.wait_for(1)  # full: it runs beside the first
         gate.opened.set()
@@ -157,7 +145,9 @@ def a_request_waits_for_as_many_as_came_last_and_no_lone_client_waits() -> None:
         for _ in range(20):
             service.run(None, rows(1))
         report("alone", time.monotonic() - before)
-        gate, futures = busy(opened, service)
+        gate = held(opened)
+        futures = [service.submit(None, rows(1))]
+        gate.wait_for(1)
         futures += [service.submit(None, rows(1)) for _ in range(3)]
         gate.opened.set()
         wait(futures)
@@ -173,7 +163,9 @@ def a_request_waits_for_as_many_as_came_last_and_no_lone_client_waits() -> None:
 def only_what_is_alike_is_joined_and_the_rest_runs_as_it_is() -> None:
     opened = session("m (float[n, w] x) => (float[n, w] y) { y = Relu(x) }")
     with opened.batched(max_batch=6) as service:
-        gate, _ = busy(opened, service)
+        gate = held(opened)
+        first = service.submit(None, rows(1))
+        gate.wait_for(1)
         given = {
             "narrow": rows(1, 1, 3),
             "wide": rows(2, 2, 5),
@@ -520,7 +512,9 @@ def sizes_are_timed_in_the_memory_of_batches() -> None:
 def each_submitted_request_has_rows_at_the_call() -> None:
     opened = session()
     with opened.batched(max_batch=4) as service:
-        (gate, futures), joining = busy(opened, service), service._joining
+        gate, joining = held(opened), service._joining
+        futures = [service.submit(None, rows(1))]
+        gate.wait_for(1)
         futures.append(service.submit(None, rows(1, 1)))
         until(lambda: joining.collector is not None)
         keep, rows_of = joining.keep, []
@@ -553,12 +547,14 @@ def threads_copy_large_arrays_into_rows() -> None:
     SessionFeeds._threads, SessionFeeds.large = Watched(), 64
     opened = session("m (float[n, h] x) => (float[n, h] y) { y = Relu(x) }")
     with opened.batched(max_batch=8) as service:
-        gate, futures = busy(opened, service)
+        gate = held(opened)
+        futures = [service.submit(None, rows(1, 0, 4))]
+        gate.wait_for(1)
         feeds = [rows(1, number, width) for number in range(1, 9) for width in (4, 50)]
         feeds.append({"x": np.full((50, 2), 9.0, np.float32).T[:1]})  # not contiguous
         futures += [service.submit(None, feed) for feed in feeds]
         gate.opened.set()
-        results = [future.result(20)[0] for future in futures[2:]]
+        results = [future.result(20)[0] for future in futures[1:]]
         report("right", [np.array_equal(result, feed["x"]) for result, feed in zip(results, feeds)].count(True))
         report("copied", sorted(set(copied)))
 
