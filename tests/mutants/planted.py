@@ -1324,14 +1324,14 @@ MUTANTS = (
         (
             "a result is the next request's",
             "session/pool/joined.py",
-            "output[row : row + request.items].copy()",
-            "output[row + 1 : row + 1 + request.items].copy()",
+            "output[request.row : request.row + request.items].copy()",
+            "output[request.row + 1 : request.row + 1 + request.items].copy()",
         ),
         (
             "results share the memory of all",
             "session/pool/joined.py",
-            "row + request.items].copy()",
-            "row + request.items]",
+            "request.row + request.items].copy()",
+            "request.row + request.items]",
         ),
         (
             "outputs that do not fit are taken apart",
@@ -1351,12 +1351,7 @@ MUTANTS = (
             "return self.left > 0 and self.form == request.form and self.names == request.names",
             "return self.left > 0",
         ),
-        (
-            "padding is never written",
-            "session/pool/joined.py",
-            "array[filled : start + rows] = array[start : start + 1]",
-            "pass",
-        ),
+        ("padding is never written", "session/pool/joined.py", "array[filled:rows] = array[:1]", "pass"),
         (
             "an invalid item is padding later",
             "session/pool/joined.py",
@@ -1378,26 +1373,8 @@ MUTANTS = (
         (
             "a sheet with requests of others runs",
             "session/pool/joined.py",
-            "            or end - start != self.items\n",
-            "",
-        ),
-        (
-            "padding is written over rows of others",
-            "session/pool/joined.py",
-            "(rows > self.items and not sheet.is_used_up(end))",
-            "False",
-        ),
-        (
-            "arrays are used again while requests have rows in them",
-            "session/pool/joined.py",
-            "if batch.sheet is not None and batch.sheet.is_used_up(batch.items):",
-            "if batch.sheet is not None:",
-        ),
-        (
-            "a run is padded though a smaller one is worth more",
-            "session/pool/joined.py",
-            "return filled if filled and filled *",
-            "return items if filled *",
+            "            not sheet.is_whole(self.items)\n            or any",
+            "            any",
         ),
         (
             "a batch has more items than a run",
@@ -1433,8 +1410,8 @@ MUTANTS = (
         (
             "a smaller size than the batch",
             "session/pool/joined.py",
-            "for size in self.sizes if size >= items)",
-            "for size in self.sizes if size >= items // 2)",
+            "joining.sizes[bisect.bisect_left(joining.sizes, rows)]",
+            "joining.sizes[max(bisect.bisect_left(joining.sizes, rows) - 1, 0)]",
         ),
     ),
     *_planted(

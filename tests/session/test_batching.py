@@ -125,7 +125,7 @@ def test_everything_resolves_under_load(sizes: tuple[int, ...]) -> None:
     """Threads and tasks with requests of all sizes, of which some fail by their values and some are cancelled."""
     found = child(f"""
         from ortgpu.session.pool import joinable
-        joinable.sizes_of = lambda *_: dict.fromkeys({sizes}, 1.0)
+        joinable.sizes_of = lambda *_: {sizes}
         opened = session("{TABLE}")
         with opened.batched(max_batch=8, max_queue=20) as service:
             ended = []
@@ -383,7 +383,7 @@ class Shapes:
 )
 def test_runs_are_padded_only_where_a_new_shape_is_dear(run: Shapes, expected: tuple[int, ...]) -> None:
     feed = {"x": np.zeros((16, 1), np.float32)}
-    assert tuple(joinable.sizes_of(run, feed, 2, clock=run.clock)) == expected
+    assert joinable.sizes_of(run, feed, 2, clock=run.clock) == expected
     assert run.seen.count(16) >= 5
     assert all(run.seen.count(size) >= 3 for size in expected)
 
@@ -396,7 +396,7 @@ def test_runs_are_padded_to_powers_of_two_where_each_has_its_plan() -> None:
         warmed.extend(len(each["x"]) for each in feeds)
         run.changed = 0
 
-    assert tuple(joinable.sizes_of(run, feed, 2, warm, run.clock)) == (1, 2, 4, 8, 16)
+    assert joinable.sizes_of(run, feed, 2, warm, run.clock) == (1, 2, 4, 8, 16)
     assert warmed == [16, 8, 4, 2, 1]
 
 
@@ -428,7 +428,7 @@ def test_padding_shows_in_no_result() -> None:
 def test_an_invalid_item_is_nobodys_padding() -> None:
     found = child(f"""
         from ortgpu.session.pool import joinable
-        joinable.sizes_of = lambda *_: {{8: 1.0}}
+        joinable.sizes_of = lambda *_: (8,)
         with session("{TABLE}").batched(max_batch=8) as service:
             values = [3, 77, 4, 5, 77, 77, 6, 7, 8] * 3
             results = [outcome(lambda: service.run(None, {{"x": np.array([value])}})[0].tolist()) for value in values]

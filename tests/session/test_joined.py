@@ -145,14 +145,14 @@ ITEMS = Declared([value("x", ["n", 2])])
 
 @contextmanager
 def joining(
-    function: Callable[[Any], Any], *, most: int = 8, sizes: Any = (), memory: Memory | None = None
+    function: Callable[[Any], Any], *, most: int = 8, sizes: tuple[int, ...] = (), memory: Memory | None = None
 ) -> Iterator[tuple[Joining, Service, Running]]:
     memory = memory or Memory()
     worker, service = Running(function), Service("ortgpu-test", "GPUSessionPool", memory)
     service.workers.append(worker)
     service.open()
     made = Joining(service, most, 0.0)
-    made.sizes = dict.fromkeys(sizes, 1.0) if isinstance(sizes, tuple) else sizes
+    made.sizes = sizes
     try:
         yield made, service, worker
     finally:
@@ -342,29 +342,6 @@ def test_a_run_is_padded_to_the_next_size_with_valid_items() -> None:
             assert [outputs[0].tolist() for outputs in results] == [[[-n - 1, -n - 1]] for n in range(count)]
             assert [len(feed["x"]) for feed in worker.feeds] == [size]
             assert {*np.unique(worker.feeds[0]["x"])} <= {1, 2, 3, 4, 5}
-
-
-def test_a_run_is_not_padded_where_filling_a_smaller_size_gives_more_items_a_second() -> None:
-    """All run, in the same order, and those that are left need no place in new arrays."""
-    with joining(negated, sizes={2: 2.0, 4: 3.0, 8: 5.0}) as (made, service, worker):
-        made.known.append(ITEMS.items_and_form(item(1), 8)[1])
-        made._last = 8
-        for kept in (None, made.keep):
-            for count, ran in ((5, [4, 2]), (7, [8]), (3, [4]), (8, [8]), (6, [4, 2]), (11, [8, 4])):
-                asked = [request(made, service, item(number + 1)) for number in range(count)]
-                results = together(made, service, worker, asked, keep=kept)
-                assert [outputs[0].tolist() for outputs in results] == [[[-n - 1, -n - 1]] for n in range(count)]
-                assert [len(feed["x"]) for feed in worker.feeds] == ran, (count, kept)
-
-
-def test_padding_is_written_over_no_row_of_another_request() -> None:
-    with joining(negated, sizes={2: 2.0, 4: 3.0, 8: 5.0}) as (made, service, worker):
-        made.known.append(ITEMS.items_and_form(item(1), 8)[1])
-        made._last = 8
-        asked = [request(made, service, item(number, 3)) for number in (1, 2)]
-        results = together(made, service, worker, asked, keep=made.keep)
-        assert [outputs[0].tolist() for outputs in results] == [[[-1, -1]] * 3, [[-2, -2]] * 3]
-        assert [len(feed["x"]) for feed in worker.feeds] == [4, 4]
 
 
 def test_an_item_of_a_failed_run_is_nobodys_padding() -> None:

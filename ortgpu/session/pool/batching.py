@@ -110,9 +110,8 @@ class Batched:
         GPUError, Exception: the errors of ``run`` of the session or pool.
 
     With convolutions a run of a new shape may take twice as long as the largest. Then runs are padded to a few sizes
-    with earlier items, or leave items to the next run if it answers more of them a second. A session keeps plans for
-    1, 2, 4, ... items, see ``GPUSession.shapes``; without plans only the largest size may remain. In other models any
-    number of items runs unpadded, and so does the first run of other axes.
+    with earlier items. A session keeps plans for 1, 2, 4, ... items, see ``GPUSession.shapes``; without plans only the
+    largest size may remain. In other models any number of items runs unpadded, and so does the first run of other axes.
     Creating the service runs each size, and takes up to some seconds. Many threads and event loops may share it. Until
     it is closed, it keeps the joined arrays of all batches that can run at a time, and of one more. Closing it leaves
     the session or pool open.

@@ -175,8 +175,8 @@ def _refuse_if(name: str, wrong: str | None) -> None:
 
 def sizes_of(
     run: Run, feed: Arrays, at_once: int, warm: Warm | None = None, clock: Callable[[], float] = time.perf_counter
-) -> dict[int, float]:
-    """Return the sizes of padded runs and their seconds, in ascending order. Empty: any number of items runs unpadded.
+) -> tuple[int, ...]:
+    """Return the sizes of padded runs, in ascending order. Empty: any number of items runs unpadded.
 
     ONNX Runtime plans each convolution anew when the shape changes between two runs (since 1.20, its issue 23006). So a
     smaller size may take ten times as long as the largest. This function measures the cost of a change of shape. If it
@@ -193,9 +193,9 @@ def sizes_of(
 
     usual = min(seconds(largest) for _ in range(3))
     if min(seconds(size) for size in (largest - 1, largest - 2) if size) < _DEAR * usual:
-        sizes: dict[int, float] = {}
+        sizes: tuple[int, ...] = ()
     else:
-        sizes, size, dearer = {largest: usual}, 1 << (largest - 1).bit_length() - 1, usual
+        sizes, size, dearer = (largest,), 1 << (largest - 1).bit_length() - 1, usual
         if warm is not None:
             warm([_items(feed, slice(length)) for length in (largest, *(size >> n for n in range(size.bit_length())))])
         while size:
@@ -204,7 +204,7 @@ def sizes_of(
                 break  # This size and all smaller ones have no plans.
             took = min(seconds(size) for _ in range(3))  # as for a client that comes alone
             if took < _WORTHWHILE * dearer:
-                sizes, dearer = {size: took, **sizes}, took
+                sizes, dearer = (size, *sizes), took
             size //= 2
     for size in sizes or (largest,):
         deque(iterate_in_order(run, iter([_items(feed, slice(size))] * at_once), at_once, at_once), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import math
@@ -50,7 +51,7 @@ class Joining(Kind):
         max_wait: seconds.
 
     Attributes:
-        sizes: the sizes of padded runs and their seconds, in ascending order. Empty: any number of items runs unpadded.
+        sizes: the sizes of padded runs, in ascending order. Empty: any number of items runs unpadded.
         known: the forms that have run. For any other ONNX Runtime plans the run anew, whatever its size.
         sheet: the joined arrays with rows for the next requests.
     """
@@ -58,7 +59,7 @@ class Joining(Kind):
     def __init__(self, service: Any, max_batch: int, max_wait: float) -> None:
         super().__init__()
         self.max_batch, self.max_wait = max_batch, max_wait
-        self.sizes: dict[int, float] = {}
+        self.sizes: tuple[int, ...] = ()
         self.sheet: Sheet | None = None
         self._service = service
         self._feeds: Feeds = service.feeds
@@ -67,18 +68,6 @@ class Joining(Kind):
         self._source: tuple[int, ...] = ()
         self._idle: deque[Sheet] = deque(maxlen=service.most + 1)
         self.known: deque[object] = deque(maxlen=max(service.most + 1, 16))
-
-    def padded(self, items: int) -> int:
-        """Return the number of rows of a run of so many items."""
-        return next((size for size in self.sizes if size >= items), items)
-
-    def best(self, items: int) -> int:
-        """Return how many of these items run next: all, or as many as fill a size, if that is more of them a second."""
-        if items >= self.max_batch:
-            return self.max_batch
-        filled = max((size for size in self.sizes if size <= items), default=0)
-        above = self.padded(items)
-        return filled if filled and filled * self.sizes[above] > items * self.sizes[filled] else items
 
     def keep(self, request: Request) -> None:
         """Copy the arrays of a request into rows of a batch, or into their own memory: the caller may change them."""
@@ -174,7 +163,6 @@ class Joining(Kind):
         while worker is None:
             sheet = batch.sheet
             is_settled = sheet is None or sheet.is_settled()  # Check it before the queue.
-            batch.leaves, batch.others = False, 0
             has_more = bool(service.waiting) and self._take(batch)
             if not batch.requests:
                 service.stop_collecting(self, notice)
@@ -185,16 +173,12 @@ class Joining(Kind):
                 with contextlib.suppress(Exception):
                     self._place(batch)
             seconds: float | None = 0  # to wait if nothing happens; None: until another batch ends
-            wanted = self.max_batch
             if not (batch.is_full or self.is_closed or service.is_closed):
                 if service.runs_of(self) >= len(service.serving):
                     seconds = None
                 elif batch.items < self._last:
-                    wanted = self._last
                     seconds = max(0, first.arrived + self.max_wait - time.monotonic())
-                if seconds != 0 and batch.cannot_grow():
-                    seconds = 0
-            if seconds == 0 and not batch.leaves and (batch.sheet is not sheet or not is_settled):
+            if seconds == 0 and (batch.sheet is not sheet or not is_settled):
                 assert batch.sheet is not None
                 notice.take(batch.sheet.seal())
                 continue
@@ -208,8 +192,9 @@ class Joining(Kind):
                         request.outcome.fail(service.why_over(self))
                     return
                 seconds = None
-            self.bundle = batch.others + max(min(_BUNDLE, wanted - batch.items - batch.others), 1)
-            if not has_more and len(service.waiting) < self.bundle:
+            lacking = (self.max_batch if seconds is None else self._last) - batch.items
+            before, self.bundle = self.bundle, min(_BUNDLE, lacking) or _BUNDLE
+            if not has_more and self.bundle >= before:  # Else as many may wait already.
                 notice.take(seconds)
         self.bundle, self._last = 1, batch.items
         self._answer(batch, worker)
@@ -217,19 +202,20 @@ class Joining(Kind):
 
     def _take(self, batch: Batch) -> bool:
         """Take the waiting requests that fit into the batch. Return False if there are none."""
-        count, waiting = len(batch.requests), list(self._service.waiting)
-        alike = list(filter(batch.suits, waiting))
-        items = batch.items + sum(request.items for request in alike)
-        best = self.best(items)
-        for request in alike:
-            batch.is_full = batch.items + request.items > self.max_batch
-            if batch.items + request.items > best:
+        count = len(batch.requests)
+        for request in list(self._service.waiting):
+            if batch.is_full:
                 break
-            if batch.suits(request) and self._service.forget(request):
-                batch.add(request)
-        batch.is_full = batch.is_full or batch.items == self.max_batch
-        batch.leaves = batch.items < items and not batch.is_full
-        batch.others = len(waiting) - len(batch.requests) + count
+            if batch.suits(request):
+                batch.is_full = batch.items + request.items > self.max_batch
+                if not batch.is_full and self._service.forget(request):
+                    batch.add(request)
+        sheet, most = batch.sheet, self.max_batch
+        batch.is_full = (
+            batch.is_full
+            or batch.items == most
+            or (sheet is not None and sheet.capacity >= most and sheet.is_whole(batch.items))
+        )
         return len(batch.requests) > count
 
     def _place(self, batch: Batch) -> None:
@@ -258,7 +244,7 @@ class Joining(Kind):
         if error is None:  # After an error a row may hold an invalid item, and must not be padding later.
             if self.sizes and batch.first.form not in self.known:
                 self.known.append(batch.first.form)
-            if batch.sheet is not None and batch.sheet.is_used_up(batch.items):
+            if batch.sheet is not None:
                 batch.sheet.valid = max(batch.sheet.valid, batch.items)
                 self.give_back(batch.sheet)
         batch.sheet = None  # Release it before the waiting threads continue.
@@ -370,9 +356,9 @@ class Sheet:
         """Return True once all rows are written. A slow copy, as in a signal handler, is not waited for."""
         return self._until is not None and (sum(self._written) >= self.end or time.monotonic() > self._until)
 
-    def is_used_up(self, end: int) -> bool:
-        """Return True if no request has, or will get, the row ``end`` or one after it."""
-        return not self.left and end == self.end
+    def is_whole(self, items: int) -> bool:
+        """Return True if a batch of this number of items holds all used rows."""
+        return not self.left and items == self.end
 
 
 class Batch:
@@ -380,9 +366,6 @@ class Batch:
 
     Attributes:
         sheet: the joined arrays with all requests, or with some.
-        start: the first row of the run in these arrays.
-        leaves: requests like these wait, and are left to the next batch.
-        others: the number of requests that waited when this batch took some, and were left.
     """
 
     def __init__(self, joining: Joining, first: Request) -> None:
@@ -391,8 +374,6 @@ class Batch:
         self.items = 0
         self.is_full = first.items >= joining.max_batch
         self.sheet: Sheet | None = None
-        self.leaves = False
-        self.others = self.start = 0
 
     def add(self, request: Request) -> None:
         """Add a request that has left the queue, unless it was cancelled."""
@@ -413,47 +394,33 @@ class Batch:
             or (request.sheet is None and request.items <= sheet.left)
         )
 
-    def rows(self) -> tuple[int, int]:
-        """Return the first row of the requests in the joined arrays, and the one after their last."""
-        requests = [request for request in self.requests if request.sheet is self.sheet]
-        return min(request.row for request in requests), max(request.row + request.items for request in requests)
-
-    def cannot_grow(self) -> bool:
-        """Return True if the joined arrays have no row left for further requests."""
-        sheet = self.sheet
-        return sheet is not None and sheet.capacity >= self.joining.max_batch and sheet.is_used_up(self.rows()[1])
-
     def feed(self) -> tuple[Any, int]:
         """Return the inputs of the run and their number of items, or the inputs of a single request and 0.
 
         The first run of a form is not padded, since ONNX Runtime plans it anyhow. Raises MemoryError, ExecutionError.
         """
-        rows, joining, requests = self.items, self.joining, self.requests
+        rows, joining = self.items, self.joining
         if joining.sizes and self.first.form in joining.known:
-            rows = joining.padded(rows)
+            rows = joining.sizes[bisect.bisect_left(joining.sizes, rows)]
         sheet = self.sheet
-        start, end = self.rows() if sheet is not None else (0, 0)
         if sheet is not None and (
-            any(request.sheet is not sheet for request in requests)
-            or end - start != self.items
-            or (rows > self.items and not sheet.is_used_up(end))  # Other requests have the next rows.
+            not sheet.is_whole(self.items)
+            or any(request.sheet is not sheet for request in self.requests)
             or sheet.source != joining.source()
         ):
             sheet = self.sheet = None
-        if len(requests) == 1 and rows == self.items:
-            return requests[0].feed, 0
-        if sheet is None or sheet.capacity < start + rows:
+        if len(self.requests) == 1 and rows == self.items:
+            return self.requests[0].feed, 0
+        if sheet is None or sheet.capacity < rows:
             sheet = self.sheet = joining.take(self.first, rows)
-            for request in requests:
+            for request in self.requests:
                 sheet.place(request)
             sheet.seal()
-            start = 0
-        self.start = start
         for array in sheet.arrays.values():
-            filled = max(sheet.valid, start + self.items)
-            array[filled : start + rows] = array[start : start + 1]
-        sheet.valid = max(sheet.valid, start + rows)
-        return {name: array[start : start + rows] for name, array in sheet.arrays.items()}, rows
+            filled = max(sheet.valid, self.items)
+            array[filled:rows] = array[:1]
+        sheet.valid = max(sheet.valid, rows)
+        return {name: array[:rows] for name, array in sheet.arrays.items()}, rows
 
     def taken_apart(self, outputs: Results, rows: int) -> list[Results]:
         """Return the outputs of each request. Return an empty list if the first axis of an output does not fit.
@@ -463,7 +430,6 @@ class Batch:
         if any(output.shape[:1] != (rows,) for output in outputs):
             return []
         return [
-            [output[row : row + request.items].copy() for output in outputs]
+            [output[request.row : request.row + request.items].copy() for output in outputs]
             for request in self.requests
-            for row in (request.row - self.start,)
         ]

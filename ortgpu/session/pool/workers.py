@@ -142,7 +142,7 @@ class Worker:
 
     def __init__(self, place: int, most: int) -> None:
         self.place, self.most = place, most
-        self.runs: dict[Any, float] = {}
+        self.runs: dict[object, float] = {}
 
     @property
     def state(self) -> str:

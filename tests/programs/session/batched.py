@@ -504,7 +504,7 @@ def sizes_are_timed_in_the_memory_of_batches() -> None:
         return copies[-1]
 
     SessionFeeds.copied = copied
-    joinable.sizes_of = lambda run, feed, *_: report("same", [feed is copy for copy, _ in copies]) or {}
+    joinable.sizes_of = lambda run, feed, *_: report("same", [feed is copy for copy, _ in copies]) or ()
     with session().batched(max_batch=8):
         pass
 
@@ -619,7 +619,7 @@ def examples_of_the_caller_are_taken_where_none_can_be_made_up() -> None:
 def padding_shows_in_no_result() -> None:
     from ortgpu.session.pool import joinable
 
-    joinable.sizes_of = lambda *_: {4: 1.0, 16: 2.0}
+    joinable.sizes_of = lambda *_: (4, 16)
     opened = session("m (float[n, 4] x) => (float[n, 4] y) { y = Sqrt(x) }")
     with opened.batched(max_batch=16) as service:
         gate = held(opened)
@@ -643,7 +643,7 @@ def padding_shows_in_no_result() -> None:
 def nothing_is_written_to_memory_of_a_session_that_lost_its_gpu() -> None:
     from ortgpu.session.pool import joinable
 
-    joinable.sizes_of = lambda *_: {8: 1.0}
+    joinable.sizes_of = lambda *_: (8,)
     opened = session()
     service = opened.batched(max_batch=8)
     memories, lost, runs = (1, 2), False, []
@@ -721,9 +721,7 @@ def storms() -> None:
     from ortgpu.session.pool import joinable
 
     random.seed(1)
-    joinable.sizes_of = lambda _, feed, *__: dict.fromkeys(
-        random.choice([(), (len(feed["x"]),), (2, len(feed["x"]))]), 1.0
-    )
+    joinable.sizes_of = lambda _, feed, *__: random.choice([(), (len(feed["x"]),), (2, len(feed["x"]))])
     pool = GPUSessionPool(model(sys.argv[1]), allow_cpu=True, sessions_per_device=2)
     ended = dict.fromkeys(("right", "wrong", "cancelled", "its own error", "full", "closed"), 0)
 
