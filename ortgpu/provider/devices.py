@@ -1,4 +1,4 @@
-"""Choose the GPU that a session runs on."""
+"""Choose the GPU that a session runs on, or those of a pool."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 import operator
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from ..environment.gpu.cuda import CudaDevice, CudaState
+from ..environment.gpu.cuda import CudaDevice, CudaState, initialise
 from ..environment.gpu.driver import read_gpu_memory
-from ..errors import DeviceNotFoundError, Fix, manual
+from ..errors import DeviceNotFoundError, Fix, ProviderRequestError, manual
 
 DeviceRequest = int | str | None
 
@@ -145,6 +145,44 @@ def choose_visible(device: DeviceRequest, cuda: CudaState) -> CudaDevice:
     if now != cuda.hidden_by:
         logger.warning("%s; this session is on %s", narrowed, gpu.uuid or f"cuda:{gpu.ordinal}")
     return gpu
+
+
+def check_devices(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest] | None:
+    """Return the devices that a caller names; None for all. Raises TypeError, ProviderRequestError."""
+    if isinstance(devices, str) and devices == "all":  # An array would compare element by element.
+        return None
+    if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
+        raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
+    requests: list[DeviceRequest] = [plain_request(device) for device in devices]
+    if not requests:
+        raise _refused("devices names no GPU", requests, "name at least one, or leave devices out for all")
+    for device in requests:
+        check_form(device)
+    return requests
+
+
+def choose_devices(devices: list[DeviceRequest] | None) -> list[DeviceRequest]:
+    """Return the devices for sessions: ordinals if the driver lists any, or the requests unchanged."""
+    cuda = initialise()
+    shown = cuda.devices
+    if devices is None:
+        return [device.ordinal for device in shown or ()] or [None]
+    if shown:
+        requests: list[DeviceRequest] = [choose_visible(device, cuda).ordinal for device in devices]
+    else:  # A session raises the reason, or opens on the CPU.
+        requests = devices
+    keys = [str(request).lower() if ordinal_of(request) is None else ordinal_of(request) for request in requests]
+    for position, key in enumerate(keys):
+        if key in keys[:position]:
+            what = f"devices names one GPU twice: as {devices[keys.index(key)]!r} and as {devices[position]!r}"
+            raise _refused(what, devices, "name each GPU once; sessions_per_device opens several sessions on each")
+    return requests
+
+
+def _refused(what: str, devices: Sequence[DeviceRequest], remedy: str) -> ProviderRequestError:
+    return ProviderRequestError(
+        what, evidence=[f"devices={list(devices)!r}"], fixes=[manual(remedy)], requested=tuple(devices)
+    )
 
 
 def free_memory(uuid: str) -> int | None:

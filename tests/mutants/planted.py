@@ -1468,11 +1468,11 @@ MUTANTS = (
             "if sessions_per_device < 1:",
             "if sessions_per_device < 0:",
         ),
-        ("one gpu twice", "session/pool/workers.py", "if key in keys[:position]:", "if False:"),
-        ("a pool of no gpu", "session/pool/workers.py", "    if not requests:\n", "    if False:\n"),
+        ("one gpu twice", "provider/devices.py", "if key in keys[:position]:", "if False:"),
+        ("a pool of no gpu", "provider/devices.py", "    if not requests:\n", "    if False:\n"),
         (
             "a single device is a sequence",
-            "session/pool/workers.py",
+            "provider/devices.py",
             "if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):",
             "if not isinstance(devices, Iterable):",
         ),
@@ -1491,7 +1491,7 @@ MUTANTS = (
         ),
         (
             "all gpus is the first one",
-            "session/pool/workers.py",
+            "provider/devices.py",
             "return [device.ordinal for device in shown or ()] or [None]",
             "return [None]",
         ),

@@ -15,11 +15,10 @@ import pytest
 from ortgpu import GPUSessionPool
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.errors import DeviceBusyError
-from ortgpu.provider import lifetime
+from ortgpu.provider import devices, lifetime
 from ortgpu.provider import living as registry
 from ortgpu.provider.devices import Device
 from ortgpu.session import gpu_session_pool
-from ortgpu.session.pool import workers
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, NVML, Cuda
 from tests.support.children import child_environment, program_path, run_child
@@ -139,10 +138,10 @@ def test_devices_are_those_that_the_driver_shows(lab: Lab) -> None:
     result = machine.run(
         """
 from ortgpu.errors import GPUError
-from ortgpu.session.pool.workers import choose_devices, named
+from ortgpu.provider.devices import check_devices, choose_devices
 def attempt(devices):
     try:
-        return choose_devices(named(devices))
+        return choose_devices(check_devices(devices))
     except GPUError as error:
         return [type(error).__name__, error.summary]
 asked = ["all", ["cuda:1", 0], ["GPU-2"], [2], [1, "GPU-2"], ["gpu-7"]]
@@ -202,7 +201,7 @@ class Double:
 def double(monkeypatch: pytest.MonkeyPatch) -> type[Double]:
     Double.opened, Double.busy, Double.late, Double.together = [], None, None, threading.Barrier(2)
     shown = tuple(CudaDevice(n, f"GPU-{n}", "NVIDIA H200", (9, 0), 1 << 37, 0) for n in range(3))
-    monkeypatch.setattr(workers, "initialise", lambda: CudaState(0, shown, 0))
+    monkeypatch.setattr(devices, "initialise", lambda: CudaState(0, shown, 0))
     monkeypatch.setattr(gpu_session_pool, "gpu_session_class", lambda: Double)
     return Double
 

@@ -17,10 +17,11 @@ from ortgpu.errors import (
     ProviderFailureError,
     ProviderRequestError,
 )
+from ortgpu.provider import devices as choosing
 from ortgpu.provider import lifetime
-from ortgpu.provider.devices import Device
+from ortgpu.provider.devices import Device, check_devices, choose_devices
 from ortgpu.session.pool import workers
-from ortgpu.session.pool.workers import check, choose_devices, is_lost, named, options_of_others, wait_for_all
+from ortgpu.session.pool.workers import check, is_lost, options_of_others, wait_for_all
 
 GPUS = tuple(CudaDevice(number, f"GPU-{number}a", "NVIDIA H200", (9, 0), 1 << 30, 0) for number in range(3))
 
@@ -29,7 +30,7 @@ GPUS = tuple(CudaDevice(number, f"GPU-{number}a", "NVIDIA H200", (9, 0), 1 << 30
 def driver(monkeypatch: pytest.MonkeyPatch) -> list[CudaState]:
     states = [CudaState(0, GPUS, 1)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(workers, "initialise", lambda: states[0])
+    monkeypatch.setattr(choosing, "initialise", lambda: states[0])
     return states
 
 
@@ -44,17 +45,17 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> list[CudaState]:
     ],
 )
 def test_devices_become_ordinals(devices: Any, chosen: list[int]) -> None:
-    assert choose_devices(named(devices)) == chosen
+    assert choose_devices(check_devices(devices)) == chosen
 
 
 @pytest.mark.parametrize("devices", [[0, 0], [1, "cuda:1"], ["GPU-2a", 2], [0, "gpu"]])
 def test_a_gpu_that_is_named_twice_is_refused(devices: Any, driver: list[CudaState]) -> None:
     with pytest.raises(ProviderRequestError, match="one GPU twice"):
-        choose_devices(named(devices))
+        choose_devices(check_devices(devices))
     driver[0] = CudaState(0, None, 1)
     if "GPU-2a" not in devices:
         with pytest.raises(ProviderRequestError, match="one GPU twice"):
-            choose_devices(named(devices))
+            choose_devices(check_devices(devices))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_a_gpu_that_is_named_twice_is_refused(devices: Any, driver: list[CudaSta
 )
 def test_what_names_no_gpus_is_refused(devices: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        choose_devices(named(devices))
+        choose_devices(check_devices(devices))
 
 
 def test_where_the_driver_lists_none_the_session_says_why(driver: list[CudaState]) -> None:

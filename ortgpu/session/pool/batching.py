@@ -233,10 +233,6 @@ class Batched:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def _closed(self) -> bool:
-        return self._joining.is_closed
-
     def _request(self, names: Any, feed: Any, outcome: Outcome[Any]) -> Request:
         service, joining = self._service, self._joining
         if os.getpid() != service.pid:

@@ -25,7 +25,7 @@ from ...process.background import Thread, cached_property, is_of_a_handler, log,
 from ...process.channel import Channel, PickledError, avoid_standard_streams
 from ...process.threads import Notice, Outcome
 from ...provider import living
-from ...provider.devices import Device, DeviceRequest, plain_request
+from ...provider.devices import Device, DeviceRequest, check_devices, plain_request
 from ...provider.interfaces import Value
 from ...provider.options import not_sent
 from ...provider.runtime import load_runtime
@@ -35,7 +35,7 @@ from . import worker_process
 from .serving import Service
 from .shared_memory import Exchange, memory_file
 from .worker_process import WARM, Opened
-from .workers import Feeds, NotBegunError, Worker, check, named, options_of_others, wait_for_all
+from .workers import Feeds, NotBegunError, Worker, check, options_of_others, wait_for_all
 
 if TYPE_CHECKING:
     from ...running.copying import ParallelCopy
@@ -454,7 +454,7 @@ def open_processes(
     The first process lists the devices, since this process must not use CUDA.
     """
     check(sessions_per_device, options)
-    requested = named(devices)
+    requested = check_devices(devices)
     if type(options.get("sess_options")).__name__ == "SessionOptions":
         raise not_sent()
     for name, value in options.items():

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...process.background import Task, cached_property, is_of_a_handler, may_wait
 from ...provider import lifetime, living
-from ...provider.devices import Device, DeviceRequest
+from ...provider.devices import Device, DeviceRequest, check_devices, choose_devices
 from ...running.copying import ParallelCopy, copy_threads, parallel_copy
 from ...running.device_arrays import refuse_on_gpu, wrap_arrays
 from ...running.feed_copies import FeedCopies
 from ...running.pinned import PinnedMemory, memory_of
 from ...running.pipeline import copy_feed, staged_run
-from .workers import Feeds, Worker, check, choose_devices, named, options_of_others, wait_for_all
+from .workers import Feeds, Worker, check, options_of_others, wait_for_all
 
 if TYPE_CHECKING:
     from ...model.files import ModelSource
@@ -133,7 +133,7 @@ def open_sessions(
     once. The others open together, in threads. After an error all open sessions have been added.
     """
     check(sessions_per_device, options)
-    requests = choose_devices(named(devices))
+    requests = choose_devices(check_devices(devices))
     places = [place for _ in range(sessions_per_device) for place in range(len(requests))]
     others = range(1, len(places))
     opened: dict[int, OpenSession] = {}  # Threads fill it, so that an interrupt here loses no session.

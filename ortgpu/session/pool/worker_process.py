@@ -27,11 +27,11 @@ from ...process import parent
 from ...process.background import Thread
 from ...process.channel import Channel, PickledError
 from ...provider import lifetime
-from ...provider.devices import Device, DeviceRequest
+from ...provider.devices import Device, DeviceRequest, choose_devices
 from ...provider.interfaces import Value
 from ...running.cudart import runtime_of
 from .shared_memory import Exchange
-from .workers import choose_devices, is_lost
+from .workers import is_lost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

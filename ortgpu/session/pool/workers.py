@@ -1,4 +1,4 @@
-"""The interfaces of a service: requests, the workers of both kinds that run them, and feeds. The opening of pools."""
+"""The interfaces of a service: requests, the workers of both kinds that run them, and feeds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...diagnosis.messages import cuda_codes
-from ...environment.gpu.cuda import initialise
 from ...errors import (
     ExecutionError,
     GPUError,
@@ -21,7 +20,7 @@ from ...errors import (
 )
 from ...process.threads import FutureOutcome, Outcome
 from ...provider import lifetime
-from ...provider.devices import Device, DeviceRequest, check_form, choose_visible, ordinal_of, plain_request
+from ...provider.devices import Device
 from ...provider.interfaces import Opened, Value
 from ...provider.records import VoidRecordError, read_record
 from ...provider.settings import CAPTURE, options_of
@@ -288,44 +287,6 @@ def _has_graph(tuned: Any) -> bool:
         return CAPTURE in options_of(read_record(tuned).named.settings)
     except (VoidRecordError, FileNotFoundError):
         return False
-
-
-def named(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest] | None:
-    """Return the devices that a caller names; None for all. Raises TypeError, ProviderRequestError."""
-    if isinstance(devices, str) and devices == "all":  # An array would compare element by element.
-        return None
-    if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
-        raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
-    requests: list[DeviceRequest] = [plain_request(device) for device in devices]
-    if not requests:
-        raise _refused("devices names no GPU", requests, "name at least one, or leave devices out for all")
-    for device in requests:
-        check_form(device)
-    return requests
-
-
-def choose_devices(devices: list[DeviceRequest] | None) -> list[DeviceRequest]:
-    """Return the devices for sessions: ordinals if the driver lists any, or the requests unchanged."""
-    cuda = initialise()
-    shown = cuda.devices
-    if devices is None:
-        return [device.ordinal for device in shown or ()] or [None]
-    if shown:
-        requests: list[DeviceRequest] = [choose_visible(device, cuda).ordinal for device in devices]
-    else:  # A session raises the reason, or opens on the CPU.
-        requests = devices
-    keys = [str(request).lower() if ordinal_of(request) is None else ordinal_of(request) for request in requests]
-    for position, key in enumerate(keys):
-        if key in keys[:position]:
-            what = f"devices names one GPU twice: as {devices[keys.index(key)]!r} and as {devices[position]!r}"
-            raise _refused(what, devices, "name each GPU once; sessions_per_device opens several sessions on each")
-    return requests
-
-
-def _refused(what: str, devices: Sequence[DeviceRequest], remedy: str) -> ProviderRequestError:
-    return ProviderRequestError(
-        what, evidence=[f"devices={list(devices)!r}"], fixes=[manual(remedy)], requested=tuple(devices)
-    )
 
 
 def options_of_others(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,14 +89,14 @@ def an_interrupt_at_any_line_leaves_no_thread_and_no_session() -> None:
     import linecache
 
     from ortgpu.environment.gpu.cuda import CudaState
+    from ortgpu.provider import devices
     from ortgpu.session import opening
-    from ortgpu.session.pool import workers
 
     def no_gpu(*_):  # known beforehand: what takes long is finding out
         raise ortgpu.DriverNotFoundError("no driver")
 
-    MODULES = "session/gpu_session_pool.py", "session/pool/workers.py", "session/pool/sessions.py"
-    opening.open_on_gpu, workers.initialise = no_gpu, lambda: CudaState(None, None, None)  # type: ignore[attr-defined]  # its name in there
+    MODULES = "session/gpu_session_pool.py", "session/pool/sessions.py", "provider/devices.py"
+    opening.open_on_gpu, devices.initialise = no_gpu, lambda: CudaState(None, None, None)  # type: ignore[attr-defined]  # its name in there
 
     def is_with(frame):
         return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
