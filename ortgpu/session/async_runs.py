@@ -71,22 +71,29 @@ def run_async(
         run(names, feed, called, None, options)
 
 
-def run_in_thread(
-    run: Callable[..., Any], use_device: Callable[[], None], names: Any, feed: Any, called: Any, _: None, options: Any
+def run_here(
+    run: Callable[..., Any],
+    use_device: Callable[[], None] | None,
+    names: Any,
+    feed: Any,
+    called: Any,
+    _: None,
+    options: Any,
 ) -> None:
-    """Do what InferenceSession.run_async does, in a thread that sets its device first."""
-
-    def make() -> None:
-        results: Any = []
-        text = ""
-        try:
+    """Do what InferenceSession.run_async does, in this thread. ``use_device`` sets its device first."""
+    results, text = list[Any](), ""
+    try:
+        if use_device is not None:
             use_device()
-            results = run(names, feed, options)
-        except Exception as error:  # noqa: BLE001 - the callback gets its text, as from ONNX Runtime
-            text = str(error)
-        called(results, None, text)
+        results = run(names, feed, options)
+    except Exception as error:  # noqa: BLE001 - the callback gets its text, as from ONNX Runtime
+        text = str(error)
+    called(results, None, text)
 
-    Thread(make, "ortgpu-async").start()
+
+def run_in_thread(*arguments: Any) -> None:
+    """Do what :func:`run_here` does, in a thread of its own."""
+    Thread(functools.partial(run_here, *arguments), "ortgpu-async").start()
 
 
 def _queue() -> SimpleQueue[_Reference]:

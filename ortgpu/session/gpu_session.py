@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -48,7 +49,7 @@ from ..running.streams import order_results, streams_of, wait_for_caller, wait_f
 from ..running.turns import take_turns, trim_when_idle
 from ..running.warming import warm, warm_sizes
 from . import failures
-from .async_runs import run_async, run_in_thread
+from .async_runs import run_async, run_here, run_in_thread
 from .budget import holdings_within
 from .guard_policy import judge
 from .reopening import reduced, reopen, unchanged_on_error
@@ -415,10 +416,15 @@ class GPUSession(LastOfOurs):
                 wait_for_values(self, input_feed)
             turns = self._holdings.turns if self._holdings is not None else None
             run, use_device = super().run_async, self._gpu_runner.use_device
-            if use_device is not None:  # ONNX Runtime's own threads have another device.
+            is_amid_run = turns is not None and turns.owner == threading.get_ident()
+            if use_device is not None or is_amid_run:
                 self._validate_input(list(input_feed))
-                run = functools.partial(run_in_thread, super().run, use_device)
-            run_async(self, run, output_names, input_feed, callback, user_data, run_options, turns)
+                # A handler makes the run itself: the thread that it has interrupted will use the same stream.
+                way = run_here if is_amid_run else run_in_thread  # ONNX Runtime's own threads have another device.
+                run = functools.partial(way, super().run, use_device)
+            run_async(
+                self, run, output_names, input_feed, callback, user_data, run_options, None if is_amid_run else turns
+            )
         except Exception as error:  # noqa: BLE001 - an error that is not about the GPU is raised unchanged
             raise failures.explained_run(self, error)  # noqa: B904 - explained_run sets the cause
 

@@ -31,3 +31,9 @@ def test_an_error_of_run_async_reaches_the_callback() -> None:
 
 def test_runs_with_the_plans_of_further_shapes_set_the_device() -> None:
     assert child("running.one_stream.runs_with_the_plans_of_further_shapes_set_the_device") == ["set", "run"] * 3
+
+
+def test_a_handler_amid_a_run_makes_its_run_async_itself() -> None:
+    """Its thread would wait for its own turn, and both runs would use one stream."""
+    order = child("running.one_stream.a_handler_amid_a_run_makes_its_run_async_itself")
+    assert order == ["amid a run", "[-1.0, -1.0]", "after it", "[-1.0, -1.0]", "later"]

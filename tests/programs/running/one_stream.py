@@ -148,3 +148,35 @@ def runs_with_the_plans_of_further_shapes_set_the_device() -> None:
     native.run_with_ortvaluevector()
     native.take_turn(Counted().run)
     report(order)
+
+
+def a_handler_amid_a_run_makes_its_run_async_itself() -> None:
+    from ortgpu.process.threads import Turns
+    from ortgpu.running.memory import Holdings
+    from ortgpu.running.turns import take_turns
+
+    session, turns, order = GPUSession(NEG), Turns(), list[str]()
+    session._holdings = Holdings(1 << 30, turns, 0)
+    take_turns(session._gpu_runner, turns)
+    inner = session._sess
+
+    def keep(results: Any, _: None, text: str) -> None:
+        order.append(text or str(results[0].tolist()))
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def run(self, *arguments: Any) -> Any:
+            if not order:
+                order.append("amid a run")
+                session.run_async(None, FEED, keep, None)
+                order.append("after it")
+            return inner.run(*arguments)
+
+    session._sess = Interrupted()
+    order.append(str(session.run(None, FEED)[0].tolist()))
+    done = threading.Event()
+    session.run_async(None, FEED, lambda *_: done.set(), None)
+    order.append("later" if done.wait(60) else "never")
+    report(order)
