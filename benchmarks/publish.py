@@ -137,6 +137,23 @@ def of_memory(record: Record) -> Rows:
                 text for _, text, _ in sorted(budgets, key=lambda each: each[0], reverse=True)
             )),
         ]  # fmt: skip
+    fits = [
+        (abs(told - found), f"{told:,.0f} instead of {found:,.0f} MiB, {part.partition('-')[2]} with {batch}", within)
+        for part, figures in parts.items()
+        if part.startswith("fit-")
+        for batch, each in figures.items()
+        if isinstance(each, Mapping)
+        for told, found, within in zip(each["fit MiB"], each["NVML MiB"], each["within"], strict=True)
+    ]
+    if fits:
+        count = sum(within for _, _, within in fits)
+        rows += [
+            (
+                "figures of `fit` within 5 % or 32 MiB of those of a process that runs the model",
+                f"{count} of {len(fits)}",
+            ),
+            ("the figure that is furthest off", max(fits)[1]),
+        ]
     return [("figure", "value"), *rows]
 
 
