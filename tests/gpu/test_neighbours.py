@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 
 import pytest
 
@@ -64,7 +65,8 @@ def test_a_cuda_graph_that_is_captured_meanwhile() -> None:
     for name in ("first run", "new session"):
         error = found.error(name)
         assert error.type == "ProviderFailureError", error.text  # and not a lack of memory, nor a driver that is broken
-        assert "this process is capturing a CUDA graph" in error.text
+        # cuBLAS itself only says that it was not initialised; CUDA's code says that a graph is captured.
+        assert re.search("captures a CUDA graph|capturing a CUDA graph", error.text)
     assert found.returned("afterwards") == [[-1, 2]] * 3
 
 
