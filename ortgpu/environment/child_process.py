@@ -205,7 +205,7 @@ class ChildProcess:
 
 
 def not_started(error: OSError | ValueError) -> ExecutionError:
-    """Return the error of a caller whose child process, or what it needs, was refused by the system."""
+    """Return the error for a refusal of the system to start a child process, or to give it files or memory."""
     remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, "let this process start other processes")
     if isinstance(error, FileNotFoundError):
         remedy = "run this in a program of the Python interpreter, which is not frozen"

@@ -101,7 +101,7 @@ this_thread = _ThisThread()
 
 
 class Owned(Protocol):
-    """Something that one thread has at a time, for a whole run. ``owner`` is the id of the thread."""
+    """A turn of one thread, for a whole run. ``owner`` is the id of the thread."""
 
     owner: int
 

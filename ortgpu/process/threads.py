@@ -216,8 +216,8 @@ class Turns:
     """The turns of calls that one thread at a time makes, such as the runs of a session: first come, first served.
 
     A thread takes a turn at once if ``owner`` and ``first`` are 0: it takes ``lock`` in the step of a loop, and sets
-    ``owner`` until the call has ended. From that look until ``owner`` is set it calls nothing but ``acquire`` in that
-    step, so that neither a signal nor another thread comes between.
+    ``owner`` until the call has ended. Between the test of ``owner`` and ``first`` and the assignment of ``owner``, it
+    calls only ``acquire`` in that step. So neither a signal nor another thread comes between them.
 
     Attributes:
         owner: the id of the thread that makes a call; 0 if the turn is free.
@@ -225,12 +225,13 @@ class Turns:
         lock: held during each call.
     """
 
-    __slots__ = ("__weakref__", "_next", "first", "lock", "owner")
+    __slots__ = ("__weakref__", "_next", "_started", "first", "lock", "owner")
 
     def __init__(self) -> None:
         self.owner = self.first = 0
         self.lock = threading.Lock()
         self._next = threading.Lock()  # held by the thread that has the next turn
+        self._started: object = None  # names the call of start() that has the turn
         owners.add(weakref.ref(self, owners.discard))
 
     def run(self, call: Any, *arguments: Any, **named: Any) -> Any:
@@ -247,20 +248,22 @@ class Turns:
         """Make a call as :meth:`run` does, and wait in any case. This thread must have no turn."""
         return self._run(-1, call, arguments, named)
 
-    def start(self, call: Any, *arguments: Any) -> None:
-        """Make a call as :meth:`run_in_turn` does. Unless it raises, its turn lasts until a thread gives it back."""
-        self._run(-1, call, arguments, {}, ends=False)
+    def start(self, name: object, call: Any, *arguments: Any) -> None:
+        """Make a call as :meth:`run` does. Unless it raises, its turn lasts until it is given back by name."""
+        longest = -1 if may_wait() else _LONGEST_WAIT / 2
+        with this_thread.has_turn:  # A handler meanwhile must not wait for this thread.
+            self._run(longest, call, arguments, {}, name)
 
-    def give(self) -> None:
-        """Give the turn of :meth:`start` back."""
-        if self.owner == _STARTED:
+    def give(self, name: object) -> None:
+        """Give the turn of :meth:`start` back, if that call has one."""
+        if self.owner == _STARTED and self._started is name:
             self.owner = 0
             self.lock.release()
 
-    def _run(self, longest: float, call: Any, arguments: Any, named: Any, *, ends: bool = True) -> Any:
+    def _run(self, longest: float, call: Any, arguments: Any, named: Any, name: object = None) -> Any:
         """Wait twice for up to ``longest`` seconds, and make a call. -1: wait for a turn in any case."""
-        thread, is_kept = threading.get_ident(), False
-        owner = thread if ends else _STARTED
+        thread, is_kept, has_turn = threading.get_ident(), False, False
+        owner = thread if name is None else _STARTED
         # A signal handler amid the wait of its own thread for the next turn goes ahead of that thread.
         for is_next in _waits(self._next, longest) if self.first != thread else (False,):
             in_line = is_next
@@ -270,16 +273,16 @@ class Turns:
                 for is_taken in _waits(self.lock, longest):
                     try:
                         if is_taken:
-                            self.owner = owner
+                            has_turn, self._started, self.owner = True, name, owner
                         if in_line:
                             in_line = False
                             self.first = 0
                             self._next.release()
                         result = call(*arguments, **named)
-                        is_kept = not ends
+                        is_kept = name is not None
                         return result
                     finally:
-                        if self.owner == owner and not is_kept:
+                        if has_turn and not is_kept and self.owner == owner and self._started is name:
                             self.owner = 0
                             self.lock.release()
             finally:
@@ -289,7 +292,7 @@ class Turns:
         raise AssertionError("the loops end by their return")
 
 
-_STARTED = -1  # owns a turn that a thread gives back later
+_STARTED = -1  # the owner of a turn that a thread gives back later
 
 
 def _waits(lock: threading.Lock, longest: float) -> Iterator[bool]:

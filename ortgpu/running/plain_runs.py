@@ -72,7 +72,7 @@ class PlainRunner:
     pace: Any = None  # see pipeline.Pace
     most_shapes = 0  # the number of shapes that may have plans; 0: plans are of no use
     submit: Callable[..., None] | None = None  # replaces Executor.submit for sessions that run in one thread
-    use_device: Callable[[], None] | None = None  # called before each run; None: ONNX Runtime does what it does
+    use_device: Callable[[], None] | None = None  # called before each run; None: ONNX Runtime sets the device
 
     def __init__(self, session: RunningSession | None = None, direct_below: int = sys.maxsize) -> None:
         names = _names_for_direct_runs(session) if session is not None else None

@@ -28,7 +28,7 @@ class _InTurns(PlainRunner):
     _run_in_turn: Callable[..., Results]  # ``run`` of the class behind this one
 
     def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Results:
-        """Run the model in a turn: a free one here, as ``Turns`` says, since each call would cost a microsecond."""
+        """Run the model in a turn. A free turn is taken here, because each further call costs a microsecond."""
         turns, thread = self.turns, get_ident()
         turn = iter(turns.lock.acquire, False)  # Since Python 3.14 a signal may come amid the step of `with`.
         if turns.owner or turns.first:

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from ..process.background import Thread, fork_safe_lock, this_thread
+from ..process.threads import Executor, Outcome
 from . import failures
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ class _Called:
     __slots__ = ("__weakref__",)
 
     def __call__(self, results: Any, _: object, text: str) -> None:
-        session, callback, data, turns = _under_way[weakref.ref(self)][:4]
+        reference = weakref.ref(self)
+        session, callback, data, turns, name = _under_way[reference][:5]
         if turns is not None:  # The callback may start a run, so the turn ends before it.
-            turns.give()
+            turns.give(name)
         session._gpu_runner.note_end()
         if text:
             failures.note_text(session, text)
@@ -40,8 +42,12 @@ class _Called:
 
 _Reference = weakref.ref[_Called]
 
-# For each run: session, callback, the caller's data, turns, and other objects that no thread of ONNX Runtime may drop.
+# For each run: session, callback, the caller's data, turns, the name of its turn, and other objects that no thread of
+# ONNX Runtime may drop.
 _under_way: dict[_Reference, tuple[Any, ...]] = {}
+
+_AT_A_TIME = 3  # runs: as many as ONNX Runtime makes in a session with four threads
+_executors: weakref.WeakKeyDictionary[Opened, Executor] = weakref.WeakKeyDictionary()
 
 _lock = fork_safe_lock()
 _dropped: tuple[int, SimpleQueue[_Reference]] | None = None  # A thread of this process serves this queue.
@@ -64,9 +70,10 @@ def run_async(
     reference = weakref.ref(called, _queue().put)
     # Keep the arrays, because their collection may run Python code. Keep the C++ session, because ``close`` drops it.
     arrays = tuple(feed.values()) if hasattr(feed, "values") else ()
-    _under_way[reference] = session, callback, data, turns, vars(session).get("_sess"), arrays
+    name = object()
+    _under_way[reference] = session, callback, data, turns, name, vars(session).get("_sess"), arrays
     if turns is not None:
-        turns.start(run, names, feed, called, None, options)
+        turns.start(name, run, names, feed, called, None, options)
     else:
         run(names, feed, called, None, options)
 
@@ -91,9 +98,10 @@ def run_here(
     called(results, None, text)
 
 
-def run_in_thread(*arguments: Any) -> None:
-    """Do what :func:`run_here` does, in a thread of its own."""
-    Thread(functools.partial(run_here, *arguments), "ortgpu-async").start()
+def run_in_thread(session: Opened, *arguments: Any) -> None:
+    """Do what :func:`run_here` does, in one of the threads that the session gets for that."""
+    executor = _executors.setdefault(session, Executor(_AT_A_TIME, "ortgpu-async"))
+    executor.submit(Outcome[None](), run_here, *arguments)
 
 
 def _queue() -> SimpleQueue[_Reference]:

@@ -402,8 +402,11 @@ class GPUSession(LastOfOurs):
         the process refuses, as after the other methods.
 
         The session's CPU threads call the callbacks. There are three such threads if ``options_chosen`` has
-        ``intra_op_num_threads``. A callback that waits for a later run may wait forever. A session with a budget waits
-        here until it may make a further run, and does not repeat a run that is out of memory. The session, the arrays,
+        ``intra_op_num_threads``. If the process sees several GPUs and all runs of the session share one stream, as with
+        ``memory=``, three threads of this library call them. A signal handler amid a run of a session with a budget
+        makes its run at once, and the callback comes before the return. In both cases the callback gets the errors of
+        the arguments, too. A callback that waits for a later run may wait forever. A session with a budget waits here
+        until it may make a further run, and does not repeat a run that is out of memory. The session, the arrays,
         ``callback`` and ``user_data`` are kept until the run has ended. If nothing else refers to them, a thread of
         this library then destroys them, because ONNX Runtime cannot destroy a session in one of its own threads.
         """
@@ -420,7 +423,8 @@ class GPUSession(LastOfOurs):
             if use_device is not None or is_amid_run:
                 self._validate_input(list(input_feed))
                 # A handler makes the run itself: the thread that it has interrupted will use the same stream.
-                way = run_here if is_amid_run else run_in_thread  # ONNX Runtime's own threads have another device.
+                # ONNX Runtime's own threads have another device.
+                way = run_here if is_amid_run else functools.partial(run_in_thread, self)
                 run = functools.partial(way, super().run, use_device)
             run_async(
                 self, run, output_names, input_feed, callback, user_data, run_options, None if is_amid_run else turns

@@ -2961,9 +2961,21 @@ MUTANTS = (
             "            finally:\n                pass",
         ),
         (
+            "a call gives the turn of another back",
+            "process/threads.py",
+            "if self.owner == _STARTED and self._started is name:",
+            "if self.owner == _STARTED:",
+        ),
+        (
+            "a handler waits for ever for the call that it interrupts",
+            "process/threads.py",
+            "        with this_thread.has_turn:  # A handler meanwhile",
+            "        if True:  # A handler meanwhile",
+        ),
+        (
             "a turn that was started ends with its call",
             "process/threads.py",
-            "is_kept = not ends",
+            "is_kept = name is not None",
             "is_kept = False",
         ),
     ),
@@ -3023,14 +3035,14 @@ MUTANTS = (
         (
             "a turn of an async run is kept",
             "session/async_runs.py",
-            "so the turn ends before it.\n            turns.give()\n",
+            "so the turn ends before it.\n            turns.give(name)\n",
             "so the turn ends before it.\n            pass\n",
         ),
         (
             "a refused async run keeps its turn",
             "process/threads.py",
-            "thread, is_kept = threading.get_ident(), False",
-            "thread, is_kept = threading.get_ident(), not ends",
+            "thread, is_kept, has_turn = threading.get_ident(), False, False",
+            "thread, is_kept, has_turn = threading.get_ident(), name is not None, False",
         ),
     ),
 )

@@ -150,19 +150,45 @@ def test_threads_give_back_what_they_take_for_a_call(limit: Turns | Slots) -> No
 
 def test_a_turn_that_a_call_starts_lasts_until_it_is_given_back() -> None:
     turns, order = Turns(), list[str]()
-    turns.start(order.append, "started")
+    turns.start("first", order.append, "started")
     other = threading.Thread(target=turns.run, args=(order.append, "next"), daemon=True)
     other.start()
     deadline = time.monotonic() + SECONDS
     while turns.first != other.ident and time.monotonic() < deadline:
         time.sleep(0.001)
     order.append("given back")
-    turns.give()
-    turns.give()  # An interrupt may have given it back before.
+    turns.give("first")
     other.join(SECONDS)
     assert order == ["started", "given back", "next"]
+    turns.start("second", int)
+    turns.give("first")  # An interrupt may have given it back before.
+    assert turns.owner != 0
+    turns.give("second")
     with pytest.raises(ZeroDivisionError):
-        turns.start(lambda: 1 // 0)
+        turns.start("third", lambda: 1 // 0)
+    turns.give("third")
+    assert turns.run(int) == 0
+
+
+def test_a_handler_amid_the_start_of_a_call_waits_for_a_second_at_most() -> None:
+    """The thread that it has interrupted would keep it waiting for ever. It starts a call itself, without a turn."""
+    turns, order = Turns(), list[str]()
+
+    def interrupted() -> None:
+        turns.run(order.append, "a run of the handler")
+        turns.start("of the handler", order.append, "a call that the handler starts")
+        turns.give("of the handler")
+        order.append("the call")
+
+    def call() -> None:
+        turns.start("first", interrupted)
+        order.append("free" if turns.owner == 0 else "it lasts")
+        turns.give("first")
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert order == ["a run of the handler", "a call that the handler starts", "the call", "it lasts"]
     assert turns.run(int) == 0
 
 

@@ -162,14 +162,14 @@ def in_turns() -> None:
     )
     session = GPUSession(model, memory="230MiB")
     turns, steps = session._holdings.turns, []
-    turns.start(lambda: None)  # as another run does
+    turns.start("another run", lambda: None)
     again = threading.Thread(
         target=lambda: failures.call_again(session, RuntimeError(words), lambda: steps.append("repeated"))
     )
     again.start()
     again.join(0.5)
     steps.append("the other run ends")
-    turns.give()
+    turns.give("another run")
     again.join(60)
     failures._outdate(session)
     inner = session._sess
