@@ -2763,6 +2763,12 @@ MUTANTS = (
             "if places and not self.size:",
         ),
         (
+            "an error needs memory that could not be mapped",
+            "session/pool/shared_memory.py",
+            "if missing and needed > self.size:",
+            "if needed > self.size:",
+        ),
+        (
             "an answer overwrites its request",
             "session/pool/shared_memory.py",
             "message, places, self.used, size = self.channel.receive(timeout)",

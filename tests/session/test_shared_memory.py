@@ -194,6 +194,24 @@ def test_where_there_is_no_room_nothing_is_sent_and_the_exchange_goes_on(
     assert theirs.receive(TIMEOUT)[0] == "next"
 
 
+def test_a_side_that_cannot_map_a_request_answers_with_the_error_and_goes_on(
+    ends: tuple[Exchange, Exchange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+
+    def refuse(*_: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    ours.send(None, [floats(1000)])
+    with monkeypatch.context() as patched:
+        patched.setattr(shared_memory, "_map_file", refuse)
+        with pytest.raises(ExecutionError, match="no space for the arrays"):
+            theirs.receive(TIMEOUT)
+        assert answered(ours, theirs) == [], "an answer without arrays needs no memory"
+    ours.send(None, [floats(1000, 2)])
+    assert (theirs.receive(TIMEOUT)[1][0] == 2).all()
+
+
 def test_what_is_too_large_to_keep_is_freed_but_for_the_arrays_that_use_it(
     ends: tuple[Exchange, Exchange], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,7 @@ class Exchange:
         offsets = [array.__array_interface__["data"][0] - address for array in arrays]
         missing = [at for at, array in enumerate(arrays) if not (array.nbytes and 0 <= offsets[at] < self.size)]
         needed = self.used + sum(_aligned(arrays[at].nbytes) for at in missing)
-        if needed > self.size:
+        if missing and needed > self.size:
             self._grow(needed)
         for at in missing:
             offsets[at] = self.used
