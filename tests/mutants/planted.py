@@ -2737,6 +2737,15 @@ MUTANTS = (
         ),
     ),
     *_planted(
+        "session/test_isolated.py",
+        (
+            "an interrupt leaves the files of a model open",
+            "session/pool/isolated.py",
+            "        except BaseException as error:\n            self.close()\n",
+            "        except OSError as error:\n            self.close()\n",
+        ),
+    ),
+    *_planted(
         "session/test_shared_memory.py",
         (
             "both ends free the memory of a large request",

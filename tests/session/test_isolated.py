@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from ortgpu.errors import WorkerLostError
+from ortgpu.model.files import ModelSource
+from ortgpu.session.pool import isolated
 from tests.support.children import ROOT, child_environment, program_path, python_arguments, run_python
+from tests.support.made_sessions import NEG
 
 DEADLINE = 120
 PROGRAMS = "session.pool_isolated"
@@ -324,6 +327,30 @@ def test_without_descriptors_requests_go_on_and_no_pool_opens() -> None:
     assert found["here"] == found["there"] == [{"returned": 2}] * 3
     assert found["opening"] == ["ExecutionError"] * 3
     assert found["left"] == [0, []]
+
+
+def launch(model: ModelSource) -> isolated.Launch:
+    return isolated.Launch(model, object, 1, (None, None), isolated.ProcessFeeds(0))
+
+
+@pytest.mark.parametrize("model", ["a path", "bytes"])
+def test_an_interrupt_while_the_model_is_kept_leaves_no_descriptor(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model as bytes is kept in memory of its size."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(NEG)
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patched:
+        patched.setattr(isolated, "stamp_of", interrupt)
+        patched.setattr(isolated, "open", interrupt, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            launch(str(path) if model == "a path" else NEG)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_feed_larger_than_most_leaves_no_memory_behind() -> None:

@@ -143,22 +143,24 @@ class Launch:
         files: list[tuple[str, tuple[int, ...] | None]] = []
         source = source_of(model)
         self.arguments = None if isinstance(source, bytes) else source, files, channels, session_class
-        if isinstance(source, bytes):
-            files.append(("", None))
-            try:
+        try:
+            if isinstance(source, bytes):
+                files.append(("", None))
                 self.descriptors.append(memory_file("ortgpu-model"))
                 with open(self.descriptors[0], "wb", closefd=False) as file:
                     file.write(source)
-            except OSError as error:
-                self.close()
+            else:
+                for location in (source, *data_files(source)):
+                    with suppress(OSError, ValueError):  # The session raises the reason.
+                        file_path = os.path.join(os.path.dirname(source), location)
+                        opened = os.open(file_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                        self.descriptors.append(avoid_standard_streams(opened))
+                        files.append((location, stamp_of(self.descriptors[-1])))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
                 raise not_started(error) from None
-        else:
-            for location in (source, *data_files(source)):
-                with suppress(OSError, ValueError):  # The session raises the reason.
-                    file_path = os.path.join(os.path.dirname(source), location)
-                    opened = os.open(file_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-                    self.descriptors.append(avoid_standard_streams(opened))
-                    files.append((location, stamp_of(self.descriptors[-1])))
+            raise
 
     def close(self) -> None:
         while self.descriptors:
