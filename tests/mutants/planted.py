@@ -2744,6 +2744,12 @@ MUTANTS = (
             "        except BaseException as error:\n            self.close()\n",
             "        except OSError as error:\n            self.close()\n",
         ),
+        (
+            "a pool serves a model that it could not keep open",
+            "session/pool/isolated.py",
+            "suppress(FileNotFoundError, NotADirectoryError, PermissionError, ValueError)",
+            "suppress(OSError, ValueError)",
+        ),
     ),
     *_planted(
         "session/test_shared_memory.py",

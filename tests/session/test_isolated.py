@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.errors import WorkerLostError
+from ortgpu.errors import ExecutionError, WorkerLostError
 from ortgpu.model.files import ModelSource
 from ortgpu.session.pool import isolated
 from tests.support.children import ROOT, child_environment, program_path, python_arguments, run_python
@@ -351,6 +352,29 @@ def test_an_interrupt_while_the_model_is_kept_leaves_no_descriptor(
         with pytest.raises(KeyboardInterrupt):
             launch(str(path) if model == "a path" else NEG)
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_model_that_no_descriptor_is_left_for_is_not_served_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a new process would serve whatever its path leads to by then."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(NEG)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        with pytest.raises(ExecutionError, match="cannot be started") as caught:
+            launch(str(path))
+    assert "ulimit -n" in caught.value.fixes[0]
+
+
+@pytest.mark.parametrize("path", ["missing.onnx", "model.onnx/model.onnx", "no\0name"])
+def test_a_path_without_a_file_is_left_to_the_session(path: str, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(NEG)
+    assert launch(str(tmp_path / path)).descriptors == []
 
 
 def test_a_feed_larger_than_most_leaves_no_memory_behind() -> None:

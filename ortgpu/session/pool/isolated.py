@@ -126,7 +126,7 @@ class Launch:
     """The model, the arguments and the environment that all processes of a pool share.
 
     The files of the model stay open, so that a new process serves the same model even after a change of the path.
-    Raises ExecutionError if there is no room for a model as bytes.
+    Raises ExecutionError if there is no room for a model as bytes, or no more files can be open.
     """
 
     def __init__(
@@ -151,7 +151,8 @@ class Launch:
                     file.write(source)
             else:
                 for location in (source, *data_files(source)):
-                    with suppress(OSError, ValueError):  # The session raises the reason.
+                    # The session raises the reason.
+                    with suppress(FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
                         file_path = os.path.join(os.path.dirname(source), location)
                         opened = os.open(file_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                         self.descriptors.append(avoid_standard_streams(opened))
