@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..environment.child_process import ChildProcess
 from ..model.files import LARGE, ModelSource, source_of
 from ..process.late import late
+from .runtime import load_runtime
 
 if TYPE_CHECKING:
     import onnx
@@ -31,6 +32,7 @@ def halve(model: bytes | str) -> bytes:
 
     Raises any exception of onnxruntime.transformers for a model that it cannot convert.
     """
+    load_runtime()  # ONNX Runtime may need libraries that this call loads first.
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     loaded = onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model)

@@ -2752,6 +2752,15 @@ MUTANTS = (
         ),
     ),
     *_planted(
+        "provider/test_float16.py",
+        (
+            "a conversion imports ONNX Runtime without its libraries",
+            "provider/float16.py",
+            "    load_runtime()",
+            "    pass",
+        ),
+    ),
+    *_planted(
         "session/test_shared_memory.py",
         (
             "both ends free the memory of a large request",

@@ -9,6 +9,7 @@ import sys
 import time
 
 from ortgpu.process import parent
+from ortgpu.provider import runtime
 
 
 def facts() -> dict[str, object]:
@@ -69,3 +70,20 @@ def prepared_in_child() -> str:
 
 def raise_key_error() -> None:
     raise KeyError("x")
+
+
+_noted: list[str] = []
+
+
+def note_loads_of_the_runtime() -> None:
+    load = runtime._load
+
+    def noting() -> runtime.Runtime:
+        _noted.append("after onnxruntime" if "onnxruntime" in sys.modules else "before onnxruntime")
+        return load()
+
+    runtime._load = noting
+
+
+def noted() -> list[str]:
+    return _noted
