@@ -38,11 +38,8 @@ def read_model(model: ModelSource) -> ModelFacts:
     return describe_model(GraphOutline(model))
 
 
-def describe_model(outline: GraphOutline, *, with_operators: bool = True) -> ModelFacts:
-    """Return the facts of the model of an outline. Never raises for a damaged or missing file.
-
-    Without ``with_operators`` no node is read: of a large model that takes longer than everything else.
-    """
+def describe_model(outline: GraphOutline) -> ModelFacts:
+    """Return the facts of the model of an outline. Never raises for a damaged or missing file."""
     model = outline.model
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     head = b""
@@ -62,7 +59,7 @@ def describe_model(outline: GraphOutline, *, with_operators: bool = True) -> Mod
         folder = os.getcwd() if path is None else os.path.dirname(path)
         return ModelFacts(
             name,
-            operators=_operators_of(outline) if with_operators else frozenset(),
+            operators=_operators_of(outline),
             data_folder=folder,
             data_problems=tuple(_data_problems(content.graph, folder, path)) if b"location" in content.kept else (),
         )

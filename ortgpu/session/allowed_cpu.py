@@ -73,7 +73,7 @@ def refuse_broken_model(request: SessionRequest, outline: GraphOutline, error: G
     """
     if error.__cause__ is not None or _is_of_the_request(error, request):
         return
-    facts = describe_model(outline, with_operators=False)
+    facts = describe_model(outline)
     if facts.problem is None and not facts.data_problems:
         return
     options = request.sess_options if request.sess_options is not None else native.get_default_session_options()

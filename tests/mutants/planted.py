@@ -167,6 +167,12 @@ MUTANTS = (
             "or bool(request.allow_cpu)",
         ),
         (
+            "a model damaged inside a node is the GPU's fault",
+            "model/contents.py",
+            "            operators=_operators_of(outline),\n",
+            "",
+        ),
+        (
             "no warning of the cpu",
             "session/allowed_cpu.py",
             "    warnings.warn(warning, stacklevel=stacklevel(session))",

