@@ -262,7 +262,7 @@ class Turns:
 
     def _run(self, longest: float, call: Any, arguments: Any, named: Any, name: object = None) -> Any:
         """Wait twice for up to ``longest`` seconds, and make a call. -1: wait for a turn in any case."""
-        thread, is_kept, has_turn = threading.get_ident(), False, False
+        thread, is_kept = threading.get_ident(), False
         owner = thread if name is None else _STARTED
         # A signal handler amid the wait of its own thread for the next turn goes ahead of that thread.
         for is_next in _waits(self._next, longest) if self.first != thread else (False,):
@@ -273,7 +273,7 @@ class Turns:
                 for is_taken in _waits(self.lock, longest):
                     try:
                         if is_taken:
-                            has_turn, self._started, self.owner = True, name, owner
+                            self._started, self.owner = name, owner
                         if in_line:
                             in_line = False
                             self.first = 0
@@ -282,7 +282,7 @@ class Turns:
                         is_kept = name is not None
                         return result
                     finally:
-                        if has_turn and not is_kept and self.owner == owner and self._started is name:
+                        if not is_kept and self.owner == owner and self._started is name:
                             self.owner = 0
                             self.lock.release()
             finally:

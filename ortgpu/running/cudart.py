@@ -257,6 +257,10 @@ class CudaRuntime:
         """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""
         self._call(self._library.cudaSetDevice, self.ordinal)
 
+    def prepared_use_device(self) -> Callable[[], None]:
+        """Return :meth:`use_device` for many calls; see :meth:`prepared`."""
+        return self.prepared("cudaSetDevice", ctypes.c_int(self.ordinal))
+
     def exchange_capture_mode(self, mode: int, library: ctypes.CDLL | None = None) -> int:
         """Set the capture mode of the calling thread. Return the previous mode."""
         exchanged = ctypes.c_int(mode)
@@ -330,7 +334,7 @@ class Relaxed:
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._mode = ctypes.c_int()
-        self._use_device = runtime.prepared("cudaSetDevice", ctypes.c_int(runtime.ordinal))
+        self._use_device = runtime.prepared_use_device()
         self._exchange = runtime.prepared("cudaThreadExchangeStreamCaptureMode", ctypes.byref(self._mode))
 
     def __enter__(self) -> None:
@@ -426,9 +430,7 @@ def runtime_on(ordinal: int) -> CudaRuntime | None:
 def device_setter(device: Device) -> Callable[[], None] | None:
     """Return the function that makes a GPU the current one of the calling thread. None if the process has no other."""
     runtime = runtime_of(device)
-    if runtime is None or runtime.device_count() == 1:
-        return None
-    return runtime.prepared("cudaSetDevice", ctypes.c_int(runtime.ordinal))
+    return runtime.prepared_use_device() if runtime is not None and runtime.device_count() > 1 else None
 
 
 _runtime = functools.cache(CudaRuntime)  # each run with arrays of other libraries asks for it

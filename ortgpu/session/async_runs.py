@@ -100,7 +100,7 @@ def run_here(
 
 def run_in_thread(session: Opened, *arguments: Any) -> None:
     """Do what :func:`run_here` does, in one of the threads that the session gets for that."""
-    executor = _executors.setdefault(session, Executor(_AT_A_TIME, "ortgpu-async"))
+    executor = _executors.get(session) or _executors.setdefault(session, Executor(_AT_A_TIME, "ortgpu-async"))
     executor.submit(Outcome[None](), run_here, *arguments)
 
 

@@ -3077,8 +3077,8 @@ MUTANTS = (
         (
             "a refused async run keeps its turn",
             "process/threads.py",
-            "thread, is_kept, has_turn = threading.get_ident(), False, False",
-            "thread, is_kept, has_turn = threading.get_ident(), name is not None, False",
+            "thread, is_kept = threading.get_ident(), False",
+            "thread, is_kept = threading.get_ident(), name is not None",
         ),
     ),
 )
