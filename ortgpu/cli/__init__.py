@@ -77,12 +77,8 @@ def ortgpu(ctx: click.Context) -> int:
     return 0
 
 
-# These errors mean a full disk or quota, a limit on files, or a terminal or file that has gone.
-_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ESTALE)
-
-
-def _drop_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Otherwise the interpreter complains at exit.
+# These errors mean a full disk or quota, a limit on files, or a reader, terminal or file that has gone.
+_CANNOT_WRITE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ESTALE)
 
 
 def run(argv: list[str]) -> int:
@@ -105,13 +101,11 @@ def run(argv: list[str]) -> int:
     except GPUError as error:
         output.show_error(output.stderr(), error)
         return 1
-    except BrokenPipeError:  # In `ortgpu check | head -1` the reader ends first.
-        _drop_output()
-        return 1
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
-        _drop_output()
-        click.echo(f"ortgpu: the output cannot be written: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Otherwise the interpreter complains at exit.
+        if error.errno != errno.EPIPE:  # In `ortgpu check | head -1` the reader ends first.
+            click.echo(f"ortgpu: the output cannot be written: {error.strerror}", err=True)
         return 1
     return result if isinstance(result, int) else 0

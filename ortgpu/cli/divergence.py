@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 else:
     onnx = late("onnx")
 
-_EXPOSED = 8  # So many tensors are exposed at a time.
 _VANISHED = "the difference vanishes when inner tensors become outputs, since operators are not fused then"
 _TOO_LARGE = "the model is too large to find the first tensor that differs"
 
@@ -65,7 +64,7 @@ def _settings_of(session: VerifiedSession) -> Settings:
 def locate(model: bytes | str, place: Place, feed: Mapping[str, Any], settings: Settings, has_cpu: bool) -> str:
     """Return a sentence about the tensors of the main graph between which results go wrong. A child calls this.
 
-    Few tensors at a time become outputs of the model, since an output may keep operators from being fused.
+    A bisection makes one tensor at a time an output of the model, since an output may keep operators from being fused.
 
     Args:
         has_cpu: True if the CPU gives results to compare with. Otherwise plain ONNX Runtime gives them.
@@ -83,38 +82,27 @@ def locate(model: bytes | str, place: Place, feed: Mapping[str, Any], settings: 
     tensors = [name for node in loaded.graph.node[: last + 1] for name in node.output if name and name not in outputs]
     agreeing, diverging = -1, len(tensors)
     while diverging - agreeing > 1:
-        between = diverging - agreeing - 1
-        few = sorted({agreeing + 1 + between * (step + 1) // (_EXPOSED + 1) for step in range(_EXPOSED)})
-        exposed = onnx.ModelProto()
-        exposed.CopyFrom(loaded)
-        exposed.graph.output.extend(onnx.ValueInfoProto(name=tensors[at]) for at in few)
-        wrong = _first_wrong(exposed.SerializeToString(), place, feed, settings, has_cpu, len(few))
-        if wrong is None:
+        middle = (agreeing + diverging) // 2
+        loaded.graph.output.add(name=tensors[middle])
+        *outputs_agree, tensor_agrees = _agreements(loaded.SerializeToString(), place, feed, settings, has_cpu)
+        del loaded.graph.output[-1]
+        if not tensor_agrees:
+            diverging = middle
+        elif all(outputs_agree):
             return _VANISHED
-        if wrong < len(few):
-            diverging = few[wrong]
-        if wrong > 0:
-            agreeing = few[wrong - 1]
+        else:
+            agreeing = middle
     if diverging == len(tensors):
         return "all tensors before the outputs agree"
     return f"tensor {tensors[diverging]!r} is the first that differs"
 
 
-def _first_wrong(
-    model: bytes, place: Place, feed: Mapping[str, Any], settings: Settings, has_cpu: bool, exposed: int
-) -> int | None:
-    """Return the position of the first wrong exposed tensor, or their number if only the outputs are wrong.
-
-    Args:
-        exposed: the number of exposed tensors. They are the last outputs of ``model``.
-    """
+def _agreements(model: bytes, place: Place, feed: Mapping[str, Any], settings: Settings, has_cpu: bool) -> list[bool]:
+    """Return, for each output of a model, whether the results of all runs with the settings are right."""
     plain = open_at(place, model, {}, {}).run(None, dict(feed))
     right = open_at(ON_CPU, model, {}, {}).run(None, dict(feed)) if has_cpu else plain
     several: Sequence[Sequence[Any]] = several_runs(open_at(place, model, settings, {}), feed)
-    count = len(plain) - exposed
-    order = [*range(count, len(plain)), *range(count)]
-    for position, at in enumerate(order):
-        tolerance = None if has_cpu else TOLERANCE
-        if any(compare(right[at], plain[at], run[at], tolerance)[1] is not None for run in several):
-            return min(position, exposed)
-    return None
+    tolerance = None if has_cpu else TOLERANCE
+    return [
+        all(compare(right[at], plain[at], run[at], tolerance)[1] is None for run in several) for at in range(len(plain))
+    ]

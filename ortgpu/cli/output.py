@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 
 from ortgpu import __version__
 from ortgpu.errors import GPUError, escape_controls
@@ -159,47 +159,27 @@ def facts(console: Console, values: Mapping[str, object]) -> None:
 def table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
     """Write a table without a frame, so that it looks the same in a terminal, a log and a bug report.
 
-    Cells are folded between words. If the table is still too wide, each row is written as a list of names and values.
+    The widest column is folded between words. If the table is still too wide, each row is a list of names and values.
     """
     cells = [[_harmless(str(cell)) for cell in row] for row in rows]
     if not cells:
         return
-    room = console.width - len(_INDENT)
-    widths = _widths_of([columns, *cells], room - len(_INDENT) * (len(columns) - 1))
-    if widths is None:
+    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    widest = widths.index(max(widths))
+    room = console.width - len(_INDENT) * len(columns) - sum(widths) + widths[widest]
+    if max(cell_len(word) for row in (columns, *cells) for word in row[widest].split() or [""]) > room:
         for number, row in enumerate(cells):
             if number:
                 line(console)
             facts(console, dict(zip(columns, row, strict=True)))
         return
-    result = Table(box=None, pad_edge=False, padding=(0, len(_INDENT), 0, 0))
-    for column, width in zip(columns, widths, strict=True):
-        result.add_column(column, width=width)
-    for row in cells:
-        result.add_row(*row)
-    with console.capture() as capture:
-        console.print(result, width=room)
-    for text in capture.get().splitlines():
-        console.print(f"{_INDENT}{text.rstrip()}", soft_wrap=True)
-
-
-def _widths_of(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """Return the width of each column, so that no word is broken, or None if the table is too wide for that.
-
-    rich itself makes columns narrower than their longest word while other columns have spare room.
-    """
-    columns = list(zip(*rows, strict=True))
-    widths = [max((cell_len(word) for cell in column for word in cell.split()), default=1) for column in columns]
-    full_widths = [max(cell_len(text) for cell in column for text in cell.split("\n")) for column in columns]
-    spare = room - sum(widths)
-    if spare < 0:
-        return None
-    by_need = sorted(range(len(columns)), key=lambda number: full_widths[number] - widths[number])
-    for rank, number in enumerate(by_need):
-        more = max(0, min(full_widths[number] - widths[number], spare // (len(by_need) - rank)))
-        widths[number] += more
-        spare -= more
-    return widths
+    widths[widest] = min(widths[widest], room)
+    for number, row in enumerate((columns, *cells)):
+        folded = [textwrap.wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for parts in itertools.zip_longest(*folded, fillvalue=""):
+            padded = (part + " " * (width - cell_len(part)) for part, width in zip(parts, widths, strict=True))
+            text = _INDENT + _INDENT.join(padded).rstrip()
+            console.print(text, style=None if number else "bold", soft_wrap=True)
 
 
 def show_that_on_cpu(console: Console, what: str, *, by_option: bool) -> None:
