@@ -16,7 +16,7 @@ import re
 import shlex
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,6 @@ _SCHEMA = 1
 _READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # opening a pipe does not wait
 _LARGEST = 1 << 20  # bytes of a record
 _LONGEST = 1 << 31  # dimensions are shorter
-_SPARSE = 64 << 20  # bytes; a larger file of weights is not read if it is mostly holes
 
 
 class VoidRecordError(ValueError):
@@ -143,7 +142,7 @@ def read_record(path: str | os.PathLike[str], *, is_named: bool = False) -> Reco
         record = Record(**document)
         return replace(
             record,
-            key=_key(record.key),
+            key=Key(**_checked(record.key, str, (str, int, type(None)))),
             automatic=_choice(record.automatic, AUTOMATIC),
             named=_choice(record.named, tuple(SETTINGS)),
             shapes=tuple(
@@ -191,16 +190,6 @@ def _sizes(found: Any, names: type) -> dict[Any, int]:
     return sizes
 
 
-def _key(found: Any) -> Key:
-    key = Key(**_checked(found, str, (str, int, type(None))))
-    kinds: dict[str, Any] = {"str": str, "str | None": (str, type(None)), "int | None": (int, type(None))}
-    for part in fields(Key):
-        value = getattr(key, part.name)
-        if isinstance(value, bool) or not isinstance(value, kinds[str(part.type)]):
-            raise ValueError(f"{part.name} {value!r}")
-    return key
-
-
 def _choice(found: Any, allowed: tuple[str, ...]) -> Choice:
     choice = Choice(**_checked(found, str, (dict, float, int)))
     settings, ratio = _checked(choice.settings, str, str), float(choice.ratio)
@@ -240,15 +229,11 @@ def default_path(model: ModelSource, gpu: str | None) -> Path | None:
 def make_own_folders(folder: Path) -> None:
     """Make the folder of the default path and its parent. Raises OSError unless they are this user's alone.
 
-    The folder of caches may be open to others. Former releases made folders that others could read.
+    The folder of caches may be open to others.
     """
     folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for own_folder in (folder.parent, folder):
-        with contextlib.suppress(OSError):
-            status = own_folder.lstat()
-            if stat.S_ISDIR(status.st_mode) and is_own(status):
-                own_folder.chmod(0o700)
-        make_own_folder(own_folder)
+    make_own_folder(folder.parent)
+    make_own_folder(folder)
 
 
 _ENDS = 4096  # bytes
@@ -316,12 +301,8 @@ def _weights(outline: GraphOutline, *, by_content: bool) -> str:
     try:
         for name in files:
             with open(os.open(name, _READ), "rb") as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise VoidRecordError(f"the weights cannot be read: {name} is no regular file")
-                on_disk = getattr(status, "st_blocks", status.st_size) * 512
-                if status.st_size > _SPARSE and on_disk < status.st_size / 4:  # A file system may compress a little.
-                    raise VoidRecordError(f"the weights are not read: {name} has {status.st_size} bytes, mostly holes")
                 while piece := file.read(1 << 22):
                     digest.update(piece)
     except OSError as error:
@@ -360,7 +341,7 @@ def find_record(
         weights = record.key.weights
         present = key_of(outline, gpu, weights=weights)
         if record.key == present:  # After another difference the weights need no reading.
-            present = replace(present, weights=_weights(outline, by_content=weights.startswith("sha256")))
+            present = replace(present, weights=_weights(outline, by_content=str(weights).startswith("sha256")))
         difference = record.key.difference(present)
     except VoidRecordError as error:
         difference = str(error)
