@@ -34,12 +34,8 @@ _OPTION_NAMES = (
 )  # fmt: skip
 
 
-# Providers by the first word of their options, and options of OpenVINO (openvino_provider_factory.cc).
+# Providers by the first word of their options
 _PREFIXES = {"trt": TENSORRT[0], "nv": TENSORRT[1], "migraphx": "MIGraphXExecutionProvider"}
-_OF_OPENVINO = (
-    "cache_dir", "device_type", "disable_dynamic_shapes", "enable_opencl_throttling", "enable_qdq_optimizer",
-    "load_config", "model_priority", "num_of_threads", "num_streams", "precision", "reshape_input",
-)  # fmt: skip
 _NEAR = 0.75  # lowest similarity of a misspelt option: at 0.7, OpenVINO's device_type would match device_id
 
 # Options that a session sets unless its caller does: value and reason. The figures are from an H200 with networks of
@@ -198,8 +194,6 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
 def _unknown_option(name: str, value: str, provider_library: str | None) -> ProviderOptionError:
     absent = absent_strings(provider_library, _OPTION_NAMES)
     owner = _PREFIXES.get(name.lower().partition("_")[0])
-    if owner is None and name in _OF_OPENVINO:
-        owner = "OpenVINOExecutionProvider"
     summary, advice = f"the CUDA provider knows no option {name!r}", f"remove {name!r}"
     if name in absent:
         summary = f"the installed CUDA provider knows no option {name!r}, which other releases of ONNX Runtime have"
@@ -209,9 +203,11 @@ def _unknown_option(name: str, value: str, provider_library: str | None) -> Prov
         advice += f", or give it to {owner} if that is meant"
     elif re.search("fp16|float16|half", name, re.IGNORECASE):
         advice += ": the types of the model decide. Convert the model to float16; ortgpu tune --precision fp16 tries it"
-    elif near := _near_option(name, [option for option in _OPTION_NAMES if option not in absent]):
-        summary += f"; did you mean {near!r}?"
-        advice = f"write {near!r}"
+    else:
+        known = {_sort_words(option): option for option in _OPTION_NAMES if option not in absent}
+        for near in difflib.get_close_matches(_sort_words(name), known, n=1, cutoff=_NEAR):
+            summary += f"; did you mean {known[near]!r}?"
+            advice = f"write {known[near]!r}"
     return ProviderOptionError(
         summary,
         evidence=[f"not among the names in {provider_library}"],
@@ -222,21 +218,8 @@ def _unknown_option(name: str, value: str, provider_library: str | None) -> Prov
     )
 
 
-def _near_option(name: str, known: Iterable[str]) -> str | None:
-    """Return the option that ``name`` misspells. The order of words in a name does not count."""
-
-    def sorted_words(text: str) -> str:
-        return "_".join(sorted(re.split("[_-]", text.lower())))
-
-    likeness = {
-        option: max(
-            difflib.SequenceMatcher(None, name.lower(), option).ratio(),
-            difflib.SequenceMatcher(None, sorted_words(name), sorted_words(option)).ratio(),
-        )
-        for option in known
-    }
-    best = max(likeness, key=lambda option: likeness[option], default=None)
-    return best if best is not None and likeness[best] >= _NEAR else None
+def _sort_words(option: str) -> str:
+    return "_".join(sorted(re.split("[_-]", option.lower())))
 
 
 def _bad_value(provider: str, option: str, value: str, wanted: str) -> ProviderOptionError:

@@ -84,7 +84,6 @@ def test_the_spellings_that_are_suggested_exist(provider_library: str) -> None:
         ("gpu_memory_limit", "gpu_mem_limit"),
         ("cudnn_conv_algo_serach", "cudnn_conv_algo_search"),
         ("enable_cuda_graphs", "enable_cuda_graph"),
-        ("use_tf_32", "use_tf32"),
         ("arena_extend_stratgy", "arena_extend_strategy"),
         ("cuda_graph_enable", "enable_cuda_graph"),
         ("cuda_mem_limit", "gpu_mem_limit"),
@@ -113,7 +112,6 @@ def test_misspelt_options(name: str, suggestion: str | None, provider_library: s
         ("trt_cuda_graph_enable", "TensorrtExecutionProvider"),
         ("nv_cuda_graph_enable", "NvTensorRTRTXExecutionProvider"),
         ("migraphx_fp16_enable", "MIGraphXExecutionProvider"),
-        ("device_type", "OpenVINOExecutionProvider"),
     ],
 )
 def test_an_option_of_another_provider(name: str, owner: str, provider_library: str) -> None:
