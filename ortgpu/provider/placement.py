@@ -192,21 +192,22 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
 
     ``without_options``: the caller passed no SessionOptions. This saves a query that takes 50 µs.
     """
-    assigned: Sequence[AssignedNodes] | None
+    rows: tuple[tuple[str, str, str, str], ...] | None = None
     try:
         # This calls no method of the session: a subclass may override methods.
-        assigned = session._sess.get_provider_graph_assignment_info()
-    except (AttributeError, RuntimeError, TypeError):
-        assigned = None
+        assigned: Sequence[AssignedNodes] = session._sess.get_provider_graph_assignment_info()
+        rows = tuple(
+            (node.name, node.op_type, node.domain, part.ep_name) for part in assigned for node in part.get_nodes()
+        )
+    except (AttributeError, RuntimeError, TypeError, UnicodeDecodeError):
+        pass  # ONNX Runtime also accepts names that its bindings cannot decode.
     except Exception as error:  # ONNX Runtime's error for missing records derives from Exception directly.
         if not type(error).__module__.startswith("onnxruntime"):
             raise
-        assigned = None
-    if not assigned and _is_of_ort_format(session, without_options=without_options):
+    if not rows and _is_of_ort_format(session, without_options=without_options):
         return replace(UNKNOWN, in_own_format=True)
-    if assigned is None:
+    if rows is None:
         return UNKNOWN
-    rows = tuple(row for part in assigned for row in _rows_of(part))
     is_whole = load_runtime().release >= _RECORDS_ALL or not _has_short_floats(session, outline)
     if not any(provider == CPU for *_, provider in rows):
         return Placement.parse_record(_Recorded(rows, frozenset(), None), is_whole=is_whole)
@@ -219,17 +220,6 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
     }
     computing |= _computing_nodes(session, outline, rows)
     return Placement.parse_record(_Recorded(rows, frozenset(computing), divided_by), is_whole=is_whole)
-
-
-def _rows_of(part: AssignedNodes) -> list[tuple[str, str, str, str]]:
-    provider, rows = part.ep_name, []
-    for node in part.get_nodes():
-        try:
-            name = node.name
-        except UnicodeDecodeError:  # ONNX Runtime accepts such names, but its bindings do not.
-            name = ""
-        rows.append((name, node.op_type, node.domain, provider))
-    return rows
 
 
 def _has_short_floats(session: Opened, outline: GraphOutline | None) -> bool:
