@@ -45,9 +45,7 @@ def list_all() -> frozenset[str]:
 def is_exempt(session: object, model: object) -> bool:
     """Return True if the program or the variable names the model of a session, or a module that creates it."""
     exempt = list_all()
-    if not exempt:
-        return False
-    return is_covered(exempt, model, living.list_makers(session))
+    return bool(exempt) and is_covered(exempt, model, living.list_makers(session))
 
 
 def parse(names: object) -> frozenset[str]:

@@ -14,14 +14,7 @@ import zipfile
 from typing import Any
 
 from setuptools import build_meta
-from setuptools.build_meta import (
-    build_sdist,
-    get_requires_for_build_editable,
-    get_requires_for_build_sdist,
-    get_requires_for_build_wheel,
-    prepare_metadata_for_build_editable,
-    prepare_metadata_for_build_wheel,
-)
+from setuptools.build_meta import *  # noqa: F403 - all hooks of a backend; two of them are replaced below
 
 WAITING = "_ortgpu_waiting"
 # Python continues after an error in this line. None blocks ONNX Runtime until the module has been imported. In a
@@ -69,15 +62,3 @@ def _add_start_files(folder: str, name: str) -> str:
 def _recorded(name: str, data: bytes) -> str:
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
     return f"{name},sha256={digest},{len(data)}\n"
-
-
-__all__ = [
-    "build_editable",
-    "build_sdist",
-    "build_wheel",
-    "get_requires_for_build_editable",
-    "get_requires_for_build_sdist",
-    "get_requires_for_build_wheel",
-    "prepare_metadata_for_build_editable",
-    "prepare_metadata_for_build_wheel",
-]
