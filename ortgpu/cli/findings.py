@@ -19,7 +19,6 @@ from ortgpu.distributed.environment.shared_folder import FolderMeeting
 from ortgpu.environment.gpu.cuda import CudaDevice
 from ortgpu.environment.gpu.driver import GPU, LIBCUDA
 from ortgpu.environment.inspection import Environment
-from ortgpu.environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of
 from ortgpu.environment.libraries.search import Resolution
 from ortgpu.environment.packages.installed import Distribution
 from ortgpu.errors import GPUError, counted
@@ -255,7 +254,7 @@ def _libraries(environment: Environment) -> Iterator[str]:
     for library in environment.libraries:
         if library.chosen is not None and library.spec.part_of is None:
             by_origin.setdefault(f"{library.chosen.source} ({library.chosen.root})", []).append(short_name(library))
-        elif library.chosen is None and _is_missed(library, environment):
+        elif library.chosen is None and library.spec.part_of is None:
             absent.setdefault(_absence(library), []).append(short_name(library))
     for words, names in (*by_origin.items(), *absent.items()):
         yield f"{', '.join(names)}: {words}"
@@ -265,7 +264,7 @@ def _libraries_in_full(environment: Environment) -> Iterator[str]:
     for library in environment.libraries:
         if library.chosen is not None:
             yield f"{library.soname}: {library.chosen.source}, {library.chosen.path}"
-        elif _is_missed(library, environment):
+        elif library.spec.part_of is None:
             yield f"{library.soname}: {_absence(library)}"
         else:
             continue
@@ -273,15 +272,6 @@ def _libraries_in_full(environment: Environment) -> Iterator[str]:
             yield f"    not needed: {other.path} ({other.source})"
         for other in library.rejected:
             yield f"    unusable: {other.path} ({other.source}): {other.problem}"
-
-
-def _is_missed(library: Resolution, environment: Environment) -> bool:
-    """Return True if an absent library is worth a line. A part of cuDNN is, if every release has the part."""
-    if library.spec.part_of is None:
-        return True
-    whole = next((other for other in environment.libraries if other.spec.stem == library.spec.part_of), None)
-    always = CUDNN_CORE_PARTS.get(major_of(library.soname) or 0, ())
-    return whole is not None and whole.chosen is not None and library.spec.stem in always
 
 
 def _absence(library: Resolution) -> str:

@@ -174,7 +174,7 @@ def table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[obje
             facts(console, dict(zip(columns, row, strict=True)))
         return
     widths[widest] = min(widths[widest], room)
-    for number, row in enumerate((columns, *cells)):
+    for number, row in enumerate([list(columns), *cells]):
         folded = [textwrap.wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
         for parts in itertools.zip_longest(*folded, fillvalue=""):
             padded = (part + " " * (width - cell_len(part)) for part, width in zip(parts, widths, strict=True))
