@@ -30,7 +30,6 @@ REASONS = {
     "onnxruntime.capi.onnxruntime_inference_collection": "its absence is diagnosed first",
     "onnxruntime.capi.onnxruntime_pybind11_state": "its absence is diagnosed first",
     "platformdirs": "optional in a source tree, and only records use it",
-    "shutil": _SLOW,
     "sysconfig": _SLOW,
     "tempfile": _SLOW,
     ".cli.figures.plot": "it imports matplotlib, an extra",

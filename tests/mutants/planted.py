@@ -3033,22 +3033,10 @@ MUTANTS = (
     *_planted(
         "process/test_temporary.py",
         (
-            "folders of running processes are removed",
-            "process/temporary.py",
-            "_ABANDONED = 86_400.0",
-            "_ABANDONED = 0.0",
-        ),
-        (
             "a folder that others can read is used",
             "process/temporary.py",
             "or stat.S_IMODE(status.st_mode) & 0o077:",
             "or stat.S_IMODE(status.st_mode) & 0o022:",
-        ),
-        (
-            "a folder of another user is removed",
-            "process/temporary.py",
-            'is_own = sys.platform == "win32" or status.st_uid == os.getuid()',
-            "is_own = True",
         ),
     ),
     *_planted(

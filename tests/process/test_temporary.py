@@ -1,11 +1,10 @@
-"""Temporary folders: private, removed, and those that a killed process left behind."""
+"""Temporary folders: private, and removed."""
 
 from __future__ import annotations
 
 import os
 import stat
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -37,24 +36,3 @@ def test_a_folder_of_ours_is_this_users_alone(tmp_path: Path) -> None:
     folder.symlink_to(tmp_path)
     with pytest.raises(OSError, match="is not this user's alone"):
         make_own_folder(folder)
-
-
-def test_the_next_one_removes_what_a_killed_process_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither what may be in use, nor what has another name or is no folder of this user."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for name in ("ortgpu-test-old", "ortgpu-test-new", "ortgpu-other-old", "ortgpu-test-foreign", "elsewhere"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-        if name != "ortgpu-test-new":
-            os.utime(tmp_path / name, (time.time() - 100_000,) * 2)
-    left = {"ortgpu-test-new", "ortgpu-other-old", "elsewhere"}
-    if sys.platform != "win32":
-        (tmp_path / "ortgpu-test-link").symlink_to(tmp_path / "elsewhere")
-        left.add("ortgpu-test-link")
-        if os.getuid() == 0:
-            os.chown(tmp_path / "ortgpu-test-foreign", 65534, 65534)
-            left.add("ortgpu-test-foreign")
-    with private_folder("ortgpu-test-"):
-        pass
-    assert {each.name for each in tmp_path.iterdir()} == left
-    assert (tmp_path / "elsewhere" / "file").exists()
