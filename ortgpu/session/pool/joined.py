@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import ExecutionError, GPUError
 from ...model.tensor_types import DTYPES
-from ...process.background import attempt, this_thread
+from ...process.background import this_thread
 from ...provider import lifetime
 from ...running.pinned import STAGED_FROM
 from .workers import Kind
@@ -102,19 +102,22 @@ class Joining(Kind):
         ExecutionError.
         """
         source = self.source()
-        with this_thread.holds, attempt(self._opening) as is_free:
-            if not is_free:
+        with this_thread.holds:
+            if not self._opening.acquire(blocking=False):
                 return None
-            sheet = self.sheet
-            if sheet is None or sheet.source != source or not sheet.takes(request):
-                self.sheet = None
-                if sheet is not None:
-                    sheet.seal()
-                    if not sheet.end:
-                        self.give_back(sheet)
-                rows = min(_ROOM * max(items, request.items), self.max_batch)
-                self.sheet = sheet = self.take(request, rows)
-            return sheet
+            try:
+                sheet = self.sheet
+                if sheet is None or sheet.source != source or not sheet.takes(request):
+                    self.sheet = None
+                    if sheet is not None:
+                        sheet.seal()
+                        if not sheet.end:
+                            self.give_back(sheet)
+                    rows = min(_ROOM * max(items, request.items), self.max_batch)
+                    self.sheet = sheet = self.take(request, rows)
+                return sheet
+            finally:
+                self._opening.release()
 
     def source(self) -> tuple[int, ...]:
         """Return the present identity of the memory.
