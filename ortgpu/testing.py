@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .environment.gpu import driver
@@ -75,10 +75,16 @@ class GPURequirement:
         Raises:
             ValueError: a name is unknown or a value is invalid. The text names the valid ones.
         """
-        unknown = sorted(set(wanted) - set(_PARSERS))
+        unknown = sorted(set(wanted) - set(cls.__slots__))
         if unknown:
-            raise ValueError(f"{', '.join(unknown)} is not known: there are {', '.join(_PARSERS)}")
-        return cls(**{name: _PARSERS[name](value) for name, value in wanted.items()})
+            raise ValueError(f"{', '.join(unknown)} is not known: there are {', '.join(cls.__slots__)}")
+        written = cls(**wanted)
+        if type(written.count) is not int or written.count < 1:
+            raise ValueError(f"count={written.count!r} is not a number of GPUs: a positive int")
+        if type(written.allow_cpu) is not bool:
+            raise ValueError(f"allow_cpu={written.allow_cpu!r} is neither True nor False")
+        memory, capability = _parse_memory(written.memory), _parse_capability(written.compute_capability)
+        return replace(written, memory=memory, compute_capability=capability)
 
     def __str__(self) -> str:
         gpus = f"{self.count} GPUs" if self.count > 1 else "a GPU"
@@ -88,12 +94,6 @@ class GPURequirement:
         if self.compute_capability is not None:
             properties.append("compute capability {}.{}".format(*self.compute_capability))
         return f"{gpus} with {' and '.join(properties)}" if properties else gpus
-
-
-def _parse_count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"count={value!r} is not a number of GPUs: a positive int")
-    return value
 
 
 def _parse_memory(value: object) -> int | None:
@@ -114,20 +114,6 @@ def _parse_capability(value: object) -> tuple[int, int] | None:
     if isinstance(value, (tuple, list)) and len(value) == 2 and all(type(part) is int and part >= 0 for part in value):
         return value[0], value[1]
     raise ValueError(f"compute_capability={value!r} is not a pair of numbers like (8, 0)")
-
-
-def _parse_allow_cpu(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"allow_cpu={value!r} is neither True nor False")
-    return value
-
-
-_PARSERS: dict[str, Callable[[object], Any]] = {
-    "count": _parse_count,
-    "memory": _parse_memory,
-    "compute_capability": _parse_capability,
-    "allow_cpu": _parse_allow_cpu,
-}
 
 
 def format_bytes(size: int) -> str:
