@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -43,7 +43,7 @@ from ..errors import (
     manual,
 )
 from ..process.late import late
-from ..provider.preloading import open_library, plan
+from ..provider.preloading import load, plan
 from ..provider.rank_devices import own_device
 from ..running.cudart import CudaCallError, CudaRuntime
 from .reports import Collective, RankFacts
@@ -242,19 +242,13 @@ def typed_cuda_errors() -> Iterator[None]:
 
 
 def _load_library() -> str:
-    resolutions = plan(locate_packages()).resolutions
-    candidates = [
-        candidate
-        for resolution in resolutions
-        if resolution.spec.stem == _RUNTIME
-        for candidate in resolution.candidates
-    ]
-    refused = []
-    for candidate in candidates:
-        error = open_library(candidate.path)
-        if error is None:
-            return candidate.path
-        refused.append(f"{candidate.path}: {error}")
+    found = plan(locate_packages())
+    cudart = tuple(resolution for resolution in found.resolutions if resolution.spec.stem == _RUNTIME)
+    report = load(replace(found, resolutions=cudart))
+    path = report.path_of(_RUNTIME)
+    if path is not None:
+        return path
+    refused = [f"{file.path}: {file.problem}" for library in report.missing for file in library.rejected]
     environment = inspect_environment()
     wheel = remedies.wheel_of(f"{_RUNTIME}.so", environment.cuda_major)
     raise LibraryNotFoundError(
