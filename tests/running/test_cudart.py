@@ -8,16 +8,20 @@ import inspect
 import itertools
 import re
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ortgpu.provider.devices import CPU
 from ortgpu.running import cudart
 from ortgpu.running.cuda_graph import _CAPTURE_FAILED
 from tests.lab.stubs import Stubs
 from tests.lab.wheels import Wheels
+from tests.support.made_sessions import L4
 
 
 @dataclass(frozen=True)
@@ -128,3 +132,48 @@ def test_errors_of_a_capture_are_told_from_others(headers: Headers) -> None:
         of_a_capture = name.startswith(("cudaErrorStreamCapture", "cudaErrorCaptured", "cudaErrorNotPermitted"))
         for said in (f"CUDA failure {code}: words", f"CUDA error {name}:words"):
             assert (_CAPTURE_FAILED.search(said) is not None) is of_a_capture, name
+
+
+# Two GPUs. The stub has one, so the answers about another one are made up here.
+
+
+def answering(runtime: cudart.CudaRuntime, name: str, answer: Callable[[Any], None]) -> None:
+    """Have a function of cudart write its answer to its first argument."""
+
+    def call(written: Any, *_: Any) -> int:
+        answer(written._obj)
+        return 0
+
+    for library in (runtime._library, runtime._quick):
+        setattr(library, name, call)
+
+
+@pytest.mark.parametrize("ordinal", [0, 1])
+@pytest.mark.parametrize("device", [0, 1])
+def test_memory_of_another_gpu_is_not_of_this_device(stubs: Stubs, ordinal: int, device: int) -> None:
+    def answer(attributes: Any) -> None:
+        attributes.type, attributes.device = 2, device
+
+    runtime = cudart.CudaRuntime(str(stubs.cudart), ordinal)
+    answering(runtime, "cudaPointerGetAttributes", answer)
+    assert runtime.is_on_device(4096) is (device == ordinal)
+    assert not runtime.is_pinned(4096)
+
+
+def test_cuda_tells_milliseconds_between_events(stubs: Stubs) -> None:
+    def answer(milliseconds: Any) -> None:
+        milliseconds.value = 1500.0
+
+    runtime = cudart.CudaRuntime(str(stubs.cudart), 0)
+    answering(runtime, "cudaEventElapsedTime", answer)
+    assert runtime.seconds_between(1, 2) == 1.5
+
+
+@pytest.mark.parametrize(("gpus", "is_set"), [(1, False), (2, True), (3, True)])
+def test_a_thread_needs_its_device_set_once_the_process_has_two(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, is_set: bool
+) -> None:
+    runtime = SimpleNamespace(device_count=lambda: gpus, prepared_use_device=lambda: print)
+    monkeypatch.setattr(cudart, "runtime_of", lambda device: runtime if device is L4 else None)
+    assert cudart.device_setter(L4) is (print if is_set else None)
+    assert cudart.device_setter(CPU) is None

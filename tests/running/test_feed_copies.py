@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 
-from ortgpu.running.feed_copies import FeedCopies
+from ortgpu.running.feed_copies import CopiesOnDevice, FeedCopies, _NotCopiedError
 from ortgpu.running.pinned import STAGED_FROM, OrdinaryMemory
+from tests.support.made_sessions import L4, made_session
 
 LARGE = STAGED_FROM // 4 + 1024  # elements of float32
 ARRAYS: dict[str, Callable[[], Any]] = {
@@ -130,3 +134,62 @@ def test_memory_goes_with_the_copies() -> None:
     assert reference() is None
     made.close()
     assert made.of({"x": np.ones(2)})[1]
+
+
+# Values on a GPU
+
+
+class LateRuntime:
+    """The CUDA runtime for the second GPU. A copy is made when its stream is waited for: CUDA may make it so late."""
+
+    def __init__(self, *on_device: int) -> None:
+        self.on_device = on_device
+        self.pending: list[tuple[int, int, int]] = []
+
+    def is_on_device(self, address: int) -> bool:
+        return address in self.on_device
+
+    def device_guard(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def new_stream(self) -> int:
+        return 9
+
+    def destroy_stream(self, stream: int) -> None:
+        pass
+
+    def copy(self, to: int, source: int, size: int, stream: int) -> None:
+        assert stream == 9
+        self.pending.append((to, source, size))
+
+    def synchronise(self, stream: int) -> None:
+        assert stream == 9
+        while self.pending:
+            ctypes.memmove(*self.pending.pop(0))
+
+
+def on_device(monkeypatch: pytest.MonkeyPatch, runtime: Any) -> CopiesOnDevice:
+    """Return the copies of a session on the second GPU, whose memory is the host's here."""
+    monkeypatch.setattr("ortgpu.running.feed_copies.gives_memory", lambda session: True)
+
+    def create(shape: Any, dtype: Any, place: Any) -> Any:
+        assert place.device_id() == L4.ordinal
+        return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))._ortvalue
+
+    session = made_session(device=L4)
+    session._sess = SimpleNamespace(create_ortvalue_from_shape_and_type=create)
+    return CopiesOnDevice(session, runtime)
+
+
+def test_a_value_on_the_gpu_is_copied_before_the_caller_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(np.arange(6, dtype=np.float32).reshape(2, 3))
+    runtime = LateRuntime(value.data_ptr())
+    copy = on_device(monkeypatch, runtime).copy(value)
+    value.numpy()[:] = 0
+    np.testing.assert_array_equal(copy.numpy(), np.arange(6, dtype=np.float32).reshape(2, 3))
+
+
+def test_a_value_of_another_gpu_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ones(3, np.float32))
+    with pytest.raises(_NotCopiedError):
+        on_device(monkeypatch, LateRuntime()).copy(value)

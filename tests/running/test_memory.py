@@ -5,6 +5,8 @@ The arena is ONNX Runtime's own: on the CPU, and over libraries of CUDA that cou
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from ortgpu.running.memory import Holdings, SessionMemory
 from tests.lab.fixtures import Lab
 from tests.lab.installed import older_than
 from tests.support.cpu_session import child
-from tests.support.made_sessions import made_session
+from tests.support.made_sessions import H200, L4, made_session
 
 MIB = 1 << 20
 TELLS = (1, 30)  # the first release that allocates from a session's arena for Python
@@ -163,3 +165,28 @@ def test_trimming_gives_back_plans_the_arena_and_host_memory(monkeypatch: pytest
     for use in (session.trim, lambda: session.memory):
         with pytest.raises(ExecutionError, match="closed"):
             use()
+
+
+def test_each_figure_is_the_sessions_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes use the same GPU, further processes use the other GPU, and each part has another size."""
+    used = {H200.uuid: {os.getpid(): 11}, L4.uuid: {1: 5, os.getpid(): 7, os.getpid() + 1: 3}}
+    monkeypatch.setattr(memory, "processes_on", lambda uuid: used[uuid])
+    monkeypatch.setattr(memory.arena, "reserved_bytes", lambda session: 13)
+    session = made_session(device=L4, budget=17)
+    holdings = memory.holdings_of(session)
+    holdings.add("plans", Closing([], "plans", 19))
+    holdings.add("graphs", Closing([], "graphs", 23))
+    assert session.memory == SessionMemory(
+        budget=17, weights=0, arena=13, arena_in_use=None, plans=19, graphs=23, pinned=0, process=7
+    )
+
+
+def test_an_arena_shrinks_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To shrink it is a run, which must not share the handles of another one."""
+    owners: list[int] = []
+    session = made_session(device=L4, budget=4 << 30)
+    turns = memory.holdings_of(session).turns
+    monkeypatch.setattr(memory.arena, "shrink", lambda session: owners.append(turns.owner))
+    session.trim()
+    assert owners == [threading.get_ident()]
+    assert turns.owner == 0

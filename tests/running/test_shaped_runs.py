@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ortgpu.errors import GPUOutOfMemoryError
+from ortgpu.running.plain_runs import PlainRunner
 from ortgpu.running.shape_returns import Policy, Replanning, Returns
+from ortgpu.running.shaped_runs import ShapedRunner
 from tests.support.children import child_environment, run_child
 
 NONE: list[Any] = []
@@ -237,3 +242,73 @@ def test_replanning_is_told_once_and_only_if_it_is_most_of_the_runs() -> None:
         str(replanning)
         == "3 of the last 4 changes of shape planned the convolutions again, 100 ms instead of 100 a run"
     )
+
+
+# The runner, with plans that are made up
+
+
+class MadePlans:
+    is_closed = False
+    lanes = ()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def with_plans() -> tuple[Any, MadePlans]:
+    runner: Any = ShapedRunner(None, PlainRunner(), None)  # type: ignore[arg-type]  # it has plans from the start
+    runner._plans = plans = MadePlans()
+    return runner, plans
+
+
+@pytest.mark.parametrize(("right", "holds"), [(1.0, True), (2.0, False)])
+def test_the_first_results_of_plans_are_those_of_the_session(
+    monkeypatch: pytest.MonkeyPatch, right: float, holds: bool
+) -> None:
+    """Plans with other results go, and the caller does not see one of them."""
+    shrunk: list[Any] = []
+    monkeypatch.setattr("ortgpu.running.arena.shrink", shrunk.append)
+    runner, plans = with_plans()
+    expected = [np.full(3, right, np.float32)]
+    found = runner._verified("session", {}, lambda session, first, feed: expected, [np.ones(3, np.float32)])
+    assert found is expected
+    assert (plans.is_closed, runner._is_verified, shrunk) == (not holds, holds, ["session"] if holds else [])
+    assert (runner.why_none is None) is holds
+
+
+def test_plans_are_given_up_before_the_session_runs_where_they_have_no_room() -> None:
+    runner, plans = with_plans()
+    session: Any = SimpleNamespace(_gpu_explained=lambda error: GPUOutOfMemoryError("no memory"))
+    closed = runner._run_after(RuntimeError("no memory"), session, {}, lambda *_: plans.is_closed)
+    assert closed, "their memory is what the run lacks"
+    assert runner.why_none == "the GPU has no room for them"
+
+
+def test_plans_stay_where_the_session_cannot_run_the_feed_either() -> None:
+    runner, plans = with_plans()
+    session: Any = SimpleNamespace(_gpu_explained=lambda error: error)
+
+    def refuse(*_: Any) -> Any:
+        raise ValueError("a wrong feed")
+
+    with pytest.raises(ValueError, match="a wrong feed"):
+        runner._run_after(ValueError("a wrong feed"), session, {}, refuse)
+    assert (plans.is_closed, runner.why_none) == (False, None)
+    assert runner._run_after(RuntimeError("of the plans"), session, {}, lambda *_: plans.is_closed) is False
+    assert plans.is_closed
+    assert runner.why_none == "a run with them failed: RuntimeError: of the plans"
+
+
+def test_plans_that_were_given_back_need_more_returns_each_time() -> None:
+    """A session that is short of memory would make plans and give them back again and again."""
+    runner, plans = with_plans()
+    for times in (1, 4, 16):
+        count = 0
+        noted(runner._returns, ("a", 0.1), ("b", 0.1))
+        while not runner._returns.suffice:
+            noted(runner._returns, ("ab"[count % 2], 0.1))
+            count += 1
+        assert count == 3 * times
+        runner._plans = plans = MadePlans()
+        runner.give_back()
+        assert plans.is_closed

@@ -14,15 +14,18 @@ import onnxruntime
 import pytest
 
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
+from ortgpu.errors import GPUOutOfMemoryError, InsufficientDeviceMemoryError
 from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.requests import parse
 from ortgpu.provider.sizes import parse_gpu_size
 from ortgpu.session.budget import (
     OUTSIDE,
     choose_limits,
+    exceeded,
     holdings_within,
     room_in,
     share_with_plans,
+    too_small,
     why_not_limited,
 )
 from ortgpu.session.plan import bind_gpu, fit_to_model, plan_of
@@ -32,6 +35,7 @@ from tests.lab.installed import older_than
 from tests.session.test_plan import RUNTIME
 from tests.support.cpu_session import child
 from tests.support.made_facts import UUID
+from tests.support.made_sessions import made_session
 
 MIB = 1 << 20
 TELLS = (1, 30)  # the first release that allocates from a session's arena for Python
@@ -283,3 +287,13 @@ def test_a_budget_that_nothing_would_keep() -> None:
     for value, is_own in (("0", False), ("140000000", True)):
         reason = why_not_limited(parse([(CUDA, {"gpu_external_alloc": value})], None), None)
         assert (reason is not None) is is_own
+
+
+@pytest.mark.parametrize(("budget", "words"), [(GIB, "1,024 MiB"), (512 << 20, "512 MiB")])
+def test_errors_of_a_budget_tell_it_in_mebibytes(budget: int, words: str) -> None:
+    small = too_small(InsufficientDeviceMemoryError("no room", requested=1, free=2, total=3), budget)
+    assert small.summary == f"this model does not open within memory={budget} ({words})"
+    assert (small.requested, small.free, small.total) == (1, 2, 3)
+    reached = exceeded(GPUOutOfMemoryError("out of memory", requested=3 << 20), made_session(budget=budget), budget)
+    assert reached.summary == f"the session's budget of {words} is reached: 3 MiB were asked for"
+    assert reached.evidence[1].split() == ["budget", words.replace(" MiB", ".0"), "MiB"]

@@ -5,6 +5,7 @@ The service runs functions that are made up: no session, no GPU.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortgpu.errors import ProviderFailureError
+from ortgpu.errors import ExecutionError, ProviderFailureError
 from ortgpu.process.threads import Outcome
 from ortgpu.provider.devices import Device
+from ortgpu.session.pool.batching import Batched, Mailbox
 from ortgpu.session.pool.joined import Declared, Joining
 from ortgpu.session.pool.serving import Service
 from ortgpu.session.pool.workers import Feeds, Request, Worker
@@ -397,3 +399,47 @@ def test_rows_go_to_one_request_each() -> None:
     other = Request(no_service(), ["y"], item(1), Outcome(), None, 1, "form")
     assert not made.take(asked[0], 3).takes(other)
     assert not made.take(other, 3).takes(asked[0])
+
+
+# Ends
+
+
+def test_a_service_of_a_pool_that_closes_waits_for_its_batches_and_the_pool_stays() -> None:
+    """Its arrays are read until the batch has ended."""
+    gate = Gate()
+
+    def hold(feed: Any) -> Any:
+        gate.hold()
+        return [feed["x"]]
+
+    with joining(hold) as (_, service, _worker):
+        batched = Batched.__new__(Batched)
+        batched._service, batched._is_alone = service, False
+        batched._joining = made = Joining(service, 8, 0.0)
+        asked = request(made, service, item(1))
+        service.ask(asked, 100)
+        assert gate.arrived.acquire(timeout=DEADLINE)
+        with pytest.raises(TimeoutError, match=r"after 0\.05 s, joined requests still run"):
+            batched.close(0.05)
+        with pytest.raises(ExecutionError, match="this service of joined requests is closed"):
+            service.ask(request(made, service, item(2)), 100)
+        gate.opened.set()
+        batched.close(DEADLINE)
+        assert not service.runs_of(made)
+        assert asked.outcome.result()[0].tolist() == [[1, 1]]
+        assert not service.is_closed
+
+
+def test_a_cancelled_task_takes_no_answer_of_another_along() -> None:
+    async def ask() -> list[Any]:
+        mailbox, loop = Mailbox(), asyncio.get_running_loop()
+        answers = [loop.create_future() for _ in range(4)]
+        answers[1].cancel()
+        for number, answer in enumerate(answers):
+            mailbox.put(answer, number, None if number < 3 else KeyError("of the last"))
+        return await asyncio.gather(*answers, return_exceptions=True)
+
+    first, cancelled, third, last = asyncio.run(ask())
+    assert (first, third) == (0, 2)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert isinstance(last, KeyError)

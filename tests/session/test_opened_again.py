@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,29 @@ def test_it_opens_on_its_gpu_and_never_on_the_cpu() -> None:
     session._gpu_context = lifetime.OUTDATED
     reopen(session)
     assert [(request.device, request.allow_cpu) for request in asked] == [(1, False)]
+
+
+@pytest.mark.parametrize(
+    ("tuned", "again"), [(True, True), (False, False), ("now", True), ("record.json", "record.json")]
+)
+def test_it_stays_as_it_was_asked_for_and_is_not_tuned_again(tuned: Any, again: Any) -> None:
+    """It is asked for on its GPU alone, and the next ``set_providers`` or pickle is as the caller asked."""
+    asked: list[SessionRequest] = []
+    session = made_session(device=L4, cpu_nodes="forbid", allow_cpu=True, tuned=tuned)
+
+    def reopened(request: SessionRequest) -> None:
+        asked.append(request)
+        session._request = request
+
+    before = replace(session._request, device="auto")
+    session._request = before
+    session._gpu_runner = SimpleNamespace(let_go=lambda: None)
+    session._open_request = reopened
+    session._gpu_context = lifetime.OUTDATED
+    reopen(session)
+    (request,) = asked
+    assert (request.device, request.allow_cpu, request.cpu_nodes, request.tuned) == (1, False, "allow", again)
+    assert session._request == before
 
 
 def test_a_model_that_was_replaced_meanwhile_is_not_opened(tmp_path: Path) -> None:

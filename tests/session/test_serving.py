@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,9 @@ from ortgpu.errors import (
 )
 from ortgpu.process.threads import FutureOutcome, Outcome
 from ortgpu.provider.devices import Device
-from ortgpu.session.pool.serving import Service
+from ortgpu.session.gpu_session_pool import GPUSessionPool
+from ortgpu.session.pool.serving import Service, _end_at_exit
+from ortgpu.session.pool.sessions import open_sessions
 from ortgpu.session.pool.workers import Feeds, Kind, NotBegunError, Request, Worker
 
 DEADLINE = 30  # seconds; nothing here takes a tenth of one
@@ -646,3 +649,65 @@ def test_many_threads_never_run_more_than_the_workers_can() -> None:
             assert results == [list(range(25))]
     assert most[0] <= 2
     assert most[1] <= 1
+
+
+# Beside a pool
+
+
+def pool_of(service: Service) -> GPUSessionPool:
+    pool = GPUSessionPool.__new__(GPUSessionPool)
+    pool._service = service
+    return pool
+
+
+def test_health_tells_since_when_the_oldest_request_runs() -> None:
+    workers = Made(0), Made(1)
+    with serving(*workers) as service:
+        workers[0].runs = {"b": 7.0, "a": 5.0, "c": 9.0}
+        health = pool_of(service).health()
+        assert [(state.in_flight, state.running_since, state.state) for state in health] == [
+            (3, 5.0, "ready"),
+            (0, None, "ready"),
+        ]
+        workers[0].runs.clear()
+
+
+@pytest.mark.parametrize("end", ["drain", "close"])
+def test_a_pool_that_takes_no_more_requests_makes_no_plans(end: str) -> None:
+    with serving(Made(0)) as service:
+        getattr(service, end)(DEADLINE)
+        with pytest.raises(ExecutionError, match=r"drain\(\) was called|is closed"):
+            pool_of(service).warm([])
+
+
+def test_a_forked_child_does_not_end_the_service_of_its_parent() -> None:
+    """The threads and the sessions are the parent's."""
+    with serving(Made(0)) as service:
+        service.pid += 1
+        _end_at_exit(weakref.ref(service))
+        service.let_go()
+        assert not service.is_closed
+        assert not service._is_dropped
+        service.pid -= 1
+        _end_at_exit(weakref.ref(service))
+        assert service.is_closed
+
+
+class Asked:
+    """A session of a pool: it notes what it was opened with."""
+
+    def __init__(self, model: str, *, device: Any, **options: Any) -> None:
+        self.asked = device
+        self.device = Device("cuda", device, f"GPU-{device}", None, None, None, None)
+
+
+@pytest.mark.parametrize(("each", "threads"), [(1, 3), (2, 2), (3, 1), (4, 1), (7, 1)])
+def test_each_session_has_a_thread_and_each_gpu_three(monkeypatch: pytest.MonkeyPatch, each: int, threads: int) -> None:
+    """Sessions go round the GPUs, so that the first ones use all of them."""
+    workers: list[Any] = []
+    monkeypatch.setattr("ortgpu.session.pool.sessions.choose_devices", lambda devices: [1, 0])
+    monkeypatch.setattr("ortgpu.session.pool.sessions.living.attribute", lambda session, to: None)
+    open_sessions(workers.append, "model.onnx", "all", each, {}, Asked)  # type: ignore[arg-type]  # as much as is used
+    assert [worker.session.asked for worker in workers] == [1, 0] * each
+    assert [worker.place for worker in workers] == [0, 1] * each
+    assert {(worker.most, worker.capacity) for worker in workers} == {(threads, threads)}

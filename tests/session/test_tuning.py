@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -419,3 +420,66 @@ def test_float16_inside_keeps_inputs_and_outputs(
     assert halves
     assert 0 < (halves[0].error or 0) < 2e-2
     assert read_record(tmp_path / "record.json").key.weights.startswith("sha256 ")
+
+
+# What a search does with its trials, with a child that is made up
+
+
+class MadeChild:
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.ended = [*answers], 0
+
+    def ask(self, function: Any, *arguments: Any, timeout: float) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def search_of(child: Any) -> Search:
+    begun = Beginning(None, (), {}, "", convolves=True, needs_cudnn=False, captures=False, left_out=())
+    search = Search(Wanted("model.onnx"), CPU, begun, child, time.monotonic())
+    search.on_trial = lambda trial: None
+    return search
+
+
+def test_a_process_with_a_rejected_candidate_measures_no_other_one() -> None:
+    """The candidate may have corrupted it."""
+    rejected = Trial({"a": "3"}, verdict="rejected: output 'y'")
+    child = MadeChild(Trial({"a": "1"}, 0.5), ChildFailedError("the process ended"), Trial({"a": "2"}, 0.7), rejected)
+    search, ended = search_of(child), []
+    for settings in ({"a": "1"}, {"a": "0"}, {"a": "2"}, {"a": "3"}):
+        search._measure(settings, 1)
+        ended.append(child.ended)
+    assert ended == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "kept"),
+    [((0.5, 0.7), 0.7), ((0.7, 0.5), 0.7), ((0.5, None), None), ((None, 0.5), 0.5)],
+)
+def test_a_second_measurement_takes_no_luck_for_speed(ratios: Any, kept: float | None) -> None:
+    search = search_of(MadeChild())
+    for ratio in ratios:
+        search._keep(Trial({"a": "1"}, ratio))
+    assert [trial.ratio for trial in search.trials] == [kept]
+
+
+@pytest.mark.parametrize(
+    ("precision", "record", "name"),
+    [
+        ("float32", None, "model.json"),
+        ("float16", None, "model.float16.json"),  # which no session loads by itself
+        ("float16", "mine.json", "mine.json"),
+    ],
+)
+def test_a_record_of_another_precision_has_a_name_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Any, record: str | None, name: str
+) -> None:
+    monkeypatch.setattr(tuning, "default_path", lambda model, gpu: tmp_path / "model.json")
+    begun: Any = SimpleNamespace(key=None, gpu=None)
+    wanted = Wanted("model.onnx", precision=precision)
+    assert tuning._path_of_record(wanted, tmp_path / record if record else None, begun) == tmp_path / name
