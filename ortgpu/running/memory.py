@@ -1,7 +1,7 @@
 """Measures the GPU memory of one session, and gives its unused parts back in order.
 
-A part of a session that holds memory beside the arena is a :class:`Holder`. It is added to the :class:`Holdings` of the
-session. These measure it and ask it to give memory back.
+The part of a session that holds memory beside the arena is a :class:`Holder`: its plans for further shapes or, with
+``cuda_graph``, its graphs. A session never has both. The :class:`Holdings` of the session know it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 Part = Literal["plans", "graphs"]
-_ORDER: tuple[Part, ...] = ("plans", "graphs")  # plans first, as any run can do without them
-
 _MIB = 1 << 20
 
 
@@ -44,7 +42,7 @@ class Holder(Protocol):
 
 
 class Holdings:
-    """The holders of one session, and its budget.
+    """The holder of one session, if there is one, and the session's budget.
 
     Attributes:
         budget: the bytes of the GPU that the session may take; None: unlimited.
@@ -56,15 +54,12 @@ class Holdings:
     def __init__(self, budget: int | None = None, turns: Turns | None = None, room: int | None = None) -> None:
         self.budget, self.turns, self.room = budget, turns, room
         self.retrying = threading.RLock()
-        self._holders: tuple[tuple[Part, Holder], ...] = ()
+        self._holder: tuple[Part, Holder] | None = None
         self._weights: list[int | None] = []  # empty until they are read
 
     def add(self, part: Part, holder: Holder) -> None:
         """Count a holder from now on, and ask it when memory is to be given back."""
-        self._holders = (*self._holders, (part, holder))
-
-    def remove(self, holder: Holder) -> None:
-        self._holders = tuple(pair for pair in self._holders if pair[1] is not holder)
+        self._holder = part, holder
 
     def weights_of(self, session: PinningSession) -> int | None:
         """Return the bytes of the model's initialisers; None if the model cannot be read any more."""
@@ -73,17 +68,15 @@ class Holdings:
         return self._weights[0]
 
     def bytes_of(self, part: Part) -> int | None:
-        """Return the bytes that the holders of a part hold; None if one of them does not know."""
-        sizes = [holder.bytes_held() for name, holder in self._holders if name == part]
-        known_sizes = [size for size in sizes if size is not None]
-        return sum(known_sizes) if len(known_sizes) == len(sizes) else None
+        """Return the bytes that a part of the session holds; None if they are unknown."""
+        if self._holder is None or self._holder[0] != part:
+            return 0
+        return self._holder[1].bytes_held()
 
     def give_back(self) -> None:
-        """Have the holders free their unused memory, plans before graphs."""
-        for part in _ORDER:
-            for name, holder in self._holders:
-                if name == part:
-                    holder.give_back()
+        """Have the holder free its unused memory."""
+        if self._holder is not None:
+            self._holder[1].give_back()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +167,7 @@ def measure(session: PinningSession) -> SessionMemory:
 
 
 def give_back(session: PinningSession) -> None:
-    """Give back the GPU memory that no run of a session uses: plans, then graphs, then the arena's free regions.
+    """Give back the GPU memory that no run of a session uses: plans or graphs, then the arena's free regions.
 
     Shrinking the arena is a run, too: beside another one it would take a stream with handles.
     """

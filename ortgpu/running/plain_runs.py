@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from ..model.files import ModelSource
     from .cudart import Stream
-    from .kept_shapes import SessionShapes
     from .pinned import PinningSession
 
     class RunningSession(PinningSession, Protocol):

@@ -1,7 +1,4 @@
-"""The runner that has :mod:`ortgpu.running.staged_runs` make the runs with large arrays.
-
-The module that does the work is imported for the first run that needs it.
-"""
+"""The runner that has :mod:`ortgpu.running.staged_runs` make the runs with large arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from .staged_runs import StagedRuns
 if TYPE_CHECKING:
     from ..provider.interfaces import VerifiedSession
     from .plain_runs import RunningSession
-    from .staged_runs import Place, StagedRuns
+    from .staged_runs import Place
 
 _WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
 

@@ -59,7 +59,7 @@ class CallerStreams:
         self._ordinal = runtime.ordinal
         self._is_busy = runtime.stream_question()
         self._handles: dict[int, ctypes.c_void_p] = {}
-        self.is_idle = _is_never_idle if context is None or own is not None else self._idle_question(context)
+        self.is_idle = (lambda: False) if context is None or own is not None else self._idle_question(context)
 
     def _idle_question(self, context: ContextCheck) -> Callable[[], bool]:
         ask, number, expected = context
@@ -120,10 +120,6 @@ class CallerStreams:
         if handle is None:
             handle = self._handles[stream] = ctypes.c_void_p(stream)
         return handle
-
-
-def _is_never_idle() -> bool:
-    return False
 
 
 _raw_stream_of_torch: Callable[[int], int] | None = None  # set once PyTorch has used CUDA

@@ -1518,37 +1518,7 @@ MUTANTS = (
     ),
     *_planted(
         "running/test_results.py",
-        (
-            "results of another shape agree",
-            "running/results.py",
-            "if found.shape != expected.shape or found.dtype != expected.dtype:",
-            "if found.dtype != expected.dtype:",
-        ),
-        (
-            "results of another type agree",
-            "running/results.py",
-            "found.shape != expected.shape or found.dtype != expected.dtype",
-            "found.shape != expected.shape",
-        ),
-        (
-            "anything agrees with zeros",
-            "running/results.py",
-            "<= _TOLERANCE * largest)",
-            "<= _TOLERANCE * largest or largest == 0)",
-        ),
-        (
-            "one infinity agrees with another",
-            "running/results.py",
-            "if not np.array_equal(found[~is_finite], expected[~is_finite], equal_nan=True):",
-            "if False:",
-        ),
         ("wrong floats agree", "running/results.py", "_TOLERANCE = 1e-2", "_TOLERANCE = 1e+2"),
-        (
-            "wrong integers agree",
-            "running/results.py",
-            "return bool((found == expected).all())",
-            "return bool((found == expected).any())",
-        ),
         ("fewer results agree", "running/results.py", "return len(found) == len(expected) and all(", "return all("),
     ),
     *_planted(
@@ -1699,22 +1669,10 @@ MUTANTS = (
     *_planted(
         "running/test_memory.py",
         (
-            "graphs go before plans",
-            "running/memory.py",
-            '_ORDER: tuple[Part, ...] = ("plans", "graphs")',
-            '_ORDER: tuple[Part, ...] = ("graphs", "plans")',
-        ),
-        (
             "an unknown part counts as nothing",
             "running/memory.py",
-            "return sum(known_sizes) if len(known_sizes) == len(sizes) else None",
-            "return sum(known_sizes)",
-        ),
-        (
-            "a removed holder is still counted",
-            "running/memory.py",
-            "tuple(pair for pair in self._holders if pair[1] is not holder)",
-            "self._holders",
+            "return self._holder[1].bytes_held()",
+            "return self._holder[1].bytes_held() or 0",
         ),
         (
             "giving back leaves the arena",

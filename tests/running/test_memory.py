@@ -91,20 +91,17 @@ class Kept:
         self.size = 0
 
 
-def test_holders_are_counted_by_part_and_give_back_plans_first() -> None:
+def test_the_holder_is_counted_by_its_part_and_gives_back() -> None:
     log: list[str] = []
-    holdings = Holdings()
-    graphs, plans, more = Kept("graphs", 5, log), Kept("plans", 3, log), Kept("more", 4, log)
-    for part, holder in (("graphs", graphs), ("plans", plans), ("plans", more)):
-        holdings.add(part, holder)  # type: ignore[arg-type]  # a name out of a tuple
-    assert (holdings.bytes_of("plans"), holdings.bytes_of("graphs")) == (7, 5)
+    holdings, plans = Holdings(), Kept("plans", 3, log)
+    assert (holdings.bytes_of("plans"), holdings.bytes_of("graphs")) == (0, 0)
     holdings.give_back()
-    assert log == ["plans", "more", "graphs"]
-    assert holdings.bytes_of("plans") == 0
-    holdings.remove(more)
+    holdings.add("plans", plans)
+    assert (holdings.bytes_of("plans"), holdings.bytes_of("graphs")) == (3, 0)
     plans.size = None
     assert holdings.bytes_of("plans") is None
-    holdings.remove(plans)
+    holdings.give_back()
+    assert log == ["plans"]
     assert holdings.bytes_of("plans") == 0
 
 
@@ -133,23 +130,6 @@ class Closing:
 
     def give_back(self) -> None:
         self.log.append(self.name)
-
-
-def test_holders_count_until_they_are_removed_and_give_back_plans_first() -> None:
-    log: list[str] = []
-    holdings, plans = Holdings(), Closing(log, "plans", 3)
-    graphs, unknown = Closing(log, "graphs", 5), Closing(log, "unknown", None)
-    holdings.add("graphs", graphs)
-    holdings.add("plans", plans)
-    assert (holdings.bytes_of("plans"), holdings.bytes_of("graphs")) == (3, 5)
-    holdings.give_back()
-    assert log == ["plans", "graphs"]
-    holdings.add("plans", unknown)
-    assert holdings.bytes_of("plans") is None
-    holdings.remove(unknown)
-    assert holdings.bytes_of("plans") == 3
-    holdings.remove(plans)
-    assert holdings.bytes_of("plans") == 0
 
 
 def test_trimming_gives_back_plans_the_arena_and_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
