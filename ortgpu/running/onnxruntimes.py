@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from types import FunctionType
@@ -48,19 +49,17 @@ def run_behind(session: InferenceSession) -> Callable[..., Results]:
     return run
 
 
-def onnxruntimes_run(session: InferenceSession) -> Any:
-    """Return ``InferenceSession.run``.
-
-    None if a tracer replaced it, because a tracer must see each run, or if the class of ``session`` has another ``run``
-    before it.
-    """
-    return onnxruntimes_method(session, "run")
-
-
 def onnxruntimes_method(session: InferenceSession, name: str) -> Any:
-    """Return a method of ``InferenceSession`` as a function. None: see :func:`onnxruntimes_run`."""
+    """Return a method of ``InferenceSession`` as a function.
+
+    None if a tracer replaced it, because a tracer must see each run, or if the class of ``session`` has another method
+    of the name before it.
+    """
     method = getattr(InferenceSession, name)
     if type(method) is not FunctionType or method.__globals__.get("__name__") != InferenceSession.__module__:
         return None
     behind = getattr(super(LastOfOurs, session), name)
     return method if getattr(behind, "__func__", None) is method else None
+
+
+onnxruntimes_run = functools.partial(onnxruntimes_method, name="run")

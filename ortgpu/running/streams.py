@@ -59,7 +59,9 @@ class CallerStreams:
         self._ordinal = runtime.ordinal
         self._is_busy = runtime.stream_question()
         self._handles: dict[int, ctypes.c_void_p] = {}
-        self.is_idle = (lambda: False) if context is None or own is not None else self._idle_question(context)
+        self.is_idle: Callable[[], bool] = lambda: False
+        if context is not None and own is None:
+            self.is_idle = self._idle_question(context)
 
     def _idle_question(self, context: ContextCheck) -> Callable[[], bool]:
         ask, number, expected = context

@@ -118,46 +118,38 @@ class GPUSession(LastOfOurs):
     CUDA always comes first; only a TensorRT provider named before it stays before it. The CPU comes last, for the nodes
     that ONNX Runtime runs there. Nodes that only handle shapes belong on the CPU, and ``cpu_nodes`` does not count
     them. A model in ONNX Runtime's own format (.ort) does not show its placement, so it counts as a model with nodes on
-    the CPU. ``sess_options`` keeps every setting, and gets the entry that records the placement of nodes, unless the
-    caller set it. Without ``device`` the session is on the GPU of the provider option ``device_id``, or on the first
-    GPU. In a job with several ranks on one host it is on PyTorch's current device, if PyTorch uses CUDA in this
-    process. A rank on the first GPU is warned if nothing named that GPU. ``run``, CUDA graphs and ``pinned_empty`` pin
-    host memory up to ``pinned_memory_limit``; ``run`` also keeps at most as much ordinary memory for results.
+    the CPU. ``sess_options`` keeps every setting, and gets the entry that records the placement of nodes. Without
+    ``device`` the session is on the GPU of the provider option ``device_id``, or on the first GPU; in a job with
+    several ranks on one host, on PyTorch's current device if PyTorch uses CUDA in this process. ``run``, CUDA graphs
+    and ``pinned_empty`` pin host memory up to ``pinned_memory_limit``; ``run`` also keeps at most as much ordinary
+    memory for results.
 
-    With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget. It sets
-    the provider option gpu_mem_limit, unless the caller did. When a run reaches the budget, the session gives back the
-    memory that no run needs, and repeats the run once. If the second run has no room either, it raises
-    GPUOutOfMemoryError. The session makes one run at a time: threads run in the order of their calls. Plans for further
-    shapes have up to half of the budget, captured graphs and their buffers a quarter, until a run needs it; then they
-    end for good. Shapes without room run without a graph. The CUDA context and the kernels that the process has loaded
-    are not counted. With a TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises
-    ProviderRequestError.
+    With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget. CUDA's
+    context and the kernels that the process has loaded are not counted. The session makes one run at a time: threads
+    run in the order of their calls. A run that reaches the budget is repeated once, after the session gave
+    back the memory that no run needs, and then raises GPUOutOfMemoryError. With a TensorRT provider, an allocator of
+    the caller's or a shared arena, ``memory`` raises ProviderRequestError.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
-    remembers why it has no GPU. It tries again only if a variable, the provider's file, the loaded libraries or
-    ``device`` change. It does not notice a driver or library that is installed later. Without ``allow_cpu`` each
-    session tries again.
+    remembers why it has no GPU, and does not notice a driver or library that is installed later.
 
     With ``tuned=True`` a session uses the record that :func:`ortgpu.tune` keeps for its model and GPU, if there is one.
     It applies only settings that leave inputs, outputs, errors and precision unchanged. With the path of a record it
     applies all settings, also CUDA graphs, fixed shapes and float16. Options of ``providers`` win over a record. A
-    session with ``sess_options`` or the option use_tf32=0 uses no record. A record that does not fit is not used, and
-    the log says why.
+    session with ``sess_options`` or the option use_tf32=0 uses no record.
 
-    A run that fails on the GPU raises an ExecutionError. After GPUOutOfMemoryError the session keeps working. If a
-    convolution had no room, the next use opens the model again, because ONNX Runtime up to 1.31 may compute wrong
-    results otherwise. That raises ExecutionError if the model's file has changed. After PoisonedContextError, a sticky
-    CUDA error, every GPUSession of the process refuses, and the process must be restarted. ProviderFailureError is a
-    failure of the provider or its libraries. Wrong inputs raise ONNX Runtime's own exceptions.
+    A run that fails on the GPU raises an ExecutionError. After GPUOutOfMemoryError the session keeps working; it may
+    have to open the model again, and raises ExecutionError if the model's file has changed. After PoisonedContextError,
+    a sticky CUDA error, every GPUSession of the process refuses, and the process must be restarted.
+    ProviderFailureError is a failure of the provider or its libraries. Wrong inputs raise ONNX Runtime's own
+    exceptions.
 
     ``cuda_graph`` needs a model with all nodes on the GPU and without control flow, strings or sequences. The model
     must use all of its inputs and compute all of its outputs. The input shapes must determine the output shapes.
     Otherwise the constructor, or the first run, raises ProviderRequestError or PlacementError. The first run of a shape
-    is slow, and no other thread may use CUDA during it. The next 16 runs are timed, alternately with and without the
-    graph. Later runs use the faster way. The session keeps buffers for 16 shapes. It captures at most 64 graphs, and
-    ONNX Runtime keeps these until ``close()``. Further shapes run without a graph. Only ``run`` and ``map`` work, one
-    run at a time. Runs from threads other than the main thread share one thread. Random numbers may repeat. A run with
-    the run option gpu_graph_id=-1 uses no graph.
+    is slow, and no other thread may use CUDA during it. Shapes after the 64th run without a graph. Only ``run`` and
+    ``map`` work, one run at a time. Runs from threads other than the main thread share one thread. Random numbers may
+    repeat. A run with the run option gpu_graph_id=-1 uses no graph.
 
     An open session does not read its model file again, so you may change or remove the file. To replace a model while
     sessions open, write the new one to another file and rename it over the old one.
@@ -165,13 +157,9 @@ class GPUSession(LastOfOurs):
     Many threads may share a session. In a forked child every method raises ForkedSessionError. Pickling keeps the
     model, the arguments, and attributes that a subclass or user added, but not those in slots. Unpickling opens and
     verifies the session again. It does not call the constructor of a subclass, unless the subclass has its own
-    ``__getstate__`` and ``__setstate__``. It registers the CUDA plugin that the pickling program had registered, if
-    that file is there and CUDA does not arrive in another way. If a session does not open while ``multiprocessing``
-    receives it, each use raises the error instead. Otherwise ``Pool`` would wait for ever for a lost worker.
-
-    Pickling a session with SessionOptions raises ProviderRequestError. ONNX Runtime does not list the initialisers,
-    overrides of free dimensions and libraries of operators that were added to them. With a function of a module as
-    ``sess_options`` a session pickles, and unpickling calls the function. Copying a session keeps its SessionOptions.
+    ``__getstate__`` and ``__setstate__``. A session that ``multiprocessing`` receives and that does not open raises the
+    error at each use. Pickling a session with SessionOptions raises ProviderRequestError, but with a function of a
+    module as ``sess_options`` a session pickles, and unpickling calls the function. Copying keeps SessionOptions.
 
     Not promised: bitwise equal results, either of two runs or with plain ONNX Runtime.
     """
@@ -334,10 +322,9 @@ class GPUSession(LastOfOurs):
     ) -> Self:
         """Open a session on the GPU of this process's rank, under torchrun, mpirun or srun; otherwise on the first GPU.
 
-        The rank's GPU is the visible GPU with the local rank as its ordinal, or the only visible GPU if the launcher
-        shows each rank its own GPU. The rank claims it for as long as this process lives. A second session of the same
-        rank may use it; another rank of the job on this host may not. The arguments are as in the constructor, without
-        ``device``. ``allow_cpu`` does not let a rank without a GPU run on the CPU.
+        The rank's GPU is the visible GPU with the local rank as its ordinal, or the only visible GPU. The rank claims
+        it for as long as this process lives: no other rank of the job on this host may use it. The arguments are as in
+        the constructor, without ``device``. ``allow_cpu`` does not let a rank without a GPU run on the CPU.
 
         Raises:
             LauncherConflictError: the variables of the launchers contradict each other or are incomplete.
@@ -362,10 +349,8 @@ class GPUSession(LastOfOurs):
 
         ``input_feed`` may also hold arrays of other libraries: anything with ``__dlpack__``. An array on this session's
         GPU is not copied, and the run waits for pending work on it, as :meth:`io_binding` says. An array on another
-        GPU, or a non-contiguous one on this GPU, raises ProviderRequestError.
-
-        Several threads copy large NumPy arrays through pinned memory. The memory of a large result may be reused once
-        the array and all its views are gone.
+        GPU, or a non-contiguous one on this GPU, raises ProviderRequestError. The memory of a large result may be
+        reused once the array and all its views are gone.
         """
         context, feed = self._gpu_context, input_feed
         try:
@@ -401,14 +386,12 @@ class GPUSession(LastOfOurs):
         A run that fails later passes ONNX Runtime's message to ``callback``. After a sticky CUDA error every session of
         the process refuses, as after the other methods.
 
-        The session's CPU threads call the callbacks. There are three such threads if ``options_chosen`` has
-        ``intra_op_num_threads``. If the process sees several GPUs and all runs of the session share one stream, as with
-        ``memory=``, three threads of this library call them. A signal handler amid a run of a session with a budget
-        makes its run at once, and the callback comes before the return. In both cases the callback gets the errors of
-        the arguments, too. A callback that waits for a later run may wait forever. A session with a budget waits here
-        until it may make a further run, and does not repeat a run that is out of memory. The session, the arrays,
-        ``callback`` and ``user_data`` are kept until the run has ended. If nothing else refers to them, a thread of
-        this library then destroys them, because ONNX Runtime cannot destroy a session in one of its own threads.
+        The session's CPU threads call the callbacks, three if ``options_chosen`` has ``intra_op_num_threads``. With one
+        stream for all runs, as with ``memory=``, and several visible GPUs, three threads of this library call them, and
+        the callback gets the errors of the arguments, too. A callback that waits for a later run may wait forever. A
+        session with a budget waits here until it may make a further run, and does not repeat a run that is out of
+        memory; in a signal handler amid a run the callback comes before the return. The session, the arrays,
+        ``callback`` and ``user_data`` are kept until the run has ended.
         """
         if not callable(callback):  # ONNX Runtime would notice it in its own thread and end the process.
             raise TypeError(f"callback must be callable, not {callback!r}")
@@ -437,11 +420,10 @@ class GPUSession(LastOfOurs):
     ) -> list[onnxruntime.OrtValue]:
         """Run the model as ``run`` does, and return the results as OrtValues in this session's device memory.
 
-        The results are complete when this returns. With ONNX Runtime 1.26 or newer they have ``__dlpack__``:
-        ``torch.from_dlpack(value)`` shares the memory. The memory is reused once value and tensor are gone, so keep one
-        of them until your stream is done with it. Up to 1.31 booleans are uint8 there. Inputs and outputs must be
-        tensors and not of strings. ONNX Runtime raises RuntimeError for other types, and for wrong names, shapes and
-        types.
+        The results are complete when this returns. With ONNX Runtime 1.26 or newer they have ``__dlpack__``; up to 1.31
+        booleans are uint8 there. The memory is reused once the value and all arrays over it are gone, so keep one until
+        your stream is done with it. Inputs and outputs must be tensors and not of strings. ONNX Runtime raises
+        RuntimeError for other types, and for wrong names, shapes and types.
         """
         return run_on_device(self, output_names, input_feed, run_options)
 
@@ -454,16 +436,13 @@ class GPUSession(LastOfOurs):
     ) -> Iterator[Results]:
         """Yield ``run(output_names, feed)`` for each of ``feeds``, in their order, with up to four runs at a time.
 
-        Copies to the GPU, computation and copies back overlap, and arrays go through pinned memory. This gives the
-        highest throughput. Four runs need the GPU memory of four; a smaller ``in_flight`` needs less. The iterating
-        thread makes runs of less than a millisecond itself, if that takes less time for each feed.
+        Copies to the GPU, computation and copies back overlap. Four runs need the GPU memory of four; a smaller
+        ``in_flight`` needs less. The iterating thread makes short runs itself where that is faster.
 
         Args:
             feeds: any iterable, also an endless generator. The iterating thread consumes it. A generator may fill the
-                same arrays for each feed, because each feed is copied before the next is requested. Several threads
-                copy large arrays into pinned memory. A feed that cannot be copied runs before the next is requested,
-                for instance an array on the GPU with ONNX Runtime older than 1.30. The feeds of a ``list`` or ``tuple``
-                are not copied, so their arrays must not change until their results are there.
+                same arrays for each feed: each feed is copied, or has run, before the next is requested. The feeds of a
+                ``list`` or ``tuple`` are not copied, so their arrays must not change until their results are there.
             in_flight: the most feeds that are taken before their results are yielded; 8 by default. Use 1 for a
                 generator that needs the result of a feed to make the next. Nothing is copied then.
 
@@ -491,9 +470,9 @@ class GPUSession(LastOfOurs):
     def pinned_empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
         """Return an empty array of ``shape`` and ``dtype`` in pinned memory. Copies from there to the GPU are fastest.
 
-        ``map`` makes no further copy of such arrays in a list of feeds. The memory is reused once the array and all its
-        views are gone, and freed after ``close()``. It is ordinary memory, and a debug message says so, if the session
-        is on the CPU, if ``pinned_memory_limit`` is reached, or if pinning fails.
+        The memory is reused once the array and all its views are gone, and freed after ``close()``. It is ordinary
+        memory, and a debug message says so, if the session is on the CPU, if ``pinned_memory_limit`` is reached, or if
+        pinning fails.
 
         Raises:
             ExecutionError: the session is closed.
@@ -514,9 +493,8 @@ class GPUSession(LastOfOurs):
         """Give back the memory that no run needs: plans for further shapes, free regions of the arena, host memory.
 
         Afterwards the session holds about as much memory as after its first small run. Other threads may run meanwhile
-        and keep the memory that they use. The next run of a large input takes the memory again. The next run of a
-        further shape plans again. A session with cuda_graph keeps the shape that ran last. Its arena does not shrink,
-        because captured graphs use its addresses.
+        and keep the memory that they use. The next run of a large input or a further shape is slower. A session with
+        cuda_graph keeps the shape that ran last, and its arena.
 
         Raises:
             ExecutionError: the session is closed, or lost the GPU.
@@ -532,16 +510,12 @@ class GPUSession(LastOfOurs):
     ) -> SessionShapes:
         """Run feeds of several shapes before the first request, so that no later run has to plan for these shapes.
 
-        cuDNN plans each convolution for one shape of its input. That takes 60 to 140 ms a run. The session keeps plans
-        for several shapes, see ``shapes``. It makes them by itself once shapes come back, or here.
-
         Args:
             feeds: a feed for each shape. The shape of an array may stand in place of the array, ``{"x": (8, 3, 224,
                 224)}``, and stands for zeros.
             progress: called with the number of finished shapes, and the number of all shapes.
             runs: the number of runs at a time, up to eight, that are to be as fast from the start: 4 for ``map``, or
-                the number of threads. Each takes the memory of one more session. Otherwise the first seconds of several
-                threads are slower.
+                the number of threads. Each takes the memory of one more session.
 
         Raises:
             ExecutionError: the session is closed.
@@ -554,10 +528,9 @@ class GPUSession(LastOfOurs):
     def shapes(self) -> SessionShapes:
         """The shapes that the session runs without planning its convolutions again, and why there are none.
 
-        The session makes plans for up to eight shapes once shapes come back and their runs are slow. A thread makes a
-        second session for the plans; ``memory.plans`` gives its memory. A further shape replaces the least recently
-        used shape. ``run``, ``map``, ``run_on_device`` and services of the session use the plans, with equal results.
-        An IOBinding, ``run_async`` and runs with run options do not.
+        The session makes plans for up to eight shapes once shapes come back and their runs are slow; ``memory.plans``
+        gives their memory. A further shape replaces the least recently used shape. ``run``, ``map``, ``run_on_device``
+        and services use the plans, with equal results. An IOBinding, ``run_async`` and runs with run options do not.
         """
         lifetime.refuse_if_closed(self)
         return self._gpu_runner.shapes()
@@ -624,9 +597,8 @@ class GPUSession(LastOfOurs):
     def explain_placement(self) -> PlacementDetails:
         """Explain why each node is where it is, and where ONNX Runtime copies between devices.
 
-        Opens the model again in a child process, with default session and provider options. While it runs, this takes
-        the time and GPU memory of another session. The optimised model, and a model passed as bytes, are written to a
-        temporary folder. No other user can read this folder, and it is removed afterwards.
+        Opens the model again in a child process, with default session and provider options. That takes the time and GPU
+        memory of another session. The model is written to a temporary folder that no other user can read.
 
         Raises:
             GPUError: the child could not open the model on this session's device.
@@ -686,9 +658,8 @@ class GPUSession(LastOfOurs):
         """Open the model again with these providers and the other arguments of the constructor, and verify it.
 
         The GPU must have room for both sessions for a moment. After an error the session is as it was. A session on
-        the GPU never moves to the CPU, whatever ``allow_cpu`` says. A session on the allowed CPU stays there if the
-        providers name the CPU alone, or if there is still no GPU. A session made with ``device="auto"`` stays on its
-        GPU.
+        the GPU never moves to the CPU, and with ``device="auto"`` to no other GPU. A session on the allowed CPU stays
+        there if the providers name the CPU alone, or if there is still no GPU.
 
         Raises:
             ProviderRequestError: the providers are malformed or do not include CUDA.

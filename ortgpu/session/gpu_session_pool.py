@@ -71,8 +71,8 @@ class WorkerHealth:
 class GPUSessionPool:
     """A pool of sessions on several GPUs, behind one ``run``: in this process, or each in a process of its own.
 
-    Each request goes to the session with the fewest requests. Three threads or more serve each GPU. While the GPU
-    computes one request, the inputs and outputs of others are copied through pinned memory, as in GPUSession.map.
+    Each request goes to the session with the fewest requests. Three threads or more serve each GPU: the copies of some
+    requests overlap the computation of others, as in GPUSession.map.
 
     Args:
         model: path or bytes, as for GPUSession.
@@ -98,34 +98,28 @@ class GPUSessionPool:
         TypeError, ValueError: an argument is invalid, or its name looks misspelt.
         Exception: ONNX Runtime's own, if the GPU is not the cause.
 
-    The pool removes a GPU that is lost. :attr:`lost` and the log say why. Its requests run once more on another GPU. A
-    GPU is lost if an error says so (uncorrectable memory, a GPU that has gone). It also counts as lost if a request
-    fails there with an error of the provider and then succeeds on another GPU. If the request fails on both GPUs, it
-    raises its error, and neither GPU is removed. The last GPU is never removed for such an error.
+    The pool removes a GPU that is lost, and runs its requests once more on another GPU. :attr:`lost` and the log say
+    why. A GPU is lost if an error says so (uncorrectable memory, a GPU that has gone), or if a request fails there with
+    an error of the provider and then succeeds on another GPU. The last GPU is never removed for such an error.
 
     Requests that run on a GPU at the same time each need GPU memory. Feeds hold host arrays. The pool copies them, so
-    you may write to them again once :meth:`submit` returns or :meth:`map` asks for the next feed. The copies are in
-    pinned memory, and count toward the ``pinned_memory_limit`` of a session. A pool does not pickle. In a forked child
-    it raises ForkedSessionError.
+    you may write to them again once :meth:`submit` returns or :meth:`map` asks for the next feed. The copies count
+    toward the ``pinned_memory_limit`` of a session. A pool does not pickle. In a forked child it raises
+    ForkedSessionError.
 
-    With ``isolate=True`` a pool survives a sticky CUDA error (such as an illegal memory access), a crash, the OOM
-    killer and a run that hangs. A worker process that dies, or takes longer than ``deadline``, is replaced, and
-    :meth:`health` says so. Its requests run once more on another worker. If that worker dies too, the request raises
-    WorkerLostError. A worker is given up if its session cannot be opened again in half a minute. A GPU without workers
-    is lost.
+    With ``isolate=True`` a pool survives a sticky CUDA error, a crash, the OOM killer and a run that hangs. A worker
+    process that dies, or takes longer than ``deadline``, is replaced, and its requests run once more on another worker.
+    If that worker dies too, the request raises WorkerLostError. A worker is given up if its session cannot be opened
+    again in half a minute. A GPU without workers is lost.
 
-    With ``isolate=True`` the calling process does not use CUDA. It imports ONNX Runtime only for its copying threads,
-    once they copy an array of 2 MiB or more. Feeds hold NumPy arrays of numbers, or CPU arrays of other libraries. In
-    addition to the copies of :meth:`submit` and :meth:`map`, feeds and results are copied once, through memory that
-    both processes share. The pool keeps the files of the model open. So a new worker serves the same model, even if the
-    path was renamed over or removed. After a change of the file itself no worker can be replaced. ``sess_options`` is a
-    module's function that returns new SessionOptions. Each worker calls it, because SessionOptions cannot be sent to
-    another process. At the end of the interpreter, an open pool waits 30 seconds for running requests.
+    With ``isolate=True`` the calling process does not use CUDA. Feeds hold NumPy arrays of numbers, or CPU arrays of
+    other libraries. A new worker serves the model that the pool opened, even if its path was renamed over or removed.
+    After a change of the file itself no worker can be replaced. ``sess_options`` is a module's function that returns
+    new SessionOptions. At the end of the interpreter, an open pool waits 30 seconds for running requests.
 
-    Not promised: without ``isolate``, a pool does not survive a sticky CUDA error. CUDA requires a restart of the
-    process, whichever GPU caused the error. From then on every session and the pool raise PoisonedContextError. With
-    ``isolate``, requests that run in one worker at the same time fail together, so a request may fail because of two
-    others. Requests run in no fixed order; only the results of :meth:`map` have an order.
+    Not promised: without ``isolate``, after a sticky CUDA error every session of the process and the pool raise
+    PoisonedContextError. With ``isolate``, requests that run in one worker at the same time fail together, so a request
+    may fail because of two others. Requests run in no fixed order; only the results of :meth:`map` have an order.
     """
 
     def __init__(
@@ -299,11 +293,8 @@ class GPUSessionPool:
         call returns only when the run has ended, unless it is made in a callback of a future. If every thread is busy
         and as many requests are waiting, this call waits for a place. If pinned memory is full, it waits for an earlier
         run. A request that has not begun can be cancelled. Callbacks of the future run in a serving thread and must not
-        wait for requests.
-
-        The future is a ``concurrent.futures.Future``. An interrupt (Ctrl-C, a time limit) during ``future.result()``
-        may leave its lock held, and other threads that wait for this future then wait forever. The pool itself keeps
-        working. :meth:`run` and :meth:`map` are not affected.
+        wait for requests. An interrupt (Ctrl-C, a time limit) during ``future.result()`` may leave its lock held, and
+        other threads that wait for this future then wait forever.
 
         Raises:
             ExecutionError: the pool is closed or has no GPU left. A request that was waiting then gets it as the result
@@ -338,10 +329,7 @@ class GPUSessionPool:
     ) -> Iterator[Results]:
         """Yield ``run(output_names, feed)`` for each of ``feeds``, in their order, computed on all GPUs at once.
 
-        It works as GPUSession.map. ``feeds`` may be an endless generator that fills the same arrays again. The feeds of
-        a ``list`` or ``tuple`` are not copied. ``in_flight`` limits the feeds that were taken without a yielded result;
-        the default is two for each thread of the pool. The first exception is raised in its place and ends the
-        iteration. Ending the iteration early waits for the running requests and leaves nothing running.
+        It works as GPUSession.map; the default of ``in_flight`` is two for each thread of the pool.
 
         Raises:
             TypeError, ValueError: ``feeds`` is not iterable or is a single feed; ``in_flight`` is not a positive int.

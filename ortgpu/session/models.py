@@ -120,7 +120,7 @@ class GPUModel:
         finally:
             calls.remove(thread)  # This is _end_call without its call, since each run comes here.
             if self._models._closed:
-                self._models._close_unused(self)
+                self._models._close(self)
         return self._models._call(self, lambda session: session.run(output_names, input_feed, run_options), size)
 
     @contextlib.contextmanager
@@ -300,12 +300,7 @@ class GPUModels(Mapping[str, GPUModel]):
 
     def _end_call(self, model: GPUModel) -> None:
         model._calls.remove(get_ident())
-        if self._closed:
-            self._close_unused(model)
-
-    def _close_unused(self, model: GPUModel) -> None:
-        """Close a session after a signal handler or finalizer closed the models and did not wait for its call."""
-        with this_thread.holds, self._lock:
+        if self._closed:  # A signal handler or finalizer closed the models and did not wait for this call.
             self._close(model)
 
     def _refuse_if_closed(self) -> None:
@@ -413,20 +408,21 @@ class GPUModels(Mapping[str, GPUModel]):
             time.sleep(_PAUSE)
 
     def _close(self, model: GPUModel) -> bool:
-        """Close a session without running calls. Return True if it was closed. The lock is held."""
-        session = model._session
-        if session is None or model._calls:
-            return session is None
-        model._session = None
-        if model._calls:  # A call came meanwhile. It may have seen the session.
-            model._session = session
-            return False
-        if model._share:
-            reserved = arena.reserved_bytes(session)
-            needed = reserved + reserved // 8 + OUTSIDE if reserved is not None else model._share
-            model._need = max(model._need, needed)
-        session.close()
-        return True
+        """Close a session without running calls. Return True if the model has no session now."""
+        with this_thread.holds, self._lock:
+            session = model._session
+            if session is None or model._calls:
+                return session is None
+            model._session = None
+            if model._calls:  # A call came meanwhile. It may have seen the session.
+                model._session = session
+                return False
+            if model._share:
+                reserved = arena.reserved_bytes(session)
+                needed = reserved + reserved // 8 + OUTSIDE if reserved is not None else model._share
+                model._need = max(model._need, needed)
+            session.close()
+            return True
 
     def _close_idle(self) -> float | None:
         """Close the sessions that were idle for ``idle`` seconds. Return the seconds until the next check."""

@@ -111,14 +111,7 @@ def undiagnosed_for(
     cause: BaseException | None = None,
 ) -> UndiagnosedError:
     """Return the failure of a session that does not open as planned; see :class:`UndiagnosedError`."""
-    return UndiagnosedError(
-        runtime,
-        device=plan.device,
-        cudnn_disabled=plan.cudnn_disabled,
-        cuda=cuda,
-        operators=operators,
-        cause=cause,
-    )
+    return UndiagnosedError(runtime, plan.device, plan.cudnn_disabled, cuda, operators, cause)
 
 
 def cpu_plan(request: SessionRequest) -> Plan:

@@ -185,19 +185,18 @@ def reopen(session: Reopened) -> None:
                 evidence=[f"{request.model!s}: changed or removed since the session was opened"],
                 fixes=[manual("open a new GPUSession")],
             )
-        ordinal = lifetime.device_of(session).ordinal
-        again = replace(
-            request,
-            device=ordinal,
-            allow_cpu=False,
-            cpu_nodes="allow",
-            tuned=request.tuned if request.tuned != "now" else True,
-        )
+        changes: dict[str, Any] = {
+            "device": lifetime.device_of(session).ordinal,
+            "allow_cpu": False,
+            "cpu_nodes": "allow",
+            "tuned": request.tuned if request.tuned != "now" else True,
+        }
+        again = replace(request, **changes)
         if holdings is not None and holdings.turns is not None:  # Wait for the run at work, and keep others waiting.
             holdings.turns.run_in_turn(_open_again, session, again, holdings)
         else:
             _open_again(session, again, holdings)
-        session._request = replace(session._request, **{name: getattr(request, name) for name in _AS_REQUESTED})
+        session._request = replace(session._request, **{name: getattr(request, name) for name in changes})
 
 
 def _open_again(session: Reopened, request: SessionRequest, holdings: Holdings | None) -> None:
@@ -221,6 +220,3 @@ def _open_again(session: Reopened, request: SessionRequest, holdings: Holdings |
         ) from error
     finally:
         _at_work.clear()
-
-
-_AS_REQUESTED = ("device", "allow_cpu", "cpu_nodes", "tuned")

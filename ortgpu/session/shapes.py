@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
@@ -84,7 +84,9 @@ class PlanSource:
             NoPlansError: the model does not allow it, or the GPU has no room.
             Exception: ONNX Runtime's own.
         """
-        opening = functools.partial(self._opening, branches) if self.most is None else _refuse_lanes
+        opening: Callable[[int], Any] = functools.partial(self._opening, branches)
+        if self.most is not None:
+            opening = functools.partial(_refuse, "a budget has no room for their streams and handles beside the arena")
         with self._opening(branches) as (_, open_lane):
             return shape_plans.ShapePlans(open_lane(), opening)
 
@@ -244,11 +246,7 @@ def _refusal(session: RunningSession, request: SessionRequest, verified: Verifie
     return None
 
 
-def _refuse_lanes(_count: int) -> Any:
-    raise NoPlansError("each has a stream and handles outside of the arena, for which a budget has no room")
-
-
-def _refuse(why: str, _branches: int) -> ShapePlans:
+def _refuse(why: str, _count: int) -> NoReturn:
     raise NoPlansError(why)
 
 

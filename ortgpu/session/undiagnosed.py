@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..environment.gpu.cuda import CudaState
@@ -23,6 +24,7 @@ else:
     facts = late("ortgpu.diagnosis.facts")
 
 
+@dataclass(eq=False)
 class UndiagnosedError(Exception):
     """A session cannot be opened as planned, and only a diagnosis tells why.
 
@@ -34,19 +36,12 @@ class UndiagnosedError(Exception):
         cause: the exception of ONNX Runtime, if there was one.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        *,
-        device: DeviceRequest = None,
-        cudnn_disabled: bool = False,
-        cuda: CudaState | None = None,
-        operators: frozenset[tuple[str, str]] | None = None,
-        cause: BaseException | None = None,
-    ) -> None:
-        super().__init__()
-        self.runtime, self.device, self.cudnn_disabled = runtime, device, cudnn_disabled
-        self.cuda, self.operators, self.cause = cuda, operators, cause
+    runtime: Runtime
+    device: DeviceRequest = None
+    cudnn_disabled: bool = False
+    cuda: CudaState | None = None
+    operators: frozenset[tuple[str, str]] | None = None
+    cause: BaseException | None = None
 
 
 class Diagnosed(NamedTuple):

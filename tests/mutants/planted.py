@@ -2672,14 +2672,14 @@ MUTANTS = (
         (
             "a session opened again may go to the cpu",
             "session/reopening.py",
-            "            allow_cpu=False,\n",
-            "            allow_cpu=True,\n",
+            '"allow_cpu": False,',
+            '"allow_cpu": True,',
         ),
         (
             "a session opened again is on another gpu",
             "session/reopening.py",
-            "            device=ordinal,\n",
-            "            device=None,\n",
+            '"device": lifetime.device_of(session).ordinal,',
+            '"device": None,',
         ),
         (
             "another model is opened after a run out of memory",
