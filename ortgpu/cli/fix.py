@@ -89,7 +89,7 @@ class Step:
     """A command of a fix. ``exit_status`` and ``seconds`` are None unless it ran."""
 
     command: Fix
-    code: str  # The code of the error.
+    problem: GPUError
     exit_status: int | None = None
     seconds: float | None = None
     declined: bool = False
@@ -98,7 +98,7 @@ class Step:
         status = "declined" if self.declined else "ran" if self.exit_status is not None else "not run"
         return {
             "command": str(self.command),
-            "code": self.code,
+            "code": self.problem.code,
             "status": status,
             "exit_status": self.exit_status,
             "seconds": self.seconds,
@@ -113,26 +113,18 @@ class Repair:
     judge: Callable[[Variables], ortgpu.Diagnosis]
     with_warnings: bool = False
     steps: list[Step] = field(default_factory=list)
-    diagnosis: ortgpu.Diagnosis | None = None
+    diagnosis: ortgpu.Diagnosis = field(init=False)
     variables: dict[str, str | None] = field(default_factory=dict)  # Changes by commands; None: removed.
 
     @property
     def problems(self) -> tuple[GPUError, ...]:
         """The problems of the last look, without their consequences: a consequence goes with its cause."""
-        all_problems = self.diagnosis.problems if self.diagnosis is not None else ()
-        causes = [problem for problem in all_problems if problem.consequence_of is None]
+        causes = [problem for problem in self.diagnosis.problems if problem.consequence_of is None]
         return tuple(problem for problem in causes if problem.severity == "fatal" or self.with_warnings)
 
     @property
-    def failure(self) -> str | None:
-        """The failure of the probe if no check finds a fault, or None."""
-        if self.diagnosis is None or not self.diagnosis.ok:
-            return None
-        return Report(None, self.diagnosis, ()).failure
-
-    @property
     def ok(self) -> bool:
-        return not self.problems and self.diagnosis is not None and self.diagnosis.ok and self.failure is None
+        return not self.problems and Report(None, self.diagnosis, ()).ok
 
     def plan(self) -> None:
         """Look once, and list the commands without running them."""
@@ -151,8 +143,7 @@ class Repair:
             step = next((step for step in _commands(self.problems) if step.command not in commands), None)
             if step is None:
                 return
-            problem = next(problem for problem in self.problems if step.command in problem.fixes)
-            output.line(self.console, f"{type(problem).__name__}: {problem.summary}", style="bold red")
+            output.line(self.console, f"{type(step.problem).__name__}: {step.problem.summary}", style="bold red")
             output.command(self.console, f"  $ {step.command}", style="green")
             self.steps.append(step)
             if not confirm():
@@ -186,11 +177,10 @@ class Repair:
         ]
 
     def document(self) -> dict[str, object]:
-        problems = self.diagnosis.problems if self.diagnosis is not None else ()
         return {
             "commands": [step.document() for step in self.steps],
             "your_shell": self.your_shell,
-            "problems": [problem.as_dict() for problem in problems],
+            "problems": [problem.as_dict() for problem in self.diagnosis.problems],
         }
 
     def show_verdict(self) -> None:
@@ -216,7 +206,8 @@ class Repair:
         code = self.problems[0].code if self.problems else ""
         text = f"not fixed: {code}"
         if not code:
-            text = f"not fixed: no check finds a fault, and the probe failed: {self.failure}"
+            failure = Report(None, self.diagnosis, ()).failure
+            text = f"not fixed: no check finds a fault, and the probe failed: {failure}"
         elif planned:
             text = f"{counted(len(planned), 'command')} would run (--dry-run)"
         elif ran:
@@ -229,7 +220,7 @@ class Repair:
 def _commands(problems: Iterable[GPUError]) -> Iterator[Step]:
     """Yield the commands that this user can run here, in the order of the problems."""
     for problem in problems:
-        yield from (Step(text, problem.code) for text in problem.fixes if text.executable and text.kind == "shell")
+        yield from (Step(text, problem) for text in problem.fixes if text.executable and text.kind == "shell")
 
 
 _WRITE_VARIABLES = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable
@@ -104,8 +102,7 @@ def write_metadata(gpu: Distribution) -> None:
     assert gpu.version is not None
     name = f"onnxruntime-{gpu.version.replace('-', '_')}.dist-info"
     files = {"METADATA": _METADATA.format(version=gpu.version), "WHEEL": _WHEEL, "INSTALLER": "ortgpu\n"}
-    lines = [f"{name}/{file},sha256={_digest(text)},{len(text.encode())}\n" for file, text in files.items()]
-    files["RECORD"] = "".join((*lines, f"{name}/RECORD,,\n"))
+    files["RECORD"] = "".join(f"{name}/{file},,\n" for file in (*files, "RECORD"))
     # Installers take no folder of this name for metadata, so an interrupted write holds nothing.
     unfinished = os.path.join(gpu.location, f".ortgpu-hold-{os.getpid()}")
     os.mkdir(unfinished)
@@ -117,10 +114,6 @@ def write_metadata(gpu: Distribution) -> None:
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-
-
-def _digest(text: str) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
 
 
 def _remove(held: Iterable[Distribution]) -> None:
