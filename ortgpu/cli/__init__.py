@@ -87,20 +87,20 @@ def run(argv: list[str]) -> int:
     try:
         result = ortgpu.main(args=argv, prog_name="ortgpu", standalone_mode=False)
         sys.stdout.flush()
-    except click.ClickException as error:
+    except (click.ClickException, GPUError) as error:
         console, wrong = output.stderr(), getattr(error, "ctx", None)
+        if "--json" in argv and (wrong is None or any("--json" in option.opts for option in wrong.command.params)):
+            output.write_json(output.document(ok=False, model=None, error=output.error_document(error)))
+        if isinstance(error, GPUError):
+            output.show_error(console, error)
+            return 1
         if wrong is not None:
             output.line(console, wrong.get_usage())
             output.line(console, f"Try '{wrong.command_path} --help' for help.\n")
-            if "--json" in argv and any("--json" in parameter.opts for parameter in wrong.command.params):
-                output.write_json(output.document(ok=False, model=None, error=output.error_document(error)))
         output.line(console, f"Error: {error.format_message()}")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130  # A shell reports an interrupt with this code.
-    except GPUError as error:
-        output.show_error(output.stderr(), error)
-        return 1
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise

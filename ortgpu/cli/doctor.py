@@ -15,7 +15,6 @@ from ortgpu.cli.other_python import diagnose_in, python_option
 from ortgpu.diagnosis.requirements import check_inference
 from ortgpu.distributed.diagnosis.requirements import check_training
 from ortgpu.distributed.diagnosis.training import TrainingFacts
-from ortgpu.errors import LauncherConflictError
 
 
 @click.command()
@@ -104,16 +103,11 @@ def doctor(
         raise click.UsageError("--shared-folder is empty")
     if profile == "training" and model is not None:
         raise click.UsageError("--model is for --profile inference")
-    try:
-        with output.progress("Looking at this machine"), signals.raise_on_signals():
-            judge = ortgpu.diagnose if python is None else functools.partial(diagnose_in, python)
-            diagnosis = judge(
-                model, probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
-            )
-    except (LauncherConflictError, click.ClickException) as error:
-        if not as_json:
-            raise
-        return output.show_problem(error, as_json)
+    with output.progress("Looking at this machine"), signals.raise_on_signals():
+        judge = ortgpu.diagnose if python is None else functools.partial(diagnose_in, python)
+        diagnosis = judge(
+            model, probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
+        )
     environment, training = diagnosis.environment, diagnosis.training
     if isinstance(training, TrainingFacts):
         rows = check_training(environment, training.environment)

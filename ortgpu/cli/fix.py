@@ -73,10 +73,6 @@ def fix(
         output.line(console)
         output.line(console, "Stopped: no answer. --yes runs the commands without asking.", style="bold yellow")
         return 130
-    except click.ClickException as error:
-        if not as_json:
-            raise
-        return output.show_problem(error, as_json)
     if as_json:
         output.write_json(output.document(ok=repair.ok, model=str(model) if model else None, **repair.document()))
     else:
