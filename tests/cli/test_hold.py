@@ -127,7 +127,7 @@ def test_holding_twice_changes_nothing_and_releasing_twice_neither(environment: 
     before = names(site)
     hold(environment).ok()
     after = names(site)
-    assert "was held before" in hold(environment).ok().stdout
+    assert "is held: " in hold(environment).ok().stdout
     assert names(site) == after
     assert hold(environment, "--release").ok().stdout.startswith("released: ")
     assert names(site) == before
