@@ -197,16 +197,12 @@ def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) 
 
 
 def _row(figure: Figure) -> tuple[str, ...]:
-    latency, ratio = figure.latency or {}, figure.ratio
+    latency, ratio, rate = figure.latency or {}, figure.ratio, figure.rate.median
     return (
         "fixed" if figure.batch is None else str(figure.batch),
         figure.way,
-        _rate(figure.rate.median),
+        f"{rate:,.0f}" if rate >= 99.5 else f"{rate:.3g}",  # A large model may do less than one item a second.
         f"{ratio.median:.2f}" if ratio else "",
         f"{ratio.low:.2f} - {ratio.high:.2f}" if ratio else "",
         *("" if (time := latency.get(name)) is None else f"{time:.3f}" for name in ("p50", "p90", "p99")),
     )
-
-
-def _rate(items: float) -> str:
-    return f"{items:,.0f}" if items >= 99.5 else f"{items:.3g}"  # A large model may do less than one item a second.

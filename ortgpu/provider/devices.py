@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 
 from ..environment.gpu.cuda import CudaDevice, CudaState, initialise
 from ..environment.gpu.driver import read_gpu_memory
-from ..errors import DeviceNotFoundError, Fix, ProviderRequestError, manual
+from ..errors import DeviceNotFoundError, Fix, ProviderRequestError, counted, manual
 
 DeviceRequest = int | str | None
 
@@ -220,11 +220,10 @@ def not_found(
     ambiguous: bool = False,
     narrowed: str | None = None,
 ) -> DeviceNotFoundError:
-    count = f"{len(available)} GPU{'s' if len(available) != 1 else ''}"
     what = "names more than one GPU" if ambiguous else "is not among the GPUs that this process sees"
     return DeviceNotFoundError(
         f"device {requested!r} {what}",
-        evidence=[f"visible to this process: {count}", *available, *filter(None, [narrowed])],
+        evidence=[f"visible to this process: {counted(len(available), 'GPU')}", *available, *filter(None, [narrowed])],
         fixes=[
             manual("pass the index or the UUID of a device that is listed above"),
             *too_late(narrowed),

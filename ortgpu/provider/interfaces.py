@@ -5,7 +5,7 @@ Not every release has every attribute: callers test with ``hasattr`` for attribu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 
@@ -65,24 +65,10 @@ class Session(Protocol):
     def _validate_input(self, feed_input_names: list[str]) -> None: ...
 
 
-class RecordedPlacement(Protocol):
-    """The placement of a verified session, as far as ``running`` uses it."""
-
-    known: bool
-    nodes: Sequence[Node]
-
-
-class VerifiedFacts(Protocol):
-    placement: RecordedPlacement
-
-    @property
-    def options_chosen(self) -> Mapping[str, tuple[str, str]]: ...
-
-
 class VerifiedSession(Session, Protocol):
     """A GPUSession, or an InferenceSession that the guard made one."""
 
-    _verified: VerifiedFacts
+    _verified: Any  # session.verifying.Verified
     _request: Any
     _pinned_memory_limit: int
     _gpu_context: Any  # lifetime.ContextCheck; None on the CPU, or if the driver does not tell

@@ -23,7 +23,7 @@ from ..environment.ranks import (
     short_name,
     visibility,
 )
-from ..errors import LauncherConflictError, RankDeviceError, manual
+from ..errors import LauncherConflictError, RankDeviceError, counted, manual
 from ..process.background import fork_safe_lock, this_thread
 from . import lifetime
 from .devices import describe, narrowed_by, too_late
@@ -54,7 +54,7 @@ def own_device(rank: Rank, cuda: CudaState) -> CudaDevice:
     narrowed = narrowed_by(os.environ.get("CUDA_VISIBLE_DEVICES"), cuda.hidden_by)
     raise RankDeviceError(
         f"rank {rank.rank} has no GPU: it is number {rank.local_rank} of {rank.local_world_size} on this host, and sees"
-        f" {len(devices)} GPU{'s' if len(devices) != 1 else ''}",
+        f" {counted(len(devices), 'GPU')}",
         evidence=[
             *(describe(device.ordinal, device.name, device.uuid) for device in devices),
             narrowed or visibility(None),

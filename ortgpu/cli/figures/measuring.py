@@ -20,7 +20,6 @@ from ortgpu.process.late import late
 
 from ...errors import GPUError
 from ...process.timing import alternate, quartiles
-from ...provider.devices import Device
 from ...session.gpu_session_pool import GPUSessionPool
 from ...session.guard.guard import uninstall
 from ...session.tuning.children import Place, first_line
@@ -153,6 +152,7 @@ class Bench:
         self.error: Exception | None = None
         self.session = opened.enter_context(gpu_session.GPUSession(model, allow_cpu=allow_cpu))
         self._ways: list[_Way] = []
+        uninstall()  # Otherwise ORTGPU_ENFORCE=1 would make the plain session a GPUSession.
         device = self.session.device
 
         def graph() -> _Way:
@@ -164,7 +164,7 @@ class Bench:
             return _Way("pool", map=opened_pool.map, at_least=_REFILLS * 2 * 3 * len(opened_pool))
 
         ways: dict[str, Callable[[], _Way]] = {
-            PLAIN: lambda: _Way(PLAIN, _open_plain(model, device).run),
+            PLAIN: lambda: _Way(PLAIN, trial.open_session(model, {}, Place(device.ordinal), {}).run),
             RUN: lambda: _Way(RUN, self.session.run),
             "map": lambda: _Way("map", map=self.session.map, at_least=8 * _REFILLS),
             **({"graph": graph} if device.is_gpu else {}),
@@ -219,11 +219,6 @@ class Bench:
         self.left_out += [LeftOut(way.name, batch, first_line(error)) for way in (self._ways if ways is None else ways)]
         if not isinstance(self.error, GPUError):
             self.error = error
-
-
-def _open_plain(model: str, device: Device) -> Any:
-    uninstall()  # Otherwise ORTGPU_ENFORCE=1 would make it a GPUSession.
-    return trial.open_session(model, {}, Place(device.ordinal if device.is_gpu else None), {})
 
 
 def recommend(figures: Sequence[Figure]) -> list[str]:
