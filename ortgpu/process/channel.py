@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import pickle
@@ -24,6 +25,7 @@ _LENGTH = struct.Struct("<Q")
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # SIGPIPE at its default would end the process.
 _SO_NOSIGPIPE = 0x1022  # Defined in sys/socket.h of macOS, where MSG_NOSIGNAL is missing.
 _STANDARD = 2  # The last descriptor of the standard streams.
+_MFD_CLOEXEC = 1  # The constant is in linux/memfd.h.
 
 
 class Channel:
@@ -142,6 +144,21 @@ def avoid_standard_streams(descriptor: int) -> int:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _STANDARD + 1)
     finally:
         os.close(descriptor)
+
+
+def memory_file(name: str) -> int:
+    """Return the descriptor of an empty file in memory. A child started with ``exec`` does not inherit it.
+
+    Pythons built for an older glibc, for instance by conda and uv, have no ``os.memfd_create``.
+
+    Raises:
+        OSError: the process has too many open files.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.memfd_create(name.encode(), _MFD_CLOEXEC)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return avoid_standard_streams(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

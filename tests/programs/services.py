@@ -29,6 +29,7 @@ import onnx.parser
 
 import ortgpu
 from ortgpu import GPUSession, GPUSessionPool
+from ortgpu.process import background
 from tests.programs import worker_options
 from tests.support.children import report
 
@@ -422,6 +423,45 @@ def raise_at_each_step(_: object) -> None:
         frame.f_trace = trace
         frame = frame.f_back
     sys.settrace(trace)
+
+
+def interrupted() -> None:
+    """Ctrl-C comes amid runs that the main thread asks for: by batched(), and in a handler that came amid a lock."""
+    for isolate in (False, True):
+        with GPUSessionPool(RELU, isolate=isolate, allow_cpu=True) as pool:
+
+            def join(pool: GPUSessionPool = pool) -> None:
+                pool.batched(8).close()
+
+            def run_amid_a_lock(pool: GPUSessionPool = pool) -> None:
+                with background.this_thread.holds:
+                    for _ in range(100):
+                        pool.run(None, rows(1, 3))
+
+            wrong = 0
+            for action in [*[join] * 8, run_amid_a_lock, run_amid_a_lock]:
+                interrupt_once_busy(pool, action)
+                wrong += sum(first(pool.run(None, rows(1, value))) != value for value in (1, 2) * 4)
+            report("isolated" if isolate else "threads", [wrong, pool.health()[0].in_flight])
+
+
+def interrupt_once_busy(pool: GPUSessionPool, action: Callable[[], object]) -> None:
+    is_over = threading.Event()
+
+    def interrupt() -> None:
+        while not pool.health()[0].in_flight and not is_over.is_set():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watch = threading.Thread(target=interrupt)
+    watch.start()
+    try:
+        action()
+        is_over.set()
+        watch.join()
+        time.sleep(30)
+    except KeyboardInterrupt:
+        watch.join()
 
 
 def shapes() -> None:

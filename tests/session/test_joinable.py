@@ -70,9 +70,15 @@ def test_no_model_whose_items_depend_on_each_other_is_taken(reduction: str) -> N
         " y = Div(f, s) }",
         "(float[n, 8] x) => (float[n, 8] y) <float little = {0}> { z = ReduceMin<keepdims=0>(x)  l = Less(z, little)"
         " f = Cast<to=1>(l)  y = Add(x, f) }",
+        "(float[n, 8] x) => (float[n, 8] y) <float far = {-900}> { z = ReduceMin<keepdims=0>(x)  l = Less(z, far)"
+        " f = Cast<to=1>(l)  y = Add(x, f) }",
+        "(int16[n, 8] x) => (float[n, 8] y) <float little = {0.00001}> { f = Cast<to=1>(x)  a = Abs(f)"
+        " z = ReduceMax<keepdims=0>(a)  s = Add(z, little)  y = Div(f, s) }",
+        "(uint16[n, 8] x) => (float[n, 8] y) <float limit = {255}, float many = {65535}> { f = Cast<to=1>(x)"
+        " z = ReduceMax<keepdims=0>(f)  g = Greater(z, limit)  s = Where(g, many, limit)  y = Div(f, s) }",
         "(float[n, 8] x) => (uint8[n, 8] q) { q, s, z = DynamicQuantizeLinear(x) }",
     ],
-    ids=["bytes", "one below zero", "quantised"],
+    ids=["bytes", "one below zero", "one far below zero", "sound", "depth", "quantised"],
 )
 def test_what_shows_in_extremes_only_is_refused(text: str) -> None:
     assert judged(text) != "accepted"
@@ -125,6 +131,7 @@ HEALTHY = {
     " p = Softmax<axis=-1>(s)  y = MatMul(p, x) }",
     "flags": "(bool[n, 4] x) => (bool[n, 4] y) { y = Not(x) }",
     "bytes": "(uint8[n, 4] x) => (float[n, 4] y) { y = Cast<to=1>(x) }",
+    "sound": "(int16[n, 4] x) => (float[n, 4] y) { y = Cast<to=1>(x) }",
 }
 
 

@@ -98,6 +98,11 @@ def test_the_end_of_the_interpreter_waits_for_a_limited_time(isolate: str) -> No
     assert not Path(f"/proc/{found['pid']}").exists()
 
 
+@linux
+def test_an_interrupt_amid_a_run_changes_no_later_result() -> None:
+    assert program("interrupted") == {"threads": [0, 0], "isolated": [0, 0]}
+
+
 def test_health_tells_of_a_thread_that_has_ended() -> None:
     found = program("ended_threads")
     assert found == {"state": "impaired", "others": [0, 1, 2, 3, 4], "closed": "closed"}

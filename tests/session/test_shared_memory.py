@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 from ortgpu.errors import ExecutionError
-from ortgpu.process.channel import Channel
+from ortgpu.process.channel import Channel, memory_file
 from ortgpu.session.pool import shared_memory
-from ortgpu.session.pool.shared_memory import KEPT, Exchange, memory_file
+from ortgpu.session.pool.shared_memory import KEPT, Exchange
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="worker processes are for Linux")
 
@@ -194,6 +195,18 @@ def test_where_there_is_no_room_nothing_is_sent_and_the_exchange_goes_on(
     assert theirs.receive(TIMEOUT)[0] == "next"
 
 
+def test_a_limit_on_the_size_of_files_is_named(
+    ends: tuple[Exchange, Exchange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(ExecutionError, match="no space for the arrays") as caught:
+        ends[0].send(None, [floats(1000)])
+    assert "ulimit -f" in str(caught.value.fixes[0])
+
+
 def test_a_side_that_cannot_map_a_request_answers_with_the_error_and_goes_on(
     ends: tuple[Exchange, Exchange], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +251,7 @@ def test_what_is_too_large_to_keep_is_freed_but_for_the_arrays_that_use_it(
 
 
 def test_no_child_inherits_the_memory() -> None:
-    descriptor = shared_memory.memory_file("ortgpu-test")
+    descriptor = memory_file("ortgpu-test")
     try:
         assert not os.get_inheritable(descriptor)
         assert os.fstat(descriptor).st_size == 0

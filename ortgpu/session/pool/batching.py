@@ -146,7 +146,7 @@ class Batched:
             feed = joinable.example(inputs_, inputs, most)
 
             def run_all(feed: Any) -> Any:
-                return service.run(object(), None, feed)
+                return service.result_of(Request(service, None, feed, Outcome()), service.most)
 
             joinable.check(run_all, feed, [output.name for output in outputs], made_up=inputs is None)
             feed, _ = service.feeds.copied(feed)  # Batches are in such memory, and runs are timed.

@@ -22,7 +22,7 @@ from ...errors import GPUError, ProviderRequestError, WorkerLostError, manual
 from ...model.contents import data_files
 from ...model.files import ModelSource, source_of, stamp_of
 from ...process.background import Thread, cached_property, is_of_a_handler, log, logged
-from ...process.channel import Channel, PickledError, avoid_standard_streams
+from ...process.channel import Channel, PickledError, avoid_standard_streams, memory_file
 from ...process.threads import Notice, Outcome
 from ...provider import living
 from ...provider.devices import Device, DeviceRequest, check_devices, plain_request
@@ -33,7 +33,7 @@ from ...running.pinned import OrdinaryMemory
 from ...running.pipeline import mapping
 from . import worker_process
 from .serving import Service
-from .shared_memory import Exchange, memory_file
+from .shared_memory import Exchange
 from .worker_process import WARM, Opened
 from .workers import Feeds, NotBegunError, Worker, check, options_of_others, wait_for_all
 
@@ -328,6 +328,11 @@ class ProcessWorker(Worker):
                 process.lose()
                 is_read = is_read and not isinstance(error, ConnectionResetError)
                 raise (self._lost(process) if is_read else NotBegunError()) from None
+            except BaseException as error:
+                if not isinstance(error, Exception) or is_of_a_handler(error):  # The answer may come later.
+                    exchange.channel.shut()
+                    process.lose()
+                raise
             if isinstance(answer, PickledError):
                 raise answer.error()
             process.shapes = shapes | (process.shapes if len(process.shapes) < _MOST_SHAPES else set())

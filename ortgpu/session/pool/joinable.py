@@ -149,18 +149,24 @@ def _changed(feed: Arrays, change: int | None, which: NDArray[Any]) -> Arrays:
 def _values(array: NDArray[Any]) -> tuple[Any, Any, Any, Any, Any]:
     """Return values for the places of an array: of the next item, large, zero, negative and NaN.
 
-    Integers stay in their range, since an index beyond it may end a CUDA context. Integers of 8 bits leave the range,
-    because they are seldom indices.
+    Integers stay in their range, since an index beyond it may end a CUDA context. Integers of 8 and 16 bits leave the
+    range, because they are seldom indices: they are pixels, sound or depth.
     """
     other = array[np.minimum(np.arange(len(array)) ^ 1, len(array) - 1)]
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            return other, 1000 * (array + 1), 0, -1 - array, np.nan  # The large ones are not zero even for zeros.
+            return (
+                other,
+                1000 * (array + 1),
+                0,
+                -1000 * (array + 1),
+                np.nan,
+            )  # The large ones are not zero even for zeros.
     if array.dtype.hasobject or not array.size:
         return other, array, array, array, array
     if array.dtype == np.bool_:
         return other, array.max(), False, ~array, array
-    if array.dtype.itemsize == 1 and array.dtype.kind in "iu":
+    if array.dtype.itemsize <= 2 and array.dtype.kind in "iu":
         return other, np.iinfo(array.dtype).max - 55, 0, array, array
     return other, array.max(), array.min(), array, array
 

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...environment.child_process import remedy_for
 from ...errors import ExecutionError, manual
-from ...process.channel import Channel, avoid_standard_streams
+from ...process.channel import Channel
 from ...running.cudart import CudaCallError, CudaRuntime
 
 logger = logging.getLogger("ortgpu.pool")
@@ -31,7 +32,6 @@ _ALIGNMENT = 256  # bytes; CUDA aligns memory like this
 _HUGE = 2 << 20  # bytes of a huge page
 _MAP_FIXED = 0x10  # The constant is in linux/mman.h.
 _MADV_COLLAPSE = 25  # This one is there since Linux 6.1.
-_MFD_CLOEXEC = 1  # The constant is in linux/memfd.h.
 
 _Place = tuple[np.dtype[Any], tuple[int, ...], int]  # an array's type, shape, and offset in bytes
 Copy = Callable[[NDArray[Any], NDArray[Any]], object]  # copies the second array to the first
@@ -153,21 +153,6 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def memory_file(name: str) -> int:
-    """Return the descriptor of an empty file in memory. A child started with ``exec`` does not inherit it.
-
-    Pythons built for an older glibc, for instance by conda and uv, have no ``os.memfd_create``.
-
-    Raises:
-        OSError: the process has too many open files.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor: int = libc.memfd_create(name.encode(), _MFD_CLOEXEC)
-    if descriptor < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return avoid_standard_streams(descriptor)
-
-
 def _map_file(descriptor: int, size: int) -> NDArray[np.uint8]:
     """Map a file, with huge pages if the system can: arrays in them are copied a third faster.
 
@@ -188,8 +173,9 @@ def _map_file(descriptor: int, size: int) -> NDArray[np.uint8]:
 
 
 def _no_room(size: int, error: OSError) -> ExecutionError:
+    remedy = remedy_for(error) or "give this process and its container more memory"
     return ExecutionError(
         "the memory that two processes share has no space for the arrays of this request",
         evidence=[f"{size} bytes: {error}"],
-        fixes=[manual("send smaller batches, or give the process and its container more memory")],
+        fixes=[manual(f"send smaller batches, or {remedy}")],
     )

@@ -128,8 +128,8 @@ def a_forked_child_keeps_its_results_refuses_and_frees_nothing() -> None:
 def results_are_written_into_shared_memory_where_there_is_some() -> None:
     import socket
 
-    from ortgpu.process.channel import Channel
-    from ortgpu.session.pool.shared_memory import Exchange, memory_file
+    from ortgpu.process.channel import Channel, memory_file
+    from ortgpu.session.pool.shared_memory import Exchange
 
     if not (sys.argv[2] == "True"):
         os.environ["STUB_CUDART_FAIL"] = "cudaHostRegister=2"

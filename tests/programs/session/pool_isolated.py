@@ -18,6 +18,7 @@ import numpy as np
 from ortgpu import GPUError, GPUSessionPool
 from ortgpu.diagnosis.probe.probing import RELU
 from ortgpu.environment import child_process
+from ortgpu.process import channel
 from ortgpu.provider import lifetime
 from ortgpu.session.pool import isolated, shared_memory
 from ortgpu.session.pool.workers import NotBegunError
@@ -126,13 +127,13 @@ def a_python_that_was_built_without_memfd_create_has_isolated_pools_too() -> Non
         kill(made.health()[0].pid)
         ready(made)
         report("again", [value_of(outputs) for outputs in made.map(feed(n) for n in range(50))])
-    file = shared_memory.memory_file("x")
+    file = channel.memory_file("x")
     report("inherited", os.get_inheritable(file))
     os.close(file)
     report("left", descriptors() - before)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-    told = outcome(lambda: shared_memory.memory_file("x"))
+    told = outcome(lambda: channel.memory_file("x"))
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     report("too many", told)
 
