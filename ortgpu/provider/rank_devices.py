@@ -135,7 +135,8 @@ def claim(rank: Rank, uuid: str) -> None:
                 _files[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             claim_key = os.getpid(), _files[path], first + rank.rank
             fcntl.lockf(claim_key[1], fcntl.LOCK_SH, 1, claim_key[2])  # shared with the processes that a rank starts
-            holders = _other_ranks(claim_key[1], first, rank.rank)
+            others = (other for other in range(rank.world_size) if other != rank.rank)
+            holders = [other for other in others if _is_locked(claim_key[1], first + other)]
             if not holders:
                 _claimed.add(claim_key)
             elif claim_key not in _claimed:
@@ -168,18 +169,8 @@ def claim(rank: Rank, uuid: str) -> None:
     )
 
 
-def _other_ranks(descriptor: int, first: int, own: int) -> list[int]:
-    """Return the other ranks of a job that have locked their byte. The byte of rank 0 is at ``first``."""
-    ranks = []
-    ranges = [(first, first + own), (first + own + 1, first + MOST_RANKS)]
-    while ranges:
-        start, end = ranges.pop()
-        if start >= end:
-            continue
-        query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
-        kind, _, at, *_ = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
-        if kind != fcntl.F_UNLCK:
-            at = max(at, start)  # The kernel joins locks of one process on adjacent bytes.
-            ranks.append(at - first)
-            ranges += [(start, at), (at + 1, end)]
-    return ranks
+def _is_locked(descriptor: int, offset: int) -> bool:
+    """Return True if another process has locked the byte at an offset."""
+    query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
+    kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
+    return bool(kind != fcntl.F_UNLCK)

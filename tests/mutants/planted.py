@@ -2150,8 +2150,8 @@ MUTANTS = (
         (
             "locks of other ranks are not seen",
             "provider/rank_devices.py",
-            "        if kind != fcntl.F_UNLCK:\n",
-            "        if False:\n",
+            "return bool(kind != fcntl.F_UNLCK)",
+            "return False",
         ),
         (
             "every rank has the first gpu",
