@@ -219,9 +219,6 @@ def _commands(problems: Iterable[GPUError]) -> Iterator[Step]:
         yield from (Step(text, problem) for text in problem.fixes if text.executable and text.kind == "shell")
 
 
-_WRITE_VARIABLES = (
-    "import os, sys; open(sys.argv[1], 'wb').write(b'\\0'.join(b'='.join(v) for v in os.environb.items()))"
-)
 _OF_THE_SHELL = ("_", "PWD", "OLDPWD", "SHLVL")
 
 
@@ -237,8 +234,7 @@ def run_in_shell(text: str, environ: Variables) -> tuple[int, dict[str, str]]:
                 return status, dict(environ)
         return 0, dict(environ)
     with tempfile.NamedTemporaryFile(prefix="ortgpu-fix-") as file:
-        script = f'{text}\nstatus=$?\n"$0" -ISc "$1" "$2"\nexit $status'
-        command = ["/bin/sh", "-c", script, interpreter(), _WRITE_VARIABLES, file.name]
+        command = ["/bin/sh", "-c", f'{text}\nstatus=$?\nenv -0 > "$0"\nexit $status', file.name]
         child = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
         status = _wait_for(child)
         content = file.read()
