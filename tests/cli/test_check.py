@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
+import click
+import numpy as np
 import onnx.parser
 import pytest
 
+import ortgpu as ortgpu_module
+from ortgpu.__main__ import main
+from ortgpu.cli import divergence
+from ortgpu.cli.inputs import read_inputs
 from ortgpu.errors import catalogue
 from ortgpu.running import made_inputs
 from tests.lab.fixtures import Lab
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.support.known_placements import MODELS
+from tests.support.made_sessions import L4, NEG, made_session
 from tests.support.this_machine import GPUs
 
 # Inputs
@@ -297,3 +306,55 @@ def test_wrong_usage_of_fit(relu: Path, arguments: tuple[str, ...], words: str) 
     pytest.importorskip("matplotlib", reason="the extras bench and test bring it")
     result = ortgpu("check", *(each.format(relu) for each in arguments), env=FIT)
     assert (result.returncode, words in result.stderr) == (2, True), result
+
+
+# What is wrong is in the exit code and in the document
+
+
+@pytest.mark.parametrize("wrong", [None, "output 'y' is off"], ids=["right", "wrong"])
+@pytest.mark.parametrize("as_json", [False, True], ids=["for people", "json"])
+def test_wrong_results_end_a_check_with_1(
+    wrong: str | None,
+    as_json: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "neg.onnx"
+    path.write_bytes(NEG)
+    compared = SimpleNamespace(wrong=wrong, error=0.25)
+    monkeypatch.setattr(ortgpu_module, "GPUSession", lambda model, **_: made_session(device=L4))
+    monkeypatch.setattr(divergence, "compare_with_cpu", lambda *_: (compared, "the CPU"))
+    code = main(["check", str(path), "--runs", "1", "--compare", "cpu", *(["--json"] if as_json else [])])
+    assert code == (wrong is not None)
+    shown = capsys.readouterr().out
+    if as_json:
+        document = json.loads(shown)
+        assert document["ok"] is (wrong is None)
+        assert document["compared"] == {"error": 0.25, "wrong": wrong}
+        assert (document["compared_with"], document["model"]) == ("the CPU", str(path))
+    else:
+        assert shown.splitlines()[-1].startswith("OK: " if wrong is None else "WRONG: ")
+
+
+GIVEN = {
+    "all": (["x", "w"], None),
+    "another name": (["x", "z"], "has arrays of the names 'x', 'z', and the model takes 'w', 'x'"),
+    "one less": (["x"], "has arrays of the names 'x', and the model takes 'w', 'x'"),
+    "one more": (["x", "w", "z"], "has arrays of the names 'w', 'x', 'z', and the model takes 'w', 'x'"),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_a_file_has_the_inputs_of_the_model_and_no_others(tmp_path: Path, case: str) -> None:
+    names, says = GIVEN[case]
+    path = tmp_path / "inputs.npz"
+    arrays: dict[str, Any] = {name: np.ones(2) for name in names}
+    np.savez(path, **arrays)
+    declared = [Described(name, "tensor(double)", [2]) for name in ("x", "w")]
+    if says is None:
+        assert set(read_inputs(path, declared)) == {*names}
+    else:
+        with pytest.raises(click.UsageError, match=re.escape(says)):
+            read_inputs(path, declared)
+    assert set(read_inputs(path)) == {*names}, "another command does not know the model"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +19,12 @@ from ortgpu.diagnosis.probe.result import ProbeResult
 from ortgpu.diagnosis.requirements import check_inference
 from ortgpu.environment.inspection import Environment, inspect_environment
 from ortgpu.environment.libraries.catalogue import major_of
-from ortgpu.errors import NoDeviceError
+from ortgpu.errors import ConflictingPackagesError, GPUError, NoDeviceError
 from tests.lab import GPU, NVML, Cuda
 from tests.lab.fixtures import Lab
 from tests.lab.installed import CUDA, LINKS_CUDNN, soname
 from tests.support.doctor_runs import EVERYTHING, H200, doctor, document
+from tests.support.made_facts import HEALTHY
 
 CUFFT = soname("libcufft")
 
@@ -214,3 +217,59 @@ def test_several_gpus_take_a_line_for_each_kind(lab: Lab) -> None:
     full = doctor(machine, "--no-probe", "--verbose").stdout
     assert all(gpu.uuid in full for gpu in gpus)
     assert "compute mode default" in full
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, *problems: GPUError, environment: Environment) -> list[dict[str, Any]]:
+    """Have the doctor find these problems. Return the arguments that it passes on."""
+    asked: list[dict[str, Any]] = []
+
+    def diagnose(model: Any, **named: Any) -> Diagnosis:
+        asked.append({"model": model, **named})
+        return Diagnosis(problems, environment, None)
+
+    monkeypatch.setattr(ortgpu, "diagnose", diagnose)
+    return asked
+
+
+FATAL, WARNING = NoDeviceError("none"), ConflictingPackagesError("two", severity="warning")
+
+
+@pytest.mark.parametrize(
+    ("problems", "code"),
+    [((), 0), ((WARNING,), 0), ((FATAL,), 1), ((WARNING, FATAL), 1)],
+    ids=["none", "a warning", "a fatal one", "both"],
+)
+@pytest.mark.parametrize("as_json", [False, True], ids=["for people", "json"])
+def test_a_problem_that_keeps_sessions_off_the_gpu_is_the_exit_code(
+    problems: tuple[GPUError, ...],
+    code: int,
+    as_json: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    judged(monkeypatch, *problems, environment=HEALTHY.environment)
+    assert main(["doctor", *(["--json"] if as_json else [])]) == code
+    if as_json:
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["ok"], [each["code"] for each in shown["problems"]]) == (not code, [e.code for e in problems])
+
+
+PASSED_ON: list[tuple[list[str], dict[str, Any]]] = [
+    ([], {}),
+    (["--no-probe"], {"probe": False}),
+    (["--timeout", "7"], {"timeout": 7}),
+    (["--profile", "training", "--ssh", "a", "--ssh", "b"], {"profile": "training", "ssh": ("a", "b")}),
+    (["--profile", "training", "--shared-folder", "/d"], {"profile": "training", "shared_folder": "/d"}),
+]
+
+
+@pytest.mark.parametrize(("words", "changes"), PASSED_ON, ids=[" ".join(words) for words, _ in PASSED_ON])
+def test_each_option_of_the_doctor_reaches_the_diagnosis(
+    words: list[str], changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = {
+        "model": None, "probe": True, "timeout": 30, "profile": "inference", "ssh": (), "shared_folder": None
+    }  # fmt: skip
+    asked = judged(monkeypatch, environment=HEALTHY.environment)
+    main(["doctor", *words])
+    assert asked == [{**usual, **changes}]

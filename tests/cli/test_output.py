@@ -148,3 +148,18 @@ def test_report_as_data() -> None:
         "by_provider": {"CUDAExecutionProvider": 1, "CPUExecutionProvider": 2},
         "cpu_compute_nodes": [{"name": "unique", "op_type": "Unique", "domain": ""}],
     }
+
+
+@pytest.mark.parametrize("before", [None, b"", b"an earlier record"], ids=["none", "empty", "full"])
+@pytest.mark.parametrize("by_link", [False, True], ids=["by its path", "by a link"])
+def test_a_file_to_write_is_as_it_was_until_it_is_written(tmp_path: Path, before: bytes | None, by_link: bool) -> None:
+    """It is opened to see whether it can be written, before minutes of work."""
+    path, link = tmp_path / "record.json", tmp_path / "link"
+    if before is not None:
+        path.write_bytes(before)
+    if by_link:
+        link.symlink_to(path)
+    asked = link if by_link else path
+    assert output.FileToWrite().convert(str(asked), None, None) == asked
+    assert (path.read_bytes() if path.exists() else None) == before
+    assert link.is_symlink() is by_link

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import xml.etree.ElementTree as ET
@@ -16,12 +17,15 @@ from click.testing import CliRunner, Result
 from onnx import parser
 
 from ortgpu.cli.tune import tune
+from ortgpu.provider.records import Choice
 from ortgpu.provider.settings import SETTINGS
 from ortgpu.session import tune as tune_of_session
 from ortgpu.session.tuning import tuning
-from ortgpu.session.tuning.children import Place
+from ortgpu.session.tuning.children import Place, Trial, Tuning
 from tests.support.children import run_python
 from tests.support.command_line import NO_GPU, Terminal, is_clean, ortgpu
+
+command = importlib.import_module("ortgpu.cli.tune")
 
 
 @pytest.fixture
@@ -168,3 +172,56 @@ def test_tune_says_how_to_give_inputs(tmp_path: Path) -> None:
     assert result.return_value == 1
     assert result.stdout.startswith("UnknownInputError: input 'x' is a seq(tensor(float))")
     assert "pass real ones with --inputs FILE" in result.stdout
+
+
+def found(**changes: Any) -> Tuning:
+    """A result of a search."""
+    slower, faster = Trial({"graph": "none"}, 2.0, (0.002,)), Trial({"layout": "channels-last"}, 0.5, (0.0005,))
+    rejected = Trial({"cudnn": "off"}, verdict="rejected: output 'y'")
+    choice = Choice(faster.settings, 0.5)
+    plain: dict[str, Any] = {
+        "device": "cuda:1", "automatic": choice, "named": choice, "record": None, "no_record": "no home",
+        "compared_with": "the CPU's float32", "trials": (slower, faster, rejected), "left_out": (), "shapes": (),
+        "seconds": 1.0,
+    }  # fmt: skip
+    return Tuning(**{**plain, **changes})
+
+
+OPTIONS: list[tuple[list[str], str, Any, Any]] = [
+    (["--device", "cuda:1"], "device", None, "cuda:1"),
+    (["--batch", "2,4"], "batches", None, (2, 4)),
+    (["--objective", "throughput"], "objective", "latency", "throughput"),
+    (["--precision", "fp16"], "precision", "float32", "float16"),
+    (["--precision", "fp32"], "precision", "float32", "float32"),
+    (["--budget", "7"], "budget", 60, 7),
+]
+
+
+@pytest.mark.parametrize(("words", "name", "usual", "given"), OPTIONS, ids=[" ".join(each[0]) for each in OPTIONS])
+def test_each_option_reaches_the_search(
+    model: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str, usual: Any, given: Any
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def search(model: Any, **named: Any) -> Tuning:
+        asked.append({"model": model, **named})
+        return found()
+
+    monkeypatch.setattr(command, "search", search)
+    for arguments in ([], words):
+        document(run(model, "--json", *arguments))
+    assert [each[name] for each in asked] == [usual, given]
+    del asked[0]["on_trial"], asked[1]["on_trial"], asked[0][name], asked[1][name]
+    assert asked[0] == asked[1]
+    assert asked[0]["model"] == model
+
+
+def test_a_speed_up_is_above_one_where_ortgpu_is_faster(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "search", lambda model, **named: found())
+    rows = [line.split() for line in run(model).stdout.splitlines()]
+    assert ["graph", "none", "2.000", "0.50", "not", "the", "fastest"] in rows
+    assert ["layout", "channels-last", "0.500", "2.00", "not", "the", "fastest"] in rows
+    assert ["cudnn", "off", "rejected:", "output", "'y'"] in rows
+    assert ["Sessions", "will", "use", "layout", "channels-last", "(speed-up", "2.00)"] in rows
+    assert ["Record:", "none", "was", "written:", "no", "home"] in rows
+    assert [each["ratio"] for each in document(run(model, "--json"))["trials"]] == [2.0, 0.5, None]

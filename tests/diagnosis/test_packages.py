@@ -93,3 +93,19 @@ def test_a_guard_that_this_user_may_not_read_is_told(name: str) -> None:
     (problem,) = find_problems(variables(ORTGPU_ENFORCE="1")(facts))
     assert (problem.severity, problem.details()["files"]) == ("warning", (f"{SITE}/{name}",))
     assert str(problem.fixes[0]) == f"sudo chmod -R a+rX {SITE}/{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("onnxruntime-gpu", "broken-package"),
+        ("onnxruntime_gpu-cuda13", "broken-package"),
+        ("onnxruntime-webgpu", "cpu-only-package"),
+        ("onnxruntime-directml", "cpu-only-package"),
+        ("onnxruntime", "cpu-only-package"),
+    ],
+)
+def test_a_build_without_the_provider_is_damaged_if_it_is_for_cuda(name: str, code: str) -> None:
+    """WebGPU is another interface to a GPU: its build has no provider of CUDA to lose."""
+    seen = engine(build_name=name, provider_library=None, owners=())(HEALTHY)
+    assert next(problem.code for problem in find_problems(seen)) == code

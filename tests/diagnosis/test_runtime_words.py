@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ortgpu.diagnosis.checks import classifier, devices
 from ortgpu.diagnosis.checks.classifier import explain_opening, explain_run
 from ortgpu.environment.gpu import driver
+from ortgpu.environment.libraries.catalogue import CUDNN_CODE
+from ortgpu.environment.libraries.wheel import Architecture
 from ortgpu.errors import GPUOutOfMemoryError, LibraryNotFoundError, UnsupportedDeviceError
 from ortgpu.provider.devices import CPU, Device
 from tests.lab.fixtures import Lab
@@ -317,3 +321,43 @@ def test_the_names_are_those_of_the_runtime() -> None:
     code = "diagnosis.run_words.the_names_are_those_of_the_runtime"
     done = run_python(code).ok()
     assert done.stdout == "67 True None"
+
+
+@pytest.mark.parametrize(("count", "named"), [(0, False), (1, False), (2, True), (3, True)])
+def test_other_sessions_are_named_where_there_are_some(
+    count: int, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session that ran out of memory is in the list, too."""
+    monkeypatch.setattr(driver, "read_gpu_memory", lambda uuid: None)
+    monkeypatch.setattr(driver, "processes_on", lambda uuid: {})
+    monkeypatch.setattr(devices, "sessions_on_gpu", lambda every, uuid: list(range(count)))
+    monkeypatch.setattr(devices, "named_sessions", lambda every: [f"session {number}" for number in every])
+    found = explain_run(ARENA + "Failed to allocate memory for requested buffer of size 1024", "Fail", GPU)
+    assert found is not None
+    assert (devices.CLOSE_SESSIONS in found.fixes) is named
+    assert [line for line in found.evidence if line.startswith("session ")] == [
+        f"session {number}" for number in range(count if named else 0)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("capability", "fix"),
+    [
+        ((6, 1), "install cuDNN 9.10, and restart this process"),
+        ((7, 0), "install cuDNN 9.10, and restart this process"),  # the last one for a V100
+        ((7, 5), "install a newer cuDNN, and restart this process"),
+        ((10, 3), "install a newer cuDNN, and restart this process"),
+    ],
+)
+def test_a_cudnn_without_code_is_replaced_by_one_that_has_it(
+    capability: tuple[int, int], fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = (Architecture(8, 0, ptx=False, specific=False),)
+    paths = [f"/x/{name}.so.9" for name in CUDNN_CODE]
+    monkeypatch.setattr(classifier, "read_mapped_libraries", lambda: paths)
+    monkeypatch.setattr(classifier, "read_architectures_of_cudnn", lambda found: held if found == paths else None)
+    text = "CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED ; expr=x;"
+    found = explain_run(text, "Fail", replace(GPU, compute_capability=capability))
+    assert isinstance(found, UnsupportedDeviceError)
+    assert found.fixes == (fix,)
+    assert f"compute capability {capability[0]}.{capability[1]}" in found.summary

@@ -346,3 +346,32 @@ def test_whoever_sends_without_a_pause_keeps_nobody_from_the_deadline(joins: boo
 
 
 # Who called another operation
+
+
+def test_facts_are_told_in_the_order_of_ranks() -> None:
+    """Each rank looks for its own by its number, whoever came first."""
+    hub = Rank0(3)
+    try:
+        ranks = {rank: hub.connect(rank=rank) for rank in (2, 0, 1)}
+        for connected in ranks.values():
+            while "welcome" not in hub.answer(connected):
+                pass
+        for rank in (1, 2, 0):
+            ranks[rank].sendall(encode({"post": "facts", "value": f"of {rank}"}))
+        for connected in ranks.values():
+            assert hub.answer(connected) == {"all": ["of 0", "of 1", "of 2"]}
+    finally:
+        hub.close()
+
+
+@pytest.mark.parametrize("first", [5, 50])
+def test_the_verdict_comes_when_the_most_impatient_rank_expects_it(first: int) -> None:
+    hub = Rank0(2, seconds=60)
+    try:
+        now = time.monotonic()
+        for rank, seconds in enumerate((first, 55 - first)):
+            hub.answer(hub.connect(rank=rank, seconds=[seconds, seconds]))
+        assert hub.hub._verdict - now < 20
+        assert hub.hub._arrival - now < 20
+    finally:
+        hub.close()

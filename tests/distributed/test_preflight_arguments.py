@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ortgpu.distributed import Collective, Rank, preflight
-from ortgpu.distributed.meeting import SECRET, SECRET_FILE, parse_address, ports_of, resolve
+from ortgpu.distributed.meeting import SECRET, SECRET_FILE, _Published, parse_address, ports_of, resolve
 from ortgpu.distributed.preflighting import MOST_CALLS
 from ortgpu.errors import DistributedError, GPUError, RendezvousError, UnsupportedPlatformError
 from tests.lab import Stubs, launchers
@@ -207,3 +207,22 @@ def test_ports_are_a_jobs_own() -> None:
 def test_no_such_operation(call: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"not known|not a number"):
         Collective(*call)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")
+def test_only_this_user_can_read_the_key_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has the key takes part in the job."""
+    before = os.umask(0)
+    try:
+        published = _Published(tmp_path / "meeting", ())
+        listener, key = published.listen()
+    finally:
+        os.umask(before)
+    listener.close()
+    assert (tmp_path / "meeting").stat().st_mode & 0o777 == 0o600
+    assert [(each.host, each.key) for each in published.addresses()] == [("127.0.0.1", key)]
+    other = _Published(tmp_path / "meeting", ())
+    other.close()
+    assert published.addresses(), "it is not the file of a rank that only reads it"
+    published.close()
+    assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
-from ortgpu.model.branches import build_branches, read_model
+from ortgpu.model.branches import STATEFUL, NotBranchableError, build_branches, read_model
 
 CHANNELS_LAST = "com.ms.internal.nhwc"
 WEIGHTS = np.random.default_rng(0).standard_normal((64, 16, 3, 3)).astype(np.float32)
@@ -88,3 +88,13 @@ def test_weights_of_the_convolutions_of_a_subgraph_are_in_each_branch() -> None:
     outer = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
     new, _, _ = build_branches(model(outer, inputs=("x", "c")), 2)
     assert not new.graph.initializer
+
+
+def test_operators_that_are_random_are_in_no_branch() -> None:
+    """Each copy of such a node would go on with a state of its own. ONNX gives all of them a seed."""
+    schemas = onnx.defs.get_all_schemas_with_history()
+    assert {schema.name for schema in schemas if "seed" in schema.attributes} == STATEFUL
+    for operator in STATEFUL:
+        random = helper.make_node(operator, ["x"], ["y"])
+        with pytest.raises(NotBranchableError, match=f"its {operator} nodes keep a state between runs"):
+            build_branches(model(random), 2)

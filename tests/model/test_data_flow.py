@@ -349,3 +349,40 @@ def test_of_functions_that_nest_deeper_than_python_calls_nothing_is_known() -> N
     for function in functions:
         text += f' <domain: "own", opset_import: ["": 17, "own": 1]> {function}'
     assert computing_nodes(GraphOutline(made(text)), ["x"], placed) == {("Neg", "a")}
+
+
+# Without ONNX Runtime: the nodes that have a kernel are on the GPU, and "it" is on the CPU.
+
+ON_THE_CPU = re.compile(r"\[(it|first)\] \w+ = (\w+)")
+
+
+@pytest.mark.parametrize("name", sorted({*COMPUTING} - {"in a branch", "in a loop, with what it hands on and a shape"}))
+def test_a_node_with_data_computes(name: str) -> None:
+    outline = GraphOutline(made(COMPUTING[name], 21 if name in NEWER else 17))
+    inputs = [value.name.decode() for value in outline.graph.inputs]
+    placed = {(node.operator.decode(), node.name.decode()): Places(elsewhere=1) for node in outline.graph.nodes}
+    on_cpu = {(operator, node): Places(doubtful=1) for node, operator in ON_THE_CPU.findall(COMPUTING[name])}
+    assert computing_nodes(outline, inputs, {**placed, **on_cpu}) == set(on_cpu)
+
+
+def test_a_node_with_shapes_alone_does_not() -> None:
+    outline = GraphOutline(SHAPES["the number of elements"])
+    placed = {("Shape", ""): Places(elsewhere=1), ("ReduceProd", "it"): Places(doubtful=1)}
+    assert not computing_nodes(outline, ["x"], placed)
+
+
+@pytest.mark.parametrize("operator", ["Tile", "Expand", "Range", "ConstantOfShape"])
+def test_as_many_elements_as_a_shape_says_are_no_shape(operator: str) -> None:
+    """The shape is on the CPU as the kernel of CUDA takes it, so nothing but its type keeps such a node there."""
+    nodes = {
+        "Tile": "[it] y = Tile (b, s)",
+        "Expand": "[it] y = Expand (b, s)",
+        "Range": "e = Size (v) one = Constant <value = int64 {1}> () [it] y = Range (e, e, one)",
+        "ConstantOfShape": "[it] y = ConstantOfShape (s)",
+    }
+    text = (
+        f"g (float[k] v) => (int64[q] y) {{ s = Shape (v) b = Constant <value = int64[1] {{1}}> () {nodes[operator]} }}"
+    )
+    outline = GraphOutline(made(text))
+    placed = {("Shape", ""): Places(elsewhere=1), (operator, "it"): Places(doubtful=1)}
+    assert computing_nodes(outline, ["v"], placed) == {(operator, "it")}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from ortgpu.process.background import (
     Task,
     Thread,
     cached_property,
+    fork_safe_lock,
     holds_lock,
     is_of_a_handler,
     may_wait,
@@ -196,3 +199,19 @@ def test_an_interrupt_is_raised_in_the_main_thread_and_ends_no_other() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert Task(interrupted, "ortgpu-test").result() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system has no fork")
+def test_a_lock_that_another_thread_holds_is_free_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the thread that forked is in the child: nobody there would release it."""
+    registered: list[Callable[[], object]] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: registered.append(after_in_child))
+    lock: Any = fork_safe_lock()
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    thread.join()
+    assert not lock.acquire(blocking=False)
+    (after_in_child,) = registered
+    after_in_child()
+    assert lock.acquire(blocking=False)
+    lock.release()

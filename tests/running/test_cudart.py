@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import inspect
 import itertools
+import os
 import re
 import zipfile
 from collections.abc import Callable
@@ -177,3 +178,17 @@ def test_a_thread_needs_its_device_set_once_the_process_has_two(
     monkeypatch.setattr(cudart, "runtime_of", lambda device: runtime if device is L4 else None)
     assert cudart.device_setter(L4) is (print if is_set else None)
     assert cudart.device_setter(CPU) is None
+
+
+@pytest.mark.parametrize(("born", "freed"), [(0, [7]), (1, [])], ids=["here", "in the parent of a fork"])
+def test_memory_is_freed_in_the_process_that_took_it(born: int, freed: list[int]) -> None:
+    seen: list[int] = []
+    cudart._free(seen.append, 7, os.getpid() + born)
+    assert seen == freed
+
+
+def test_memory_of_a_context_that_is_lost_is_freed_already() -> None:
+    def refuse(address: int) -> None:
+        raise cudart.CudaCallError(700, "an illegal memory access")
+
+    cudart._free(refuse, 7, os.getpid())

@@ -172,11 +172,13 @@ def on_device(monkeypatch: pytest.MonkeyPatch, runtime: Any) -> CopiesOnDevice:
     """Return the copies of a session on the second GPU, whose memory is the host's here."""
     monkeypatch.setattr("ortgpu.running.feed_copies.gives_memory", lambda session: True)
 
+    session = made_session(device=L4)
+
     def create(shape: Any, dtype: Any, place: Any) -> Any:
         assert place.device_id() == L4.ordinal
-        return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))._ortvalue
+        session.memory_of_copy = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))
+        return session.memory_of_copy._ortvalue
 
-    session = made_session(device=L4)
     session._sess = SimpleNamespace(create_ortvalue_from_shape_and_type=create)
     return CopiesOnDevice(session, runtime)
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from ortgpu.provider.placement import PlacedNode, Placement
+from ortgpu.running import graph_requests
 from tests.lab.installed import PLACES, older_than
 from tests.lab.stubs import Stubs
 from tests.support.cpu_session import child
 from tests.support.graph_sessions import with_graphs
+from tests.support.made_sessions import L4, made_session
 
 CONTROL_FLOW = (
     "[ONNXRuntimeError] : 1 : FAIL : This session cannot use the graph capture feature as requested by the user as the "
@@ -86,3 +94,52 @@ def test_a_session_is_given_a_stream_if_one_can_be_made(stubs: Stubs) -> None:
         "running.graph_requests.a_session_is_given_a_stream_if_one_can_be_made",
     )
     assert found == [True, [1, 1], 1, 0, None]
+
+
+def value(name: str, kind: str = "tensor(float)") -> Any:
+    return SimpleNamespace(name=name, type=kind)
+
+
+def captured_on_gpu(operators: tuple[str, ...] = ("Conv",), **changes: Any) -> Any:
+    """A session on the second GPU, as ONNX Runtime would report it."""
+    on_gpu, on_cpu = SimpleNamespace(name="Cuda"), SimpleNamespace(name="Cpu")
+    inner: dict[str, Any] = {
+        "inputs_meta": [value("x")], "input_meminfos": [on_gpu],
+        "outputs_meta": [value("y"), value("z")], "output_meminfos": [on_cpu, on_gpu],
+    }  # fmt: skip
+    session = made_session(device=L4)
+    nodes = tuple(PlacedNode(name, name, "", "CUDAExecutionProvider", "compute") for name in operators)
+    session._verified = replace(session._verified, placement=Placement(nodes))
+    session._sess = SimpleNamespace(**{**inner, **{name: change(inner, on_cpu) for name, change in changes.items()}})
+    return session
+
+
+# Operators with a kernel for CUDA, and a shape of their output that depends on the values of their input
+COUNTING = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
+
+OBSTACLES: dict[str, tuple[dict[str, Any], str]] = {
+    "an input on the CPU": ({"input_meminfos": lambda inner, cpu: [cpu]}, "its input 'x' is read on the CPU"),
+    "an output that is an input": (
+        {"outputs_meta": lambda inner, cpu: [value("y"), value("x")]},
+        "its output 'x' is its input",
+    ),
+    "an input of text": ({"inputs_meta": lambda inner, cpu: [value("x", "tensor(string)")]}, "'x' is a tensor(string)"),
+    "outputs on the CPU": ({"output_meminfos": lambda inner, cpu: [cpu, cpu]}, "all its outputs are computed on the"),
+    **{
+        operator: ({"operators": ("Conv", operator)}, f"output shapes depend on data: of {operator}")
+        for operator in COUNTING
+    },
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_what_keeps_a_session_from_being_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_requests, "runtime_of", lambda device: object())
+    assert graph_requests.obstacle(captured_on_gpu()) is None
+    changes, says = OBSTACLES[name]
+    assert str(graph_requests.obstacle(captured_on_gpu(**changes))).startswith(says)
+
+
+def test_without_the_runtime_of_cuda_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_requests, "runtime_of", lambda device: None)
+    assert "CUDA runtime is not among" in str(graph_requests.obstacle(captured_on_gpu()))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import site
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ortgpu import errors
-from ortgpu.session.guard import inheritance
+from ortgpu.session.guard import guard, inheritance
 from tests.lab import Machine
 from tests.lab.fixtures import Lab
 from tests.lab.models import Models
@@ -110,3 +113,58 @@ def test_a_launcher_s_path_stays_in_its_order(variables: pytest.MonkeyPatch, tmp
     inheritance.hand_on(())
     assert os.environ["PYTHONPATH"] == path
     inheritance.take_back()
+
+
+# How long the guard is in force in this process
+
+
+@pytest.fixture
+def unguarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("ORTGPU_ENFORCE", raising=False)
+    monkeypatch.setattr(guard, "_warned", set())
+    assert not guard.is_enforced()
+    yield
+    guard.uninstall()
+    assert not guard.is_enforced()
+
+
+@pytest.mark.usefixtures("unguarded")
+def test_processes_that_start_after_uninstall_are_not_guarded() -> None:
+    before = dict(os.environ)
+    guard.install()
+    assert os.environ["ORTGPU_ENFORCE"] == "1"
+    guard.uninstall()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.usefixtures("unguarded")
+def test_a_coroutine_is_guarded_until_it_ends() -> None:
+    seen: list[bool] = []
+
+    @guard.enforce
+    async def work() -> None:
+        seen.append(guard.is_enforced())
+        await asyncio.sleep(0)
+        seen.append(guard.is_enforced())
+
+    def plain() -> Any:
+        return work.__wrapped__()  # type: ignore[attr-defined]  # functools.wraps sets it
+
+    for function in (work, guard.enforce(plain)):  # the second is a coroutine function behind another decorator
+        asyncio.run(function())
+        assert seen == [True, True]
+        assert not guard.is_enforced()
+        seen.clear()
+
+
+@pytest.mark.usefixtures("unguarded")
+def test_a_block_without_a_session_warns_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            with guard.enforce():
+                assert guard.is_enforced()
+        with pytest.raises(KeyError), guard.enforce():
+            raise KeyError  # The block says something more important.
+    assert ["no InferenceSession was made" in str(each.message) for each in caught] == [True]
+    assert caught[0].filename == __file__
