@@ -3,9 +3,9 @@
 A transfer is cut into pieces. While the GPU reads one piece from pinned memory, the next is copied there; in the other
 direction likewise. The calling thread takes part in the copy, uses a CUDA stream of its own, and waits for it.
 
-The threads of a copy belong to a small ONNX Runtime session. They copy the slices that its Gather selects
-(GatherCopyData in gather.cc), without the interpreter lock. Python threads wait for that lock before each piece and
-wake late: four of them took twice as long for 16 MB.
+The threads of a copy belong to a small ONNX Runtime session. All of them copy each input of its Concat (StridedCopy in
+copy.h), without the interpreter lock. Python threads wait for that lock before each piece and wake late: four of them
+took twice as long for 16 MB.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -46,16 +46,19 @@ PIECE = 32 << 20  # bytes
 # (thresholds-h200-*-387da57.json, in the same folder).
 COPY_THREADS = 12  # fewer where the process has fewer cores
 
-_SLICES_OF_A_THREAD = 4  # small slices, so that a thread that wakes late has less to do
-_ALIGNMENT = 64  # bytes, a cache line
 _SPIN_MICROSECONDS = 500  # µs: the time that an idle thread spins. Waking it takes 80 µs on the host of an H200.
 
 # <ir_version: 8, opset_import: ["": 13]>
-# copy (uint8[?, ?] from, int64[?] indices) => (uint8[?, ?] to) { to = Gather (from, indices) }
-_MODEL = (
-    b'\x08\x08:`\n\x1d\n\x04from\n\x07indices\x12\x02to"\x06Gather:\x00\x12\x04copyZ\x12\n\x04from\x12\n\n\x08\x08\x02\x12'
-    b"\x04\n\x00\n\x00Z\x13\n\x07indices\x12\x08\n\x06\x08\x07\x12\x02\n\x00b\x10\n\x02to\x12\n\n\x08\x08\x02\x12\x04\n\x00\n\x00"
-    b"B\x04\n\x00\x10\r"
+# join (uint8[?] a, ..., uint8[?] p) => (uint8[?] to) { to = Concat <axis = 0> (a, ..., p) }
+_PARTS = "abcdefghijklmnop"
+_MODEL = b"".join(
+    [
+        b"\x08\x08:\xd3\x02\nK",
+        *[b"\n\x01%c" % ord(part) for part in _PARTS],
+        b'\x12\x02to"\x06Concat*\x0b\n\x04axis\x18\x00\xa0\x01\x02:\x00\x12\x04join',
+        *[b"Z\r\n\x01%c\x12\x08\n\x06\x08\x02\x12\x02\n\x00" % ord(part) for part in _PARTS],
+        b"b\x0e\n\x02to\x12\x08\n\x06\x08\x02\x12\x02\n\x00B\x04\n\x00\x10\r",
+    ]
 )
 
 _creating = fork_safe_lock()
@@ -86,32 +89,35 @@ class ParallelCopy:
         spins = load_runtime().release >= (1, 31)  # Older releases lack spin_duration_us.
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
-        self._indices = np.arange(threads * _SLICES_OF_A_THREAD, dtype=np.int64)
         self._on_host = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
-        self._bindings: deque[Any] = deque()
+        self._bindings: deque[tuple[Any, int]] = deque()  # with the number of parts of the last copy
         self._sess = session_on_cpu(_MODEL, options)
         lifetime.watch(self)
 
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy ``size`` bytes from address ``source`` to address ``to``. The memory must not overlap."""
-        count = len(self._indices)
-        slice_size = size // count // _ALIGNMENT * _ALIGNMENT
-        done = count * slice_size
-        if done:
-            self._gather(to, source, [count, slice_size])
-        if done < size:
-            ctypes.memmove(to + done, source + done, size - done)
+        self._join(to, [(source, size)])
 
-    def _gather(self, to: int, source: int, shape: list[int]) -> None:
+    def join(self, to: int, parts: Sequence[tuple[int, int]]) -> None:
+        """Copy parts, each an address and a number of bytes, one after another to address ``to``."""
+        for first in range(0, len(parts), len(_PARTS)):
+            some = parts[first : first + len(_PARTS)]
+            self._join(to, some)
+            to += sum(size for _, size in some)
+
+    def _join(self, to: int, parts: Sequence[tuple[int, int]]) -> None:
+        """Copy at most 16 parts."""
         try:
-            binding = self._bindings.pop()
+            binding, count = self._bindings.pop()
         except IndexError:
-            binding = native.SessionIOBinding(self._sess)
-            binding.bind_input("indices", self._on_host, np.int64, shape[:1], self._indices.ctypes.data)
-        binding.bind_input("from", self._on_host, np.uint8, shape, source)
-        binding.bind_output("to", self._on_host, np.uint8, shape, to)
+            binding, count = native.SessionIOBinding(self._sess), len(_PARTS)
+        for name, (source, size) in zip(_PARTS, parts, strict=False):
+            binding.bind_input(name, self._on_host, np.uint8, [size], source)
+        for name in _PARTS[len(parts) : count]:
+            binding.bind_input(name, self._on_host, np.uint8, [0], to)
+        binding.bind_output("to", self._on_host, np.uint8, [sum(size for _, size in parts)], to)
         self._sess.run_with_iobinding(binding, None)
-        self._bindings.append(binding)
+        self._bindings.append((binding, len(parts)))
 
 
 class _OneThread(ParallelCopy):
@@ -120,8 +126,10 @@ class _OneThread(ParallelCopy):
     def __init__(self) -> None:
         pass
 
-    def copy(self, to: int, source: int, size: int) -> None:
-        ctypes.memmove(to, source, size)
+    def _join(self, to: int, parts: Sequence[tuple[int, int]]) -> None:
+        for source, size in parts:
+            ctypes.memmove(to, source, size)
+            to += size
 
 
 def copy_threads() -> int:

@@ -1348,8 +1348,8 @@ MUTANTS = (
         (
             "rows beyond a request are its own",
             "session/pool/joined.py",
-            "array[rows[0] : rows[-1] + 1] for",
-            "array[rows[0] : rows[-1] + 2] for",
+            "array[row : row + request.items] for",
+            "array[row : row + request.items + 1] for",
         ),
         (
             "a request gets rows of another form",
@@ -1410,8 +1410,8 @@ MUTANTS = (
         (
             "close keeps the joined arrays",
             "session/pool/joined.py",
-            '        """Free all unused memory."""\n        self._idle.clear()',
-            '        """Free all unused memory."""',
+            "        self.sheet = None\n        self._idle.clear()\n\n    def serve",
+            "        self.sheet = None\n\n    def serve",
         ),
         (
             "a smaller size than the batch",
@@ -2619,10 +2619,10 @@ MUTANTS = (
     *_planted(
         "running/test_copying.py",
         (
-            "the end of a copy is left out",
+            "parts of an earlier copy stay",
             "running/copying.py",
-            "        if done < size:\n",
-            "        if not done:\n",
+            "_PARTS[len(parts) : count]",
+            "_PARTS[len(parts) : 0]",
         ),
         (
             "a stream is lent while it works",

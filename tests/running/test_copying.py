@@ -43,9 +43,23 @@ def test_of_any_size_at_any_address(copies: ParallelCopy, size: int, offset: int
     check(copies, size, offset, seed)
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 16, 17, 40])
+def test_parts_are_copied_one_after_another(copies: ParallelCopy, count: int) -> None:
+    """Also in the order of small and large, and with empty ones among them."""
+    random = np.random.default_rng(count)
+    for sizes in (random.integers(0, 3000, count), random.integers(0, 3, count) * 100_000, np.zeros(count, np.int64)):
+        parts = [random.integers(0, 256, size, np.uint8) for size in sizes]
+        target = np.full(int(sum(sizes)) + 2 * GUARD, 77, np.uint8)
+        copies.join(target.ctypes.data + GUARD, [(part.ctypes.data, part.nbytes) for part in parts])
+        assert np.array_equal(target[GUARD : len(target) - GUARD], np.concatenate([*parts, np.zeros(0, np.uint8)]))
+        assert set(target[:GUARD]) == set(target[len(target) - GUARD :]) == {77}
+
+
 def test_the_model_that_copies_is_the_one_that_its_comment_says() -> None:
-    text = """<ir_version: 8, opset_import: ["": 13]>
-        copy (uint8[?, ?] from, int64[?] indices) => (uint8[?, ?] to) { to = Gather (from, indices) }"""
+    parts = ", ".join(copying._PARTS)
+    text = f"""<ir_version: 8, opset_import: ["": 13]>
+        join ({", ".join(f"uint8[?] {part}" for part in copying._PARTS)}) => (uint8[?] to)
+        {{ to = Concat <axis = 0> ({parts}) }}"""
     written = onnx.load_from_string(copying._MODEL)
     assert onnx.printer.to_text(written) == onnx.printer.to_text(onnx.parser.parse_model(text))
 

@@ -416,7 +416,9 @@ def test_each_submitted_request_has_rows_at_the_call() -> None:
 def test_threads_copy_large_arrays_into_rows() -> None:
     found = child("session.batched.threads_copy_large_arrays_into_rows")
     assert found["right"] == 17
-    assert found["copied"] == [200]
+    assert min(found["copied"]) >= 64
+    assert found["at once"] == [[64, 96, 128]]
+    assert found["joined"] == [2.0] * 2 + [3.0] * 3 + [4.0] * 4
 
 
 def test_padding_shows_in_no_result() -> None:

@@ -224,7 +224,6 @@ class Batched:
                 if until is not None and time.monotonic() >= until:
                     raise TimeoutError(f"after {timeout} s, joined requests still run")
                 time.sleep(_LOOK)
-        joining.sheet = None
         joining.close()
 
     def __enter__(self) -> Self:

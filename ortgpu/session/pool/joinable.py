@@ -37,9 +37,7 @@ _FREE = manual(
     "export the model with a free first axis of every input and output, open it without a record of `ortgpu tune` that "
     "fixes shapes, or leave batched() out"
 )
-_EXAMPLES = manual(
-    "pass inputs={name: array}, valid inputs of two items or more that differ, or max_batch=1, which joins none"
-)
+_EXAMPLES = manual("pass inputs={name: array} with two or more different items, or max_batch=1, which joins none")
 
 
 def example(inputs: Sequence[Value], given: Mapping[str, Any] | None, count: int) -> dict[str, NDArray[Any]]:
@@ -185,9 +183,8 @@ def sizes_of(
     """Return the sizes of padded runs, in ascending order. Empty: any number of items runs unpadded.
 
     ONNX Runtime plans each convolution anew when the shape changes between two runs (since 1.20, its issue 23006). So a
-    smaller size may take ten times as long as the largest. This function measures the cost of a change of shape. If it
-    is high, ``warm`` makes plans for each power of two, where possible. Every size runs ``at_once`` times in parallel,
-    so that its memory is allocated. ``clock`` returns seconds.
+    smaller size may take ten times as long as the largest. If a change of shape is so dear, ``warm`` makes plans for
+    each power of two. Every size runs ``at_once`` times in parallel, so that its memory is allocated.
     """
     largest = len(next(iter(feed.values())))
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _ROOM = 4  # The next run gets rows for this many times the items of the last. A larger run is copied together.
 _BUNDLE = 16  # A waiting collector wakes for this many requests, or for as many as its batch lacks.
+_FRESH = 0.001  # seconds between two looks at the memory, as many requests come; each asks the driver
 _COPYING = 0.005  # seconds that a batch waits for callers while they copy requests into its rows
 
 _WORKS_AT_FEEDS = True  # Threads in this module may hold locks that others need; see pipeline._may_wait.
@@ -66,6 +67,7 @@ class Joining(Kind):
         self._last = 1  # items of the last run
         self._opening = threading.RLock()
         self._source: tuple[int, ...] = ()
+        self._looked = 0.0  # the time when the memory was looked at
         self._idle: deque[Sheet] = deque(maxlen=service.most + 1)
         self.known: deque[object] = deque(maxlen=max(service.most + 1, 16))
 
@@ -79,7 +81,8 @@ class Joining(Kind):
         ):
             with contextlib.suppress(MemoryError, ExecutionError):
                 for _ in range(2):  # The first sheet may have too few rows left.
-                    sheet = self._sheet_for(request, max(self._last, len(self._service.waiting)))
+                    if sheet is None or not sheet.takes(request) or time.monotonic() > self._looked + _FRESH:
+                        sheet = self._sheet_for(request, max(self._last, len(self._service.waiting)))
                     if sheet is None:
                         break
                     if sheet.place(request):
@@ -98,8 +101,7 @@ class Joining(Kind):
     def _sheet_for(self, request: Request, items: int) -> Sheet | None:
         """Return joined arrays with rows for requests like this one, and for about so many items of a batch.
 
-        Return None while another thread opens them, since that thread may be stopped. Raises MemoryError,
-        ExecutionError.
+        Return None while another thread, which may be stopped, opens them. Raises MemoryError, ExecutionError.
         """
         source = self.source()
         with this_thread.holds:
@@ -120,14 +122,12 @@ class Joining(Kind):
                 self._opening.release()
 
     def source(self) -> tuple[int, ...]:
-        """Return the present identity of the memory.
+        """Return the present identity of the memory. Raises ExecutionError if a session is closed or has lost its GPU.
 
         Arrays in other memory must not be written to: CUDA may have freed it.
-
-        Raises:
-            ExecutionError: a session is closed, or has lost its GPU.
         """
         source = self._feeds.source()
+        self._looked = time.monotonic()
         if source != self._source:
             self._source = source
             self._idle.clear()
@@ -136,7 +136,7 @@ class Joining(Kind):
     def take(self, request: Request, rows: int) -> Sheet:
         """Return a sheet of at least ``rows`` rows for requests like this one. Raises MemoryError, ExecutionError."""
         source = self.source()
-        for sheet in list(self._idle):
+        for sheet in reversed(list(self._idle)):  # The last one may still be in the caches of the CPU.
             if sheet.form == request.form and sheet.capacity >= rows and sheet.source == source:
                 with contextlib.suppress(ValueError):  # Another thread may have taken the sheet.
                     self._idle.remove(sheet)
@@ -157,6 +157,7 @@ class Joining(Kind):
 
     def close(self) -> None:
         """Free all unused memory."""
+        self.sheet = None
         self._idle.clear()
 
     def serve(self, first: Request, notice: Notice) -> None:
@@ -224,9 +225,9 @@ class Joining(Kind):
     def _place(self, batch: Batch) -> None:
         """Copy the requests without rows into joined arrays. Raises MemoryError, ExecutionError."""
         sheet = batch.sheet or self._sheet_for(batch.first, max(batch.items, self._last))
-        for request in batch.requests:
-            if sheet is not None and request.sheet is None:
-                sheet.place(request)
+        unplaced = [request for request in batch.requests if request.sheet is None]
+        if sheet is not None and unplaced:
+            sheet.place(*unplaced)
         batch.sheet = batch.sheet or batch.first.sheet
 
     def _answer(self, batch: Batch, worker: Worker) -> None:
@@ -331,18 +332,22 @@ class Sheet:
     def takes(self, request: Request) -> bool:
         return self.left > 0 and self.form == request.form and self.names == request.names
 
-    def place(self, request: Request) -> bool:
-        """Copy a request into free rows. Return False if there are too few."""
-        rows = list(itertools.islice(self._free, request.items))
-        if len(rows) < request.items:
-            if rows:  # Only a single request gets rows that are too few.
+    def place(self, *requests: Request) -> bool:
+        """Copy requests into free rows. Return False if there are too few."""
+        items = sum(request.items for request in requests)
+        rows = list(itertools.islice(self._free, items))
+        if len(rows) < items:
+            if rows:  # Only a single call gets rows that are too few.
                 self.end = rows[0]
             return False
-        views = {name: array[rows[0] : rows[-1] + 1] for name, array in self.arrays.items()}
-        for name, view in views.items():
-            self._feeds.fill(view, request.feed[name])
-        request.feed, request.sheet, request.row = views, self, rows[0]
-        self._written.append(request.items)
+        row = rows[0]
+        for name, array in self.arrays.items():
+            self._feeds.fill(array[row : row + items], *[request.feed[name] for request in requests])
+        for request in requests:
+            request.feed = {name: array[row : row + request.items] for name, array in self.arrays.items()}
+            request.sheet, request.row = self, row
+            row += request.items
+        self._written.append(items)
         return True
 
     def seal(self) -> float:
@@ -416,8 +421,7 @@ class Batch:
             return self.requests[0].feed, 0
         if sheet is None or sheet.capacity < rows:
             sheet = self.sheet = joining.take(self.first, rows)
-            for request in self.requests:
-                sheet.place(request)
+            sheet.place(*self.requests)
             sheet.seal()
         for array in sheet.arrays.values():
             filled = max(sheet.valid, self.items)

@@ -72,8 +72,7 @@ class SessionWorker(Worker):
 class SessionFeeds(Feeds):
     """Copies feeds into pinned memory of the sessions."""
 
-    # One thread copied 600 KB into joined arrays in 120 µs on the host of an H200, and a caller's thread submitted no
-    # more than 5,000 such requests a second.
+    # On the host of an H200 one thread copied 600 KB into joined arrays in 97 µs, four in 25 µs.
     large = 512 << 10
 
     def __init__(self, workers: Callable[[], Iterable[Any]]) -> None:
