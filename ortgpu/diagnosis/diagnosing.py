@@ -49,7 +49,7 @@ _DRIVER_AND_GPUS: tuple[Check, ...] = (
 )
 
 # The order of the checks is the order of likely root causes.
-CHECKS: tuple[Check, ...] = (
+CHECKS_OF_AN_OPENING: tuple[Check, ...] = (
     packages.platform_unsupported,
     packages.package_unreadable,
     packages.guard_unreadable,
@@ -82,6 +82,10 @@ CHECKS: tuple[Check, ...] = (
     packages.plugin_unregistered,
     attempts.unusable,
     devices.busy,
+)
+# A session that explains its failure has no probe, and its opening reads the file of the model.
+CHECKS: tuple[Check, ...] = (
+    *CHECKS_OF_AN_OPENING,
     attempts.died,
     attempts.session_failed,
     lambda facts: model_checks.unreadable(facts.request.model),
@@ -242,7 +246,7 @@ def observed_by(result: ProbeResult) -> Observed:
         plugin_problem=problem,
         cuda=result.cuda,
         probe=result,
-        sessions=sessions(),
+        list_sessions=sessions,
     )
 
 
@@ -280,7 +284,7 @@ def why_unusable(
         has_driver = environment.driver.libcuda is not None or environment.driver.nvml.available
         problems = find_problems(facts, CHECKS_OF_THE_DRIVER if has_driver else CHECKS_WITHOUT_A_DRIVER)
     if not problems or problems[0].severity != "fatal":
-        problems = find_problems(facts)
+        problems = find_problems(facts, CHECKS_OF_AN_OPENING)
     fatal = [problem for problem in problems if problem.severity == "fatal"]
     # Altered files are only a warning, and still a better guess than no cause.
     fatal = fatal or [problem for problem in problems if isinstance(problem, errors.BrokenPackageError)]
@@ -337,9 +341,10 @@ def _observed(runtime: Runtime, request: Request, cuda: CudaState | None) -> Obs
         preload=runtime.preload,
         provider_error=runtime.provider_error,
         plugin_problem=runtime.plugin_problem,
+        cuda_is_plugin=runtime.cuda_is_plugin,
         has_other_cuda_plugin=CUDA not in (available or ()) and bool(list_other_cuda_plugins()),
         cuda=cuda,
         has_collective_ops=runtime.has_collective_ops if request.collective_operators else None,
-        sessions=sessions() if cuda is not None and cuda.code == 0 else (),  # Without CUDA no session is on a GPU.
+        list_sessions=sessions,
         numpy_error=runtime.numpy_error,
     )

@@ -64,24 +64,30 @@ class Host:
         return self.system == "Windows"
 
 
-def read_host(root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None = None) -> Host:
-    """Read the operating system's facts about itself. ``container`` None does not prove that there is none."""
+def read_host(
+    root: Path | None = LINUX_ROOT, environ: Mapping[str, str] | None = None, *, with_memory: bool = True
+) -> Host:
+    """Read the operating system's facts about itself. ``container`` None does not prove that there is none.
+
+    No failure of a session depends on ``memory_total``: many files say what limits it.
+    """
     variables = os.environ if environ is None else environ
     release = read_below(root, "proc/sys/kernel/osrelease")
     kernel = (release or platform.release()).strip() or None
     version, machine = sys.version_info, platform.machine()
+    about = read_below(root, "etc/os-release") or read_below(root, "usr/lib/os-release")
+    named = re.search(r"""^PRETTY_NAME=(["']?)(.*?)\1\s*$""", about, re.MULTILINE)
+    name = (named[2].strip() or None) if named else None
     return Host(
         system=platform.system(),
         machine=machine if sys.maxsize > 1 << 32 else _OF_32_BITS.get(machine, machine),
-        os_name=f"Windows {platform.release()} {platform.version()}"
-        if sys.platform == "win32"
-        else parse_os_release(read_below(root, "etc/os-release") or read_below(root, "usr/lib/os-release")),
+        os_name=f"Windows {platform.release()} {platform.version()}" if sys.platform == "win32" else name,
         kernel=kernel,
         libc=_read_libc(root) if root is not None else None,
         python=(version.major, version.minor, version.micro),
         implementation=platform.python_implementation(),
         executable=sys.executable or "",
-        memory_total=_read_memory(root) if root is not None else _read_memory_of_windows(),
+        memory_total=(_read_memory(root) if root is not None else _read_memory_of_windows()) if with_memory else None,
         container=_read_container(root, variables),
         wsl=kernel is not None and "microsoft" in kernel.lower(),
         display_vendors=_read_display_vendors(root) if root is not None else None,
@@ -112,7 +118,10 @@ _SERVICES: Final = (
 def _read_service(environ: Mapping[str, str]) -> str | None:
     if environ.get("KUBERNETES_SERVICE_HOST") and environ.get("K_SERVICE"):
         return None  # This is Knative in a self-managed cluster.
-    return next((name for name, variable in _SERVICES if environ.get(variable)), None)
+    for name, variable in _SERVICES:
+        if environ.get(variable):
+            return name
+    return None
 
 
 def _read_limits(name: str) -> tuple[int | None, int | None]:
@@ -138,16 +147,6 @@ def _read_open_files() -> OpenFiles | None:
     return OpenFiles(used, limit, _MOST_FILES if hard_limit is None else hard_limit)
 
 
-def parse_os_release(text: str) -> str | None:
-    match = re.search(r"""^PRETTY_NAME=(["']?)(.*?)\1\s*$""", text, re.MULTILINE)
-    return (match[2].strip() or None) if match else None
-
-
-def parse_meminfo(text: str) -> int | None:
-    match = re.search(r"^MemTotal:\s*([0-9]{1,18}) kB", text, re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
-
-
 def parse_memory_limit(text: str) -> int | None:
     """Return the bytes of a cgroup's memory.max or memory.limit_in_bytes. None: no limit, or not a number."""
     text = text.strip()
@@ -168,7 +167,10 @@ def _read_memory(root: Path) -> int | None:
         # The limits of all ancestors apply too. In a container the path may be the host's, and the mount's root the
         # container.
         limits += [root / folder / ancestor / file for ancestor in (path, *path.parents)]
-    values = [parse_meminfo(read_text(root / "proc/meminfo")), *map(parse_memory_limit, map(read_text, limits))]
+    values = [*map(parse_memory_limit, map(read_text, limits))]
+    total = re.search(r"^MemTotal:\s*([0-9]{1,18}) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
+    if total is not None:
+        values.append(int(total[1]) * 1024)
     return min(filter(None, values), default=None)
 
 

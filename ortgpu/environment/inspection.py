@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..process.untranslated import untranslated
-from .gpu.driver import Asked, Driver, read_driver
+from .gpu.driver import Asked, Driver, find_interposed, read_driver
 from .host import Host, read_host
 from .libraries.catalogue import CUDNN_CODE, TOOLKIT_MAJORS
 from .libraries.library_file import LibraryFile, read_library
@@ -68,8 +68,9 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
     A defective driver may never return from this call. ``ortgpu.diagnose(probe=True)`` asks it in a child first.
     """
     environment = UnreadEnvironment(
+        host=read_host(),
         packages=read_packages(compare_contents=compare_contents),
-        driver=read_driver(unasked=unasked),
+        driver=dataclasses.replace(read_driver(unasked=unasked), interposed=find_interposed()),
     )
     return Environment(**{name: getattr(environment, name) for name in Environment.__slots__})
 
@@ -118,9 +119,11 @@ def _read_cudnn_architectures(environment: Environment) -> tuple[Architecture, .
 def _libraries_by_cuda(environment: Environment) -> dict[int, tuple[str, ...]]:
     if environment.provider is not None:
         return {}
-    torch = environment.packages.torch
-    resolutions = {major: resolve(places_for(None, torch, cuda_major=major), (), major) for major in TOOLKIT_MAJORS}
-    return {major: tuple(item.spec.stem for item in items if item.chosen) for major, items in resolutions.items()}
+    stems: dict[int, tuple[str, ...]] = {}
+    for major in TOOLKIT_MAJORS:
+        resolutions = resolve(places_for(None, environment.packages.torch, cuda_major=major), (), major)
+        stems[major] = tuple(resolution.spec.stem for resolution in resolutions if resolution.chosen)
+    return stems
 
 
 def _read(path: str | None) -> LibraryFile | None:
@@ -143,7 +146,7 @@ def _missing_from_the_system(environment: Environment) -> tuple[str, ...]:
 
 
 _FACTS: Final[dict[str, Callable[[Environment], Any]]] = {
-    "host": lambda _: read_host(),
+    "host": lambda _: read_host(with_memory=False),
     "installer": lambda _: read_installer(),
     "packages": lambda _: read_packages(),
     "mapped": lambda _: read_mapped_libraries(),

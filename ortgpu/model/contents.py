@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -191,6 +192,7 @@ def _kind_of_file(head: bytes) -> tuple[str, str] | tuple[None, None]:
 # Only builds with NCCL register these operators (core/graph/contrib_ops/collective_defs.cc).
 _COLLECTIVE = ("AllReduce", "AllGather", "AllToAll", "ShardedMoE")
 _COLLECTIVE_PREFIX = "Distributed"
+_COLLECTIVE_WORDS = re.compile("|".join((*_COLLECTIVE, _COLLECTIVE_PREFIX)).encode())
 
 
 def collective_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -203,8 +205,9 @@ def read_collective_operators(outline: GraphOutline) -> tuple[str, ...]:
     """Return :func:`collective_operators` of a model. Nodes are read only if the file has such a name. Never raises."""
     try:
         messages = outline.read(_MOST_PARTS).kept
-        mentioned = any(name.encode() in messages for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX))
-        return collective_operators(_operators_of(outline)) if mentioned else ()
+        if not _COLLECTIVE_WORDS.search(messages):
+            return ()
+        return collective_operators(_operators_of(outline))
     except UNREADABLE:
         return ()
 

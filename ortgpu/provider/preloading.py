@@ -234,8 +234,9 @@ def _load_one(
 
 def _why_not(path: str, damaged: Collection[str]) -> str | None:
     """Return why a file must not be opened: it links a damaged file, and the loader would die of SIGBUS."""
-    needed = read_library(path).needed if damaged else ()
-    linked = next((soname for soname in needed if soname in damaged), None)
+    if not damaged:
+        return None
+    linked = next((soname for soname in read_library(path).needed if soname in damaged), None)
     return f"links {linked}, of which there are only damaged files" if linked else None
 
 
@@ -316,9 +317,8 @@ def _mixed_cudnn(cudnn: LoadedLibrary | None, loaded: list[LoadedLibrary], loade
     """
     if cudnn is None or major_of(cudnn.soname) != 9:
         return ()
-    stems = {stem_of(library.soname) for library in loaded}
-    checks = [function for stem, function in _VERSION_CHECKS.items() if stem in stems]
-    # A release without the function gives None.
-    if not any(loader.ask(cudnn.path, function) for function in checks):
-        return ()
-    return tuple(path for path in loader.loaded() if is_of_cudnn(path))
+    for library in loaded:
+        function = _VERSION_CHECKS.get(stem_of(library.soname))
+        if function is not None and loader.ask(cudnn.path, function):  # A release without the function gives None.
+            return tuple(filter(is_of_cudnn, loader.loaded()))
+    return ()

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..environment.gpu.cuda import CudaState, context_error, context_is_active, initialise
+from ..environment.gpu.cuda import CudaState, context_error, context_is_active, initialise, is_older_than
 from ..environment.libraries.loader import loader_of_this_process
 from ..environment.packages.plugins import list_other_cuda_plugins, listed_providers, registered_library, takes_ordinal
 from ..environment.ranks import LOCAL_RANKS
@@ -133,7 +133,8 @@ def find_gpu(plan: Plan, runtime: Runtime, driver: Task[CudaState] | None, outli
         plan = bind_gpu(_use_torch_device(plan), cuda)
         report, capability = runtime.preload, plan.gpu.compute_capability
         provider = report.provider if report is not None else None
-        if provider is None or capability is None or provider.coverage(capability, os.environ) != "none":
+        has_code = provider is None or capability is None or provider.coverage(capability, os.environ) != "none"
+        if has_code and (provider is None or not is_older_than(provider.cuda_major)):
             return Ready(plan, runtime, cuda)
         undiagnosed = undiagnosed_for(plan, runtime, cuda)
     except UndiagnosedError as failure:
@@ -166,8 +167,9 @@ def _use_torch_device(plan: Plan) -> Plan:
 def _may_be_rank(plan: Plan) -> bool:
     """Return True if no device was requested, and a launcher may have started several processes on this host."""
     request = plan.request
-    is_named = request.device is not None or any("device_id" in keys for keys in request.providers.options.values())
-    return not (is_named or plan.providers_in_options) and any(name in os.environ for name in LOCAL_RANKS)
+    if plan.providers_in_options or request.device is not None or os.environ.keys().isdisjoint(LOCAL_RANKS):
+        return False
+    return not any("device_id" in options for options in request.providers.options.values())
 
 
 def _warn_of_rank(session: RunningSession, ready: Ready) -> None:

@@ -209,7 +209,8 @@ def _checked_tuned(value: Tuned) -> Tuned:
 def _checked_others(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     if int(arguments.get("enable_fallback", 0)):
         raise no_fallback("enable_fallback=1 was passed")
-    others = {name: value for name, value in arguments.items() if name != "enable_fallback"}
+    others = {**arguments}
+    others.pop("enable_fallback", None)
     if others:
         refuse_misspelt("GPUSession", others)
     return others

@@ -14,7 +14,6 @@ from ..process.late import late
 from ..provider.cudnn import operators_needing_cudnn
 from ..provider.devices import DeviceRequest
 from ..provider.placement import cufft_operators
-from ..provider.preloading import PreloadReport
 from ..provider.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -66,8 +65,13 @@ def explain(failure: UndiagnosedError, outline: GraphOutline) -> Diagnosed | Non
 
 def _request_of(failure: UndiagnosedError, outline: GraphOutline) -> facts.Request:
     operators = failure.operators
-    if operators is None and _doubts_libraries(failure.runtime.preload):
-        operators = describe_model(outline).operators
+    report = failure.runtime.preload
+    # The operators matter if a library for some of them is missing or mixed.
+    if operators is None and report is not None and (report.cudnn_mixed or report.missing):
+        lazily_opened = ("libcudnn", "libcufft")
+        stems = [stem_of(library.soname) for library in report.missing]
+        if report.cudnn_mixed or any(stem.startswith(lazily_opened) for stem in stems):
+            operators = describe_model(outline).operators
     return facts.Request(
         device=failure.device,
         cudnn_operators=operators_needing_cudnn(outline, operators) if operators else (),
@@ -75,11 +79,3 @@ def _request_of(failure: UndiagnosedError, outline: GraphOutline) -> facts.Reque
         cudnn_disabled=failure.cudnn_disabled,
         collective_operators=read_collective_operators(outline),
     )
-
-
-def _doubts_libraries(report: PreloadReport | None) -> bool:
-    """Return True if the operators of the model matter: a library for some of them is missing or mixed."""
-    if report is None:
-        return False
-    lazily_opened = ("libcudnn", "libcufft")
-    return bool(report.cudnn_mixed) or any(stem_of(lib.soname).startswith(lazily_opened) for lib in report.missing)

@@ -19,6 +19,7 @@ from ortgpu.environment.gpu.cuda import (
     initialise,
     initialised_in,
     initialising,
+    is_older_than,
 )
 
 CAPABILITY_MAJOR, CAPABILITY_MINOR, COMPUTE_MODE, MULTIPROCESSORS = 75, 76, 20, 16  # CUdevice_attribute of cuda.h
@@ -35,6 +36,7 @@ class Driver:
         self.active = {1}
         self.retained = 0
         self.pushed = 0
+        self.supported = 0
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if not name.startswith("cu") or self.results.get(name) == "absent":
@@ -50,6 +52,10 @@ class Driver:
     def _cuDeviceGet(self, handle: Any, ordinal: int) -> int:  # noqa: N802
         handle._obj.value = 100 + ordinal
         return 0 if ordinal < 2 else 101
+
+    def _cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
+        version._obj.value = self.supported
+        return 0
 
     def _cuDeviceGetName(self, name: Any, size: int, handle: Any) -> int:  # noqa: N802
         name.value = f"GPU {handle.value}".encode()
@@ -210,6 +216,22 @@ def test_multiprocessors(use: Any) -> None:
     use(Driver())
     assert count_multiprocessors(1) == 132
     assert count_multiprocessors(7) is None
+
+
+@pytest.mark.parametrize(
+    ("supported", "cuda_major", "is_older"),
+    [(12090, 13, True), (13000, 13, False), (13010, 12, False), (12090, None, False), (0, 13, False)],
+)
+def test_a_driver_for_an_older_cuda(use: Any, supported: int, cuda_major: int | None, is_older: bool) -> None:
+    use(Driver()).supported = supported
+    assert is_older_than(cuda_major) is is_older
+
+
+def test_a_driver_that_does_not_tell_its_version_is_not_older(use: Any) -> None:
+    use(Driver(cuDriverGetVersion=999))
+    assert not is_older_than(13)
+    use(absent)
+    assert not is_older_than(13)
 
 
 # Contexts

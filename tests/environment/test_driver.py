@@ -241,7 +241,7 @@ def test_what_was_loaded_before_the_program_in_the_drivers_place(tmp_path: Path)
     built = {name: str(build(tmp_path, name, source)) for name, source in sources.items()}
     text = f"/nonexistent.so relative.so\n{built['libcalling.so']}:{built['libvgpu.so']}\n"
     (tmp_path / "etc" / "ld.so.preload").write_text(text)
-    code = f"show(driver.read_driver(Path({str(tmp_path)!r})).interposed)"
+    code = f"show(driver.find_interposed(Path({str(tmp_path)!r})))"
     assert child(code) == [built["libvgpu.so"]]
     (tmp_path / "etc" / "ld.so.preload").unlink()
     preloaded = f"{built['libsharing.so']} {built['libcuda.so.1']}:{__file__}"

@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortgpu.environment.host import (
-    parse_meminfo,
     parse_memory_limit,
-    parse_os_release,
     read_host,
 )
 
@@ -185,8 +183,9 @@ def test_wsl_by_its_kernel(tmp_path: Path, release: str, wsl: bool) -> None:
         ("", None),
     ],
 )
-def test_parse_os_release(text: str, name: str | None) -> None:
-    assert parse_os_release(text) == name
+def test_the_name_of_the_system(tmp_path: Path, text: str, name: str | None) -> None:
+    put(tmp_path, "etc/os-release", text)
+    assert read_host(tmp_path, NOWHERE).os_name == name
 
 
 def test_os_release_has_a_second_place(tmp_path: Path) -> None:
@@ -212,8 +211,7 @@ def test_no_display_is_not_unknown(tmp_path: Path) -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_is_parsed(text: str) -> None:
-    for parse in (parse_os_release, parse_meminfo, parse_memory_limit):
-        assert parse(text) is None or parse(text)
+    assert parse_memory_limit(text) is None or parse_memory_limit(text)
 
 
 @given(st.binary(max_size=100))

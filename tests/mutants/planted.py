@@ -526,8 +526,14 @@ MUTANTS = (
         (
             "a provider without code for the gpu passes",
             "session/opening.py",
-            'provider.coverage(capability, os.environ) != "none":',
-            "True:",
+            'provider.coverage(capability, os.environ) != "none"',
+            "True",
+        ),
+        (
+            "a session is tried with an old driver",
+            "session/opening.py",
+            "not is_older_than(provider.cuda_major)",
+            "True",
         ),
         (
             "known errors ignore the visible devices",

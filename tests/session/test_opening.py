@@ -28,14 +28,21 @@ from ortgpu.session.plan import Plan, cpu_plan
 from ortgpu.session.request import SessionRequest
 from ortgpu.session.undiagnosed import Diagnosed, UndiagnosedError
 from tests.lab.fixtures import Lab
+from tests.lab.installed import CUDA as CUDA_MAJOR
 from tests.lab.stubs import NVML, Cuda
 from tests.support.children import child_environment, run_python
 from tests.support.made_facts import AVAILABLE, SEEN_HEALTHY
 from tests.support.made_sessions import NEG
+from tests.support.releases import TOO_OLD
 
 # Functions entered by a failed open until its exception, comprehensions and class bodies counted. Where there is a
 # driver, the provider is opened and the GPUs are listed, too.
-MOST_FUNCTIONS = {"DriverNotFoundError": 350, "NoDeviceError": 400, "DriverUnusableError": 400}
+MOST_FUNCTIONS = {
+    "DriverNotFoundError": 320,
+    "NoDeviceError": 350,
+    "DriverUnusableError": 360,
+    "DriverTooOldError": 400,  # Its fix is a command of the installer of this environment.
+}
 
 # Counts of what an opening costs, by an audit hook and a profiler in all threads. Only calls of ortgpu count.
 COUNTED = "session.opening.counted"
@@ -75,8 +82,9 @@ def test_a_session_that_does_not_open_opens_its_model_once(lab: Lab, tmp_path: P
         {"cuda": Cuda(), "nvml": NVML(gpus=())},
         {"cuda": Cuda(init=100), "nvml": NVML()},
         {"cuda": Cuda(init=999), "nvml": NVML()},
+        {"cuda": Cuda(version=TOO_OLD[CUDA_MAJOR][0]), "nvml": NVML()},
     ],
-    ids=["no GPU", "no GPU of those that NVML sees", "an unusable driver"],
+    ids=["no GPU", "no GPU of those that NVML sees", "an unusable driver", "an old driver"],
 )
 def test_a_driver_that_fails_is_explained_by_few_functions(lab: Lab, tmp_path: Path, parts: dict[str, Any]) -> None:
     path = save_model(tmp_path / "model.onnx", 1)
@@ -346,6 +354,19 @@ def test_whatever_is_wrong_is_diagnosed_and_not_tried(name: str, monkeypatch: py
     (failure,) = found(monkeypatch, replace(plan(allow_cpu=True), device=None), runtime, cuda)
     assert isinstance(failure, UndiagnosedError)
     assert len(opening._known) == 1, "the next session that may be on the CPU does not diagnose it again"
+
+
+def test_an_old_driver_is_diagnosed_before_a_session_is_constructed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    def is_older_than(cuda_major: int | None) -> bool:
+        asked.append(cuda_major)
+        return True
+
+    monkeypatch.setattr(opening, "is_older_than", is_older_than)
+    (failure,) = found(monkeypatch, replace(plan(), device=None))
+    assert isinstance(failure, UndiagnosedError)
+    assert asked == [13]
 
 
 def test_a_gpu_with_code_for_its_family_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_those_on_other_gpus_hold_nothing_of_it() -> None:
 
     there = CUDA_H200.uuid
     held = (record(there), record("GPU-other"), record(None, ("CPUExecutionProvider",)))
-    error = explain_opening("CUDA failure 2: out of memory", observed(sessions=held)(SEEN_HEALTHY))
+    error = explain_opening("CUDA failure 2: out of memory", observed(list_sessions=lambda: held)(SEEN_HEALTHY))
     assert error is not None
     assert [line for line in error.evidence if "open in this process" in line] == [
         f"open in this process: {there}.onnx"

@@ -187,8 +187,12 @@ CODES = (
 
 
 def _explain_code(failed: Failed, code: int) -> GPUError:
-    rows = (row for row in CODES if code in row.codes and not (row.opening_only and failed.facts is None))
-    return next(filter(None, (row.explain(failed, code) for row in rows)), None) or _unusable_driver(failed, code)
+    for row in CODES:
+        if code in row.codes and not (row.opening_only and failed.facts is None):
+            error = row.explain(failed, code)
+            if error is not None:
+                return error
+    return _unusable_driver(failed, code)
 
 
 # Words
@@ -451,10 +455,10 @@ def explain_run_code(code: int, text: str, device: Device | None) -> GPUError:
 def explain_opening(text: str, facts: Facts) -> GPUError | None:
     if "is not a registered function/op" in text:
         return collective_ops_missing(facts)
-    if runtime_words.is_of_the_model(text):
+    if runtime_words.OF_THE_MODEL.match(text):
         return None
     failed = Failed(text, [runtime_words.telling_line(text)], facts, devices.requested_gpu(facts))
-    return _classify(failed, TABLE, runtime_words.strip_given_names(text))
+    return _classify(failed, TABLE, runtime_words.GIVEN_NAMES.sub("", text))
 
 
 def explain_run(text: str, exception: str | None, device: Device | None) -> GPUError | None:

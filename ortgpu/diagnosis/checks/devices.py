@@ -184,13 +184,16 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
     """Check that cuDNN has code for the GPU, if ONNX Runtime has (issue 25676: a V100)."""
     environment, request = facts.environment, facts.request
     provider, variables = environment.provider, environment.variables.now
+    capabilities = _capabilities(facts)
+    if not capabilities or request.cudnn_disabled:
+        return None
     # If the provider has no code for any of the GPUs, unsupported() reports it.
     usable = [
         (name, capability)
-        for name, capability in _capabilities(facts)
+        for name, capability in capabilities
         if provider is None or provider.coverage(capability, variables) != "none"
     ]
-    if not usable or request.cudnn_disabled or (architectures := environment.cudnn_architectures) is None:
+    if not usable or (architectures := environment.cudnn_architectures) is None:
         return None
     without = [device for device in usable if coverage_by(architectures, device[1], variables) == "none"]
     files = (library.chosen for library in environment.libraries if library.spec.stem in CUDNN_CODE)
@@ -255,7 +258,7 @@ def lacks_memory(
     free, total = (gpu.memory_free, gpu.memory_total) if gpu is not None else (None, None)
     if gpu is not None and free is not None and total is not None:
         evidence = [*evidence, f"{gpu.name or 'GPU'} ({gpu.uuid}): {free >> 20} of {total >> 20} MiB free"]
-    open_sessions = sessions_on_gpu(facts.observed.sessions, gpu.uuid if gpu is not None else None)
+    open_sessions = sessions_on_gpu(facts.observed.list_sessions(), gpu.uuid if gpu is not None else None)
     stop = "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
     return errors.InsufficientDeviceMemoryError(
         "the GPU has too little free memory to open this session"

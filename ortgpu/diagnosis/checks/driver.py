@@ -105,7 +105,8 @@ def too_old(facts: Facts) -> GPUError | None:
         return None  # NVML answered through a libcuda.so.1 that only NVML found.
     what, update = "installed ONNX Runtime", remedies.update_driver(environment)
     fixes, present = [update], surroundings.visible_gpus(environment)
-    if environment.packages.onnxruntime.cuda_is_plugin:
+    is_plugin = facts.observed.cuda_is_plugin
+    if environment.packages.onnxruntime.cuda_is_plugin if is_plugin is None else is_plugin:
         what = "CUDA plugin of ONNX Runtime"
         either = f"{update}; or else install this plugin for CUDA {supported[0]}, if you have it"
         fixes = [manual(either, needs="driver")]
@@ -304,11 +305,13 @@ def device_files_closed(facts: Facts) -> GPUError | None:
     driver, is_container = environment.driver, environment.host.container is not None
     if driver.libcuda is None or code == 0:
         return None
-    refused = {node.path: node for node in driver.refused_nodes}
-    gpus = [path for path in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", path)]
-    needed = [refused[path] for path in ("/dev/nvidiactl", _UVM, TEGRA_MEMORY) if path in refused]
-    if gpus and all(path in refused for path in gpus):  # A job may have only some of the GPUs on purpose.
-        needed += [refused[path] for path in gpus]
+    needed = []
+    if driver.refused_nodes:
+        refused = {node.path: node for node in driver.refused_nodes}
+        gpus = [path for path in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", path)]
+        needed = [refused[path] for path in ("/dev/nvidiactl", _UVM, TEGRA_MEMORY) if path in refused]
+        if gpus and all(path in refused for path in gpus):  # A job may have only some of the GPUs on purpose.
+            needed += [refused[path] for path in gpus]
     has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
     # Outside containers cuInit creates the file, through nvidia-modprobe. Its absence means nothing before that call.
     is_final = (code is not None or is_container) and not environment.host.wsl and not driver.is_tegra

@@ -194,8 +194,11 @@ def _without(variable: str, paths: Iterable[str], environment: Environment, othe
 
 def _closed(environment: Environment, absent: Iterable[MissingLibrary]) -> dict[str, str]:
     """Return unreadable files by soname, or else the unreadable folder of wheels that may hold the file."""
-    refused = [entry.path for entry in environment.packages.refused]
-    folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
+    folders = [
+        entry.path
+        for entry in environment.packages.refused
+        if f"{os.sep}nvidia" in entry.path and ".so" not in os.path.basename(entry.path)
+    ]
     closed: dict[str, str] = {}
     for library in absent:
         files = [file.path for file in library.rejected if loader_words.may_not_be_read(file.problem or "")]
@@ -263,6 +266,8 @@ def not_as_installed(facts: Facts) -> GPUError | None:
     """Check that libraries are the installed files: a part of cuDNN has the same name in all releases."""
     environment = facts.environment
     major = environment.cuda_major
+    if not any(wheel.altered_files for wheel in environment.packages.nvidia):
+        return None
     right = {wheel_name(lib.spec.wheels[major]) for lib in environment.libraries if major in lib.spec.wheels}
     used = {lib.chosen.path for lib in environment.libraries if lib.chosen is not None}
     names = [wheel.name for wheel in environment.packages.nvidia]

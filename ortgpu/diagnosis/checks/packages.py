@@ -62,7 +62,7 @@ def shadowed(facts: Facts) -> GPUError | None:
     """Check that no stray file, clone, zip archive or folder of another Python is imported instead of the package."""
     environment, installed = facts.environment, facts.environment.packages.onnxruntime
     taken, extension = installed.shadowed_by or installed.folder or "", installed.extension or ""
-    files, evidence, off = (taken,), _shadowed_by(installed), None
+    files, off = (taken,), None
     if installed.shadowed_by is not None:
         why, advice = " instead of the installed package", f"rename {taken}"
         evidence = [f"it comes before the package on the search path: {taken}"]
@@ -76,11 +76,13 @@ def shadowed(facts: Facts) -> GPUError | None:
         fixes = [off or manual(advice)]
     elif _is_of_another_python(facts):
         why, version = ", which is built for another Python", ".".join(map(str, environment.host.python))
-        evidence = [f"this is Python {version}, and the package has {os.path.basename(extension)}", *evidence]
+        fact = f"this is Python {version}, and the package has {os.path.basename(extension)}"
+        evidence = [fact, *_shadowed_by(installed)]
         files, fixes = (extension,), [_leave_out(facts)]
     elif _is_checkout(installed):
         why = ", which is no installed package"
-        evidence = ["it has no onnxruntime_pybind11_state, as the sources of ONNX Runtime have none", *evidence]
+        fact = "it has no onnxruntime_pybind11_state, as the sources of ONNX Runtime have none"
+        evidence = [fact, *_shadowed_by(installed)]
         off = remedies.drop_from_variable(environment, "PYTHONPATH", installed.home)
         fixes = [off or manual(f"start the program in another folder, or rename {taken}")]
         fixes += [] if installed.elsewhere else _first_install(facts)
@@ -148,6 +150,8 @@ def conflicting(facts: Facts) -> GPUError | None:
 def held_at_another_version(facts: Facts) -> GPUError | None:
     """Check that the record of `ortgpu hold` has the version of the GPU build: an upgrade of the build changes it."""
     packages = facts.environment.packages
+    if not packages.held:
+        return None
     gpu = next((owner.version for owner in packages.onnxruntime.owners if owner.name == "onnxruntime-gpu"), None)
     others = [entry.version for entry in packages.held if entry.version != gpu]
     if gpu is None or not others or remedies.why_not_held(facts.environment) is not None:
@@ -347,16 +351,19 @@ def library_damaged(facts: Facts) -> GPUError | None:
     """Check that the libraries of the package can be opened: a damaged one kills the process (SIGBUS)."""
     environment, installed = facts.environment, facts.environment.packages.onnxruntime
     machine = environment.host.machine if environment.host.system == "Linux" else ""
-    files = [file for file in (environment.extension, environment.bridge) if file is not None]
-    problems = {file.path: file.problem or wrong_machine(file.machine, machine) for file in files}
-    if environment.provider is not None:
-        problems[environment.provider.path] = environment.provider.problem
-    damaged = {path: problem for path, problem in problems.items() if problem is not None}
+    damaged: dict[str, str] = {}
+    for file in filter(None, (environment.extension, environment.bridge)):
+        if (problem := file.problem or wrong_machine(file.machine, machine)) is not None:
+            damaged[file.path] = problem
+    if environment.provider is not None and environment.provider.problem is not None:
+        damaged[environment.provider.path] = environment.provider.problem
+    if not damaged:
+        return None
     recorded = {name for owner in installed.owners for name in (*owner.altered_files, *owner.missing_files)}
     arrival = installed.arrival
     plugin = arrival.package if arrival is not None and [*damaged] == [arrival.library] else None
     reported = plugin is None and any(name.endswith(os.path.basename(path)) for name in recorded for path in damaged)
-    if not damaged or reported:  # The check broken_files or conflicting reports it.
+    if reported:  # The check broken_files or conflicting reports it.
         return None
     if all(map(loader_words.is_blocked, damaged.values())):
         state, fix = "refused to every program by this system", remedies.unblock(environment, next(iter(damaged)))
@@ -388,6 +395,8 @@ def package_unreadable(facts: Facts) -> GPUError | None:
     """Check that this user may read ONNX Runtime's package, or the folders of packages if it is not visible."""
     packages = facts.environment.packages
     folder = packages.onnxruntime.folder
+    if not packages.refused:
+        return None
     if folder is None:
         refused = [file for file in packages.refused if file.path.endswith(("site-packages", "dist-packages"))]
         return _unreadable(facts, refused, "this user may not read a folder in which packages are installed")
@@ -442,6 +451,8 @@ def replaced_after_import(facts: Facts) -> GPUError | None:
 def plugin_incomplete(facts: Facts) -> GPUError | None:
     """Check that a plugin's package has the provider's library; a meta-package has neither library nor module."""
     installed = facts.environment.packages.onnxruntime
+    if not installed.plugins:
+        return None
     whole = any(plugin.library for plugin in installed.plugins)
     lacking = (plugin for plugin in installed.plugins if plugin.is_for_cuda and plugin.library is None)
     empty = next((plugin for plugin in lacking if plugin.folder is not None or not whole), None)

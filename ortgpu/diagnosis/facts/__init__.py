@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,8 +41,9 @@ class Observed:
     cuda: CudaState | None = None
     probe: ProbeResult | None = None
     has_collective_ops: bool | None = None  # The imported module has collective operators.
-    sessions: tuple[SessionRecord, ...] = ()  # They are open in this process.
+    list_sessions: Callable[[], tuple[SessionRecord, ...]] = tuple  # It returns the open sessions of this process.
     plugin_problem: str | None = None  # It is the same as in Runtime.
+    cuda_is_plugin: bool | None = None  # In this process CUDA comes as a plugin of ONNX Runtime.
     has_other_cuda_plugin: bool = False  # A registered plugin of another name lists a GPU of NVIDIA.
     numpy_error: str | None = None  # NumPy's own words if it made the import fail; a probe has its output instead.
 

@@ -71,22 +71,14 @@ PINNED = re.compile(r"expr=cuda(?:MallocHost|HostAlloc)\(")
 LIMIT = re.compile(r"Available memory of \d+ is smaller than requested bytes of (?P<size>\d+)")
 
 # ONNX Runtime reports these before it asks a provider. The texts quote paths and node names: they may say anything.
-_OF_THE_MODEL = re.compile(
+OF_THE_MODEL = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : (?:NO_SUCHFILE|NO_MODEL|INVALID_PROTOBUF|INVALID_GRAPH"
     r"|\w+ : (?:Load model|This is an invalid model|Invalid model|External data path|Type Error|Node(?= \()"
     r"|Error: Duplicate definition-site|\S+[/\\]core[/\\]graph))\b"
 )
 # The author of a model may name folders and nodes after a provider. A path is looked for from its beginning only: a
 # search from every letter of a long word would take for ever.
-_GIVEN_NAMES = re.compile(r"\"[^\"]*\"|'[^']*'|(?<![^\s\"'])\S*[/\\]\S*")
-
-
-def is_of_the_model(text: str) -> bool:
-    return _OF_THE_MODEL.match(text) is not None
-
-
-def strip_given_names(text: str) -> str:
-    return _GIVEN_NAMES.sub("", text)
+GIVEN_NAMES = re.compile(r"\"[^\"]*\"|'[^']*'|(?<![^\s\"'])\S*[/\\]\S*")
 
 
 _TELLING = re.compile(

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import partial
 
 from ...environment.inspection import Environment
 from ...environment.libraries import catalogue, loader_words, places
@@ -23,6 +24,8 @@ from .releases import Release, cuda_major_of, newest_for
 def chain_steps(environment: Environment, *steps: str) -> Fix:
     """Return one fix: a command if all steps are commands, else a sentence. Windows PowerShell has no &&, but lines."""
     fixes = [step if isinstance(step, Fix) else shell(step) for step in steps]
+    if len(fixes) == 1:
+        return fixes[0]
     if all(fix.kind == "shell" for fix in fixes):
         return shell(("\n" if environment.host.is_windows else " && ").join(fixes), needs=fixes[0].needs)
     words = (f"run {fix}".replace("\n", ", then ") if fix.kind == "shell" else fix for fix in fixes)
@@ -30,7 +33,7 @@ def chain_steps(environment: Environment, *steps: str) -> Fix:
 
 
 def words_of(environment: Environment, words: Iterable[str]) -> str:
-    return " ".join(quoted(word, windows=environment.host.is_windows) for word in words)
+    return " ".join(map(partial(quoted, windows=environment.host.is_windows), words))
 
 
 def install(
@@ -228,9 +231,9 @@ _OF_NEWER_CUDNN = (7, 5)
 def fitting(environment: Environment, wheels: Iterable[str], capability: tuple[int, int] | None = None) -> list[str]:
     """Return requirements of wheels with code for the GPUs of this machine, or for one compute capability."""
     gpus = [gpu.compute_capability for gpu in environment.driver.nvml.gpus]
-    lowest = min((item for item in (*gpus, capability) if item is not None), default=_OF_NEWER_CUDNN)
-    older = "nvidia-cudnn-cu12" if lowest < _OF_NEWER_CUDNN else None
-    return [f"{wheel},<9.11" if wheel_name(wheel) == older else wheel for wheel in wheels]
+    if min(filter(None, (*gpus, capability)), default=_OF_NEWER_CUDNN) >= _OF_NEWER_CUDNN:
+        return list(wheels)
+    return [f"{wheel},<9.11" if wheel_name(wheel) == "nvidia-cudnn-cu12" else wheel for wheel in wheels]
 
 
 def another_cudnn(environment: Environment, path: str, capability: tuple[int, int]) -> Fix:

@@ -151,6 +151,13 @@ def _device(ordinal: int) -> CudaDevice:
     )
 
 
+def is_older_than(cuda_major: int | None) -> bool:
+    """Return True if the driver does not support a CUDA of this major version: its runtime would refuse every call."""
+    version = ctypes.c_int()
+    is_known = cuda_major is not None and _call("cuDriverGetVersion", ctypes.byref(version))
+    return is_known and 0 < version.value // 1000 < (cuda_major or 0)
+
+
 def count_multiprocessors(ordinal: int) -> int | None:
     """Return the number of a device's multiprocessors, or None if it is unknown. MIG may provide only a part."""
     handle = _handle_of(ordinal)

@@ -84,7 +84,7 @@ class Driver:
     libcuda_unlinked: tuple[UnlinkedFile, ...] = ()  # files without a link; empty if libcuda is loaded
     libcuda_entry: str | None = None  # entry of LD_LIBRARY_PATH that leads to libcuda; links are followed
     libcuda_preload: str | None = None  # entry of LD_PRELOAD that is libcuda
-    interposed: tuple[str, ...] = ()  # preloaded libraries that replace functions of the driver
+    interposed: tuple[str, ...] = ()  # preloaded libraries that replace functions of the driver; see find_interposed
 
     @property
     def is_absent(self) -> bool:
@@ -138,12 +138,11 @@ def read_driver(root: Path | None = LINUX_ROOT, *, unasked: Collection[Asked] = 
         kernel_version=parse_kernel_version(read_below(root, "proc/driver/nvidia/version")),
         device_nodes=nodes,
         nvml=nvml,
-        refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
+        refused_nodes=tuple(filter(None, map(functools.partial(_refused, root), nodes))),
         libcuda_elsewhere=tuple(elsewhere) if path is None else (),
         libcuda_unlinked=find_unlinked(root) if path is None else (),
         libcuda_entry=_entry_of(path, "LD_LIBRARY_PATH", LIBCUDA),
         libcuda_preload=_entry_of(path, "LD_PRELOAD"),
-        interposed=find_interposed(root),
     )
 
 
@@ -161,7 +160,7 @@ def read_nvml() -> Nvml:
             driver = _string(_ask(nvml, "nvmlSystemGetDriverVersion"))
             # nvmlSystemGetCudaDriverVersion_v2 would fail without libcuda. This function does not.
             cuda = parse_cuda_number(_ask(nvml, "nvmlSystemGetCudaDriverVersion"))
-            gpus = tuple(_read_gpu(nvml, index, refusals) for index in range(nvml.nvmlDeviceGetCount()))
+            gpus = tuple(map(functools.partial(_read_gpu, nvml, refusals), range(nvml.nvmlDeviceGetCount())))
     except Exception as error:  # noqa: BLE001 - a broken pynvml or NVML may raise anything
         return Nvml(False, _words(error), driver, cuda, (), _code(error))
     refused = next(iter(refusals), None)
@@ -311,7 +310,7 @@ def _ask(nvml: Any, name: str, *arguments: object) -> Any:
         return None
 
 
-def _read_gpu(nvml: Any, index: int, refusals: list[Exception]) -> GPU:
+def _read_gpu(nvml: Any, refusals: list[Exception], index: int) -> GPU:
     try:
         device = nvml.nvmlDeviceGetHandleByIndex(index)
     except Exception as error:  # noqa: BLE001 - lost, or not ours to open: it is there all the same
@@ -321,8 +320,11 @@ def _read_gpu(nvml: Any, index: int, refusals: list[Exception]) -> GPU:
     memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", device)
     mig = _ask(nvml, "nvmlDeviceGetMigMode", device)
     slots = (_ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", device) or 0) if mig and mig[0] else 0
-    parts = (_ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", device, slot) for slot in range(slots))
-    instances = [part for part in parts if part is not None]  # Other slots are empty.
+    instances = []
+    for slot in range(slots):
+        part = _ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", device, slot)
+        if part is not None and (uuid := _string(_ask(nvml, "nvmlDeviceGetUUID", part))) is not None:
+            instances.append(uuid)  # Other slots are empty.
     return GPU(
         index=index,
         uuid=_string(_ask(nvml, "nvmlDeviceGetUUID", device)),
@@ -332,7 +334,7 @@ def _read_gpu(nvml: Any, index: int, refusals: list[Exception]) -> GPU:
         memory_free=int(memory.free) if memory else None,
         compute_mode=_COMPUTE_MODES.get(_ask(nvml, "nvmlDeviceGetComputeMode", device)),
         mig_enabled=bool(mig[0]) if mig else None,
-        mig_uuids=tuple(filter(None, (_string(_ask(nvml, "nvmlDeviceGetUUID", part)) for part in instances))),
+        mig_uuids=tuple(instances),
         pci_bus_id=_string(getattr(_ask(nvml, "nvmlDeviceGetPciInfo", device), "busId", None)),
     )
 
@@ -397,8 +399,10 @@ def find_unlinked(root: Path) -> tuple[UnlinkedFile, ...]:
     return tuple(unlinked.values())
 
 
-def find_interposed(root: Path) -> tuple[str, ...]:
+def find_interposed(root: Path | None = LINUX_ROOT) -> tuple[str, ...]:
     """Return the libraries loaded before the program that replace functions of the driver: HAMi's libvgpu.so."""
+    if root is None:
+        return ()
     text = read_text(root / "etc/ld.so.preload")
     entries = [*entries_of("LD_PRELOAD", os.environ.get("LD_PRELOAD", "")), *re.split(r"[:\s]+", text)]
     interposed: dict[str, None] = {}

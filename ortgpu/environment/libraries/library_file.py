@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, BinaryIO
 
 from ...process.late import late
@@ -261,19 +262,19 @@ class _Elf(_Image):
         if dynamic is None:
             raise _DamagedError(f"{self.DAMAGED}: no dynamic section")
         table = self.read(*dynamic)
-        entries = list(takewhile(lambda entry: entry[0], struct.iter_unpack("<QQ", table[: len(table) & ~15])))
+        entries = list(takewhile(itemgetter(0), struct.iter_unpack("<QQ", table[: len(table) & ~15])))
         strings = self._string_table(dict(entries), loads)
-
-        def all_of(tag: int) -> tuple[str, ...]:
-            return tuple(_string(strings, value) for entry_tag, value in entries if entry_tag == tag)
-
-        paths = all_of(_DT_RPATH) + all_of(_DT_RUNPATH)
+        names: dict[int, list[str]] = {_DT_NEEDED: [], _DT_SONAME: [], _DT_RPATH: [], _DT_RUNPATH: []}
+        for tag, value in entries:
+            if tag in names:
+                names[tag].append(_string(strings, value))
+        paths = ":".join(names[_DT_RPATH] + names[_DT_RUNPATH])
         return LibraryFile(
             path,
             machine=_ELF_MACHINES.get(self._machine, f"machine {self._machine}"),
-            soname=next(iter(all_of(_DT_SONAME)), None),
-            needed=all_of(_DT_NEEDED),
-            search_path=tuple(part for path in paths for part in path.split(":") if part),
+            soname=next(iter(names[_DT_SONAME]), None),
+            needed=tuple(names[_DT_NEEDED]),
+            search_path=tuple(filter(None, paths.split(":"))),
             executable_stack=stack,
         )
 

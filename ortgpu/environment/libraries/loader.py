@@ -64,9 +64,8 @@ class PosixLoader:
             return None
         everything = ctypes.CDLL(None)
         try:
-            own_address, first_address = (
-                ctypes.cast(getattr(place, symbol), ctypes.c_void_p) for place in (self.handles[path], everything)
-            )
+            own_address = ctypes.cast(getattr(self.handles[path], symbol), ctypes.c_void_p)
+            first_address = ctypes.cast(getattr(everything, symbol), ctypes.c_void_p)
         except AttributeError:
             return None
         if own_address.value == first_address.value:

@@ -178,7 +178,7 @@ def _root(
 
 
 def _newest_first(folder: str, pattern: str) -> list[str]:
-    names = (name for name in list_names(folder) if re.fullmatch(pattern, name, re.IGNORECASE))
+    names = filter(re.compile(pattern, re.IGNORECASE).fullmatch, list_names(folder))
     return sorted(names, key=numbers_of, reverse=True)
 
 
@@ -211,8 +211,11 @@ def _is_shared_object(name: str) -> bool:
 
 def _inside_on_linux(places: SearchPlaces, source: Source, prefix: str, _: int) -> Iterator[Root]:
     folders = [os.path.join(prefix, name) if name else prefix for name in _INNER_ON_LINUX]
-    wheel_layout = [os.path.join(prefix, name, "lib") for name in sorted(list_names(prefix))]
-    yield _root(places, source, prefix, folders + [folder for folder in wheel_layout if os.path.isdir(folder)])
+    for name in sorted(list_names(prefix)):
+        in_wheel = os.path.join(prefix, name, "lib")
+        if os.path.isdir(in_wheel):
+            folders.append(in_wheel)
+    yield _root(places, source, prefix, folders)
 
 
 def _toolkits_on_linux(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:

@@ -68,7 +68,10 @@ class Resolution:
 
 def find_roots(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     """Return the roots with any file of a CUDA library, in the documented order. Each is read when its turn comes."""
-    return (root for step in places.system.steps for root in step(places, cuda_major) if root.files)
+    for step in places.system.steps:
+        for root in step(places, cuda_major):
+            if root.files:
+                yield root
 
 
 def resolve(
@@ -171,18 +174,18 @@ def _judge(root: Root, name: str, places: SearchPlaces, soname: str | None = Non
 
 def _preferred_first(roots: tuple[Root, ...], toolkit: set[str], places: SearchPlaces) -> tuple[Root, ...]:
     """Return the roots, with the root for the whole toolkit moved to just behind the loaded libraries."""
-
-    def serves_all(root: Root) -> bool:
-        return all(soname in root.files and _judge(root, soname, places) is None for soname in toolkit)
-
     loaded = [root for root in roots if root.source == "already loaded"][:1]
-    in_use = {os.path.realpath(root.files[name]) for root in loaded for name in toolkit & root.files.keys()}
-
-    def is_in_use(root: Root) -> bool:
-        return any(os.path.realpath(root.files[soname]) in in_use for soname in toolkit if soname in root.files)
-
     others = [root for root in roots if root not in loaded]
-    preferred = next(filter(is_in_use, others), None) or next(filter(serves_all, others), None)
+    in_use = {os.path.realpath(root.files[name]) for root in loaded for name in toolkit & root.files.keys()}
+    preferred = None
+    for root in others:
+        files = list(filter(None, map(root.files.get, toolkit)))
+        if not in_use.isdisjoint(map(os.path.realpath, files)):
+            preferred = root
+            break
+        serves_all = len(files) == len(toolkit) and not any(_judge(root, soname, places) for soname in toolkit)
+        if preferred is None and serves_all:
+            preferred = root
     if preferred is None:
         return (*loaded, *others)
     others.remove(preferred)

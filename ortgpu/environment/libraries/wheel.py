@@ -97,8 +97,10 @@ def coverage_by(
     """
     if not architectures:
         return None
-    ignored = {code for name, code in PASSED_OVER.items() if (variables or {}).get(name) == "1"}
-    fitting = {"PTX" if a.ptx else "machine code" for a in architectures if a.covers(capability)} - ignored
+    fitting = {"PTX" if a.ptx else "machine code" for a in architectures if a.covers(capability)}
+    for name, code in PASSED_OVER.items():
+        if (variables or {}).get(name) == "1":
+            fitting.discard(code)
     return "native" if "machine code" in fitting else "jit" if fitting else "none"
 
 
@@ -107,9 +109,14 @@ def cuda_major_of(needed: tuple[str, ...]) -> int | None:
 
     On Windows providers may have libcudart built in (ONNX Runtime 1.27 and newer). cuBLAS has the same version.
     """
-    cudart = [name for name in needed if stem_of(name) == "libcudart"]
-    cublas = [name for name in needed if stem_of(name) == "libcublas" and is_dll(name)]
-    return next(map(major_of, cudart + cublas), None)
+    major = None
+    for name in needed:
+        stem = stem_of(name)
+        if stem == "libcudart":
+            return major_of(name)
+        if stem == "libcublas" and is_dll(name) and major is None:
+            major = major_of(name)
+    return major
 
 
 def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:

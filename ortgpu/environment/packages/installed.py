@@ -12,7 +12,6 @@ import errno
 import hashlib
 import importlib.machinery
 import importlib.util
-import itertools
 import os
 import re
 import stat
@@ -161,27 +160,24 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_contents:
     places, package = _arrive(search_path)
     numpy = _spec_of("numpy", search_path)
     distributions = [dist for place in places for dist in list_distributions(place)]
-    has_cpu_build = any(dist.name == "onnxruntime" for dist in distributions)
-    requirers = (
-        dist.name for dist in distributions if has_cpu_build and _REQUIREMENT.search(dist.read("METADATA") or b"")
-    )
+    requirers: set[str] = set()
+    if any(dist.name == "onnxruntime" for dist in distributions):
+        requirers = {dist.name for dist in distributions if _REQUIREMENT.search(dist.read("METADATA") or b"")}
+    nvidia, others = [], []
+    for dist in distributions:
+        is_other = dist.name in _OTHER_NAMES or dist.name.startswith(_OTHER_PREFIXES)
+        if dist.name.startswith("nvidia-") and not is_other:
+            nvidia.append(_describe_library_wheel(dist, compare_contents))
+        elif is_other and compare_contents and dist.name == "numpy":
+            others.append(_describe_library_wheel(dist, True))
+        elif is_other and not _ENGINE_NAME.fullmatch(dist.name):
+            others.append(Distribution(dist.name, dist.read_version(), dist.location))
     return Packages(
-        requirers=tuple(sorted(set(requirers))),
+        requirers=tuple(sorted(requirers)),
         onnxruntime=_read_onnxruntime(package, places, distributions, compare_contents, in_process=search_path is None),
         torch=_read_torch(places, distributions),
-        nvidia=tuple(
-            _describe_library_wheel(dist, compare_contents)
-            for dist in distributions
-            if dist.name.startswith("nvidia-") and dist.name not in _OTHER_NAMES
-        ),
-        others=tuple(
-            _describe_library_wheel(dist, True)
-            if compare_contents and dist.name == "numpy"
-            else Distribution(dist.name, dist.read_version(), dist.location)
-            for dist in distributions
-            if dist.name in _OTHER_NAMES
-            or (dist.name.startswith(_OTHER_PREFIXES) and not _ENGINE_NAME.fullmatch(dist.name))
-        ),
+        nvidia=tuple(nvidia),
+        others=tuple(others),
         refused=read_refused(strings_of(search_path), package.folder),
         numpy_file=numpy.origin if numpy is not None and numpy.has_location else None,
         held=tuple(_held(distributions)),
@@ -209,7 +205,9 @@ def _held(found: Iterable[MetadataFolder]) -> Iterator[Distribution]:
 def _hiding_standard(places: Iterable[Place]) -> Iterator[str]:
     """Yield files that lie before the standard library on the search path and have a name of one of its modules."""
     home = os.path.dirname(getattr(os, "__file__", ""))  # A frozen program may have no __file__.
-    for place in itertools.takewhile(lambda each: not _is_same(each.folder, home), places):
+    for place in places:
+        if _is_same(place.folder, home):
+            return
         for name in sorted(place.names):
             path = os.path.join(place.folder, name)
             module = name.removesuffix(".py")
@@ -243,16 +241,16 @@ def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
         if "onnxruntime" in sys.modules or not package.importable:
             package = _specified_onnxruntime() or package
         if package.folder:  # It may have been loaded from a place that has left sys.path since.
-            real_folders = {os.path.realpath(place.folder) for place in places}
             parent = os.path.dirname(package.folder)
-            places += [place for place in list_places([parent]) if os.path.realpath(parent) not in real_folders]
+            if not any(_is_same(place.folder, parent) for place in places):
+                places += list_places([parent])
     return places, package
 
 
 def _describe_library_wheel(one: MetadataFolder, compare_contents: bool) -> Distribution:
     """Describe a wheel of libraries. It lists no missing files: images are trimmed, and the search finds the rest."""
     record = one.read("RECORD") or b""
-    lines = [line for line in record.splitlines(keepends=True) if any(end in line for end in (b".so", b".dll"))]
+    lines = [line for line in record.splitlines(keepends=True) if b".so" in line or b".dll" in line]
     entries = parse_record(b"".join(lines)) or ()
     _, altered = _missing_and_altered(entries, one, by_content=compare_contents)
     return Distribution(one.name, one.read_version(), one.location, altered_files=altered)
@@ -271,7 +269,7 @@ def _find_onnxruntime(places: Sequence[Place]) -> _Package:
     for place in places:
         if "onnxruntime" in place.names:
             folder = os.path.join(place.folder, "onnxruntime")
-            if any(os.path.isfile(os.path.join(folder, "__init__" + ending)) for ending in (".py", ".pyc")):
+            if os.path.isfile(os.path.join(folder, "__init__.py")) or os.path.isfile(f"{folder}/__init__.pyc"):
                 return _Package(folder, importable=True, shadowed_by=shadow)
             if leftover is None and os.path.isdir(folder):
                 leftover = folder
@@ -324,7 +322,7 @@ def _read_onnxruntime(
     names = frozenset(list_names(capi) if capi else ())
     build = parse_assignments(read_text(os.path.join(capi, "build_and_package_info.py"))) if capi else {}
     plugins = read_plugins(places)
-    built_in = _first_of(capi, names, [provider_file_name("cuda", system) for system in FILE_NAMES])
+    built_in = _first_of(capi, names, _CUDA_FILES)
     stem = "onnxruntime_pybind11_state"
     fitting = [stem + ending for ending in importlib.machinery.EXTENSION_SUFFIXES]
     fitting += sorted(name for name in names if name.startswith(stem + ".") and name.endswith((".so", ".pyd")))
@@ -345,13 +343,16 @@ def _read_onnxruntime(
         cuda_version=parse_cuda_version(build.get("cuda_version")),
         provider_library=arrival.library if arrival is not None else None,
         extension=extension,
-        tensorrt_library=_first_of(capi, names, [provider_file_name("tensorrt", system) for system in FILE_NAMES]),
+        tensorrt_library=_first_of(capi, names, _TENSORRT_FILES),
         shadowed_by=package.shadowed_by,
         imported_as=_imported_as(folder, build.get("package_name"), build.get("__version__")),
         arrival=arrival,
         plugins=plugins,
     )
 
+
+_CUDA_FILES: Final = [provider_file_name("cuda", system) for system in FILE_NAMES]
+_TENSORRT_FILES: Final = [provider_file_name("tensorrt", system) for system in FILE_NAMES]
 
 # Requirements with a marker for an extra or a system do not match, because markers are not evaluated.
 _REQUIREMENT: Final = re.compile(
@@ -361,7 +362,8 @@ _REQUIREMENT: Final = re.compile(
 
 def _imported_as(folder: str | None, *there: str | None) -> tuple[str, str] | None:
     module = sys.modules.get("onnxruntime")
-    file, name, version = (getattr(module, attribute, None) for attribute in ("__file__", "package_name", "version"))
+    file, name = getattr(module, "__file__", None), getattr(module, "package_name", None)
+    version = getattr(module, "version", None)
     is_identified = isinstance(file, str) and isinstance(name, str) and isinstance(version, str) and name and version
     if not is_identified or not folder or not all(there):
         return None  # It is not imported, or a mock, or a release without the file that names the build.
@@ -398,23 +400,26 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _first_of(folder: str | None, names: frozenset[str], wanted: Iterable[str]) -> str | None:
-    paths = (os.path.join(folder or "", name) for name in wanted if name in names)
-    return next((path for path in paths if os.path.isfile(path)), None)  # The listing has broken links, too.
+    for name in wanted:
+        path = os.path.join(folder or "", name)
+        if name in names and os.path.isfile(path):  # The listing has broken links, too.
+            return path
+    return None
 
 
 def _read_torch(places: Sequence[Place], found: Sequence[MetadataFolder]) -> Torch | None:
-    installed = [dist for dist in found if dist.name == "torch"]
-    folders = [os.path.join(place.folder, "torch") for place in places if "torch" in place.names]
-    folders = [folder for folder in folders if os.path.isfile(os.path.join(folder, "version.py"))]
-    folders += [os.path.join(dist.location, "torch") for dist in installed]
-    if not folders:
+    installed = {dist.location: dist for dist in found if dist.name == "torch"}
+    home = next(iter(installed), None)
+    for place in places:
+        if "torch" in place.names and os.path.isfile(os.path.join(place.folder, "torch", "version.py")):
+            home = place.folder
+            break
+    if home is None:
         return None
-    home = os.path.dirname(folders[0])
-    assignments = parse_assignments(read_text(os.path.join(folders[0], "version.py")))
-    version = assignments.get("__version__") or next(
-        (dist.read_version() for dist in installed if dist.location == home), None
-    )
-    return Torch(version, parse_cuda_version(assignments.get("cuda")), folders[0])
+    folder = os.path.join(home, "torch")
+    assignments = parse_assignments(read_text(os.path.join(folder, "version.py")))
+    version = assignments.get("__version__") or (installed[home].read_version() if home in installed else None)
+    return Torch(version, parse_cuda_version(assignments.get("cuda")), folder)
 
 
 _LIBRARIES: Final = (".so", ".dll", ".pyd")  # parts of names: libcublas.so.13
@@ -425,9 +430,13 @@ _HASHED_BELOW: Final = 64 * 1024  # bytes
 def _missing_and_altered(
     entries: Iterable[RecordEntry], one: MetadataFolder, *, by_content: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    faults = {entry.path: _fault_of(entry, one, by_content=by_content) for entry in entries}
-    missing = tuple(path for path, fault in faults.items() if fault == "missing")
-    return missing, tuple(path for path, fault in faults.items() if fault == "altered")
+    missing: list[str] = []
+    altered: list[str] = []
+    for entry in entries:
+        fault = _fault_of(entry, one, by_content=by_content)
+        if fault is not None:
+            (missing if fault == "missing" else altered).append(entry.path)
+    return tuple(missing), tuple(altered)
 
 
 def _fault_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> Literal["missing", "altered"] | None:
@@ -478,13 +487,15 @@ START_FILES: Final = ("ortgpu_enforce.pth", "_ortgpu_waiting.py", "_ortgpu_hook.
 
 def read_refused(places: Iterable[str], package: str | None) -> tuple[RefusedPath, ...]:
     """Return the unreadable paths of the search path, NVIDIA wheels, the guard, and a package with ``capi``."""
-    return tuple(found for path in dict.fromkeys(_looked_at(places, package)) if (found := _refused(path)) is not None)
+    return tuple(filter(None, map(_refused, dict.fromkeys(_looked_at(places, package)))))
 
 
 def _looked_at(places: Iterable[str], package: str | None) -> Iterator[str]:
     for place in map(absolute, places):
         wheels = os.path.join(place, "nvidia")
-        yield from (place, wheels, *(os.path.join(place, name) for name in START_FILES))
+        yield from (place, wheels)
+        for name in START_FILES:
+            yield os.path.join(place, name)
         for component in _paths_in(wheels):
             libraries = os.path.join(component, "lib")
             yield from (component, libraries, *_paths_in(libraries))

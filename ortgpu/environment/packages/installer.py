@@ -122,12 +122,14 @@ def _read_manager() -> Manager | None:
         is_here = _is_below(os.getcwd(), (project,))
     except OSError:  # The working directory is gone.
         return None
+    if name != ".venv" or not is_here:
+        return None
     managers = [
         replace(manager, lock=lock)
         for manager in _MANAGERS
         if os.path.isfile(lock := os.path.join(project, manager.lock)) and shutil.which(manager.name)
     ]
-    return managers[0] if name == ".venv" and is_here and len(managers) == 1 else None
+    return managers[0] if len(managers) == 1 else None
 
 
 def _uv(interpreter: str) -> Installer:
@@ -163,8 +165,9 @@ def _pip(interpreter: str, is_there: bool) -> Installer:
     # only packages below its prefix, elsewhere all of them: is_local in pip/_internal/utils/misc.py.
     users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     folders = _resolved(*site.getsitepackages(), *users, folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    owned = tuple(path for path in folders if _is_below(path, _resolved(sys.prefix))) if _is_virtual() else folders
-    own = owned if folder in packages else (folder,)
+    own = folders if folder in packages else (folder,)
+    if _is_virtual() and folder in packages:
+        own = tuple(path for path in folders if _is_below(path, _resolved(sys.prefix)))
     return Installer(
         "pip", f"{pip} install{managed}", f"{pip} uninstall -y{managed}", folder=folder, own=own, obstacle=obstacle
     )

@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Final
 
+from .metadata import search_path
+
 #: This text stands in for the error of an import that would not have returned.
 IN_SUB_INTERPRETER: Final = "ImportError: not tried: this is a sub-interpreter of Python"
 
@@ -47,8 +49,10 @@ def is_frozen() -> bool:
 
 def is_pex() -> bool:
     """Return True if packages come from a pex: it ignores packages of pip (docs.pex-tool.org, "PEX-INFO")."""
-    folders: tuple[object, ...] = (sys.prefix, *sys.path)
-    return any(isinstance(each, str) and each and os.path.isfile(os.path.join(each, "PEX-INFO")) for each in folders)
+    for folder in search_path((sys.prefix, *sys.path)):
+        if folder and os.path.isfile(os.path.join(folder, "PEX-INFO")):
+            return True
+    return False
 
 
 def is_sub_interpreter() -> bool:

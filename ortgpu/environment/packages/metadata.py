@@ -176,12 +176,11 @@ def read_maps() -> str:
 
 def mapped_libraries(maps: str, address: int | None = None) -> tuple[str, ...]:
     """Return the paths of the shared objects in the text of a maps file, each once, or only the one at ``address``."""
-    lines = [line.split(None, 5) for line in maps.splitlines() if line.count("/") and ".so" in line]
-    if address is not None:
-        lines = [fields for fields in lines if _holds(fields[0], address)]
-    return tuple(dict.fromkeys(fields[5].strip().removesuffix(" (deleted)") for fields in lines))
-
-
-def _holds(extent: str, address: int) -> bool:
-    start, end = extent.split("-")
-    return int(start, 16) <= address < int(end, 16)
+    paths: dict[str, None] = {}
+    for line in maps.splitlines():
+        if "/" in line and ".so" in line:
+            extent, _, _, _, _, path = line.split(None, 5)
+            start, end = extent.split("-")
+            if address is None or int(start, 16) <= address < int(end, 16):
+                paths[path.strip().removesuffix(" (deleted)")] = None
+    return tuple(paths)

@@ -165,8 +165,10 @@ def environ_of_child() -> dict[str, str]:
 
 def registered_library() -> str | None:
     """Return the file of a CUDA plugin that is registered in this process and lists a GPU; None if there is none."""
-    devices = (device for device in _listed_devices() if device.ep_name == CUDA)
-    return next(filter(None, (dict(device.ep_metadata).get("library_path") for device in devices)), None)
+    for device in _listed_devices():
+        if device.ep_name == CUDA and (path := dict(device.ep_metadata).get("library_path")):
+            return str(path)
+    return None
 
 
 def listed_providers() -> tuple[str, ...]:
