@@ -71,15 +71,6 @@ _SUCCESS, _SYSTEM_ERROR, _INVALID_USAGE, _REMOTE_ERROR, _IN_PROGRESS = 0, 2, 5, 
 _SUM = 0
 _DATA_TYPES = {"int32": 2, "float16": 6, "float32": 7, "bfloat16": 9}
 
-_MEANINGS = {
-    1: "a call of CUDA failed (ncclUnhandledCudaError)",
-    _SYSTEM_ERROR: "a call of the system failed (ncclSystemError)",
-    3: "an internal check failed (ncclInternalError)",
-    4: "an argument has an invalid value (ncclInvalidArgument)",
-    _INVALID_USAGE: "it was used in a way that cannot work (ncclInvalidUsage)",
-    _REMOTE_ERROR: "another rank failed, or cannot be reached (ncclRemoteError)",
-    8: "it gave up waiting (ncclTimeout)",
-}
 # Into files, because output below the weight of a warning is lost with the process of the preflight
 _SEE_WARNINGS = (
     "read the lines NCCL WARN above, if there are any; NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p has it write more, a "
@@ -305,34 +296,28 @@ class Communicator:
         """Return True once NCCL has taken the last call in. The stream says when the GPU is done."""
         status = int(_checked(lambda: nccl.comm_get_async_error(self._handle)))
         if status not in (_SUCCESS, _IN_PROGRESS):
-            raise nccl_error(status, self._last_error())
+            raise nccl_error(status)
         return status == _SUCCESS
 
     def call(self, collective: Collective, send: int, receive: int, stream: int) -> None:
         reduction = () if collective.operation == "all_gather" else (_SUM,)
         data_type = _DATA_TYPES[collective.dtype]
         function = getattr(nccl, collective.operation)
-        try:
-            _checked(lambda: function(send, receive, collective.count, data_type, *reduction, self._handle, stream))
-        except NCCLError as error:
-            raise nccl_error(error.status, self._last_error()) from error
+        _checked(lambda: function(send, receive, collective.count, data_type, *reduction, self._handle, stream))
 
     def abort(self) -> None:
         _checked(lambda: nccl.comm_abort(self._handle))
 
-    def _last_error(self) -> str | None:
-        try:
-            return str(nccl.get_last_error(self._handle)) or None
-        except Exception:  # noqa: BLE001 - only words to add to an error
-            return None
 
-
-def nccl_error(status: int | None, words: str | None = None) -> NCCLError:
-    """Return the error for an ncclResult_t. ``words`` are NCCL's own."""
+def nccl_error(status: int) -> NCCLError:
+    """Return the error for an ncclResult_t, in NCCL's own words."""
+    meaning, last = str(nccl.get_error_string(status)), ""
+    with contextlib.suppress(Exception):  # An old library has no such function.
+        last = str(nccl.get_last_error(nccl.Comm())).strip()  # of the process: NCCL ignores the communicator
     return NCCLError(
-        f"NCCL failed: {_MEANINGS.get(status or 0, 'a code that ortgpu does not know')}",
-        evidence=[f"ncclResult_t {status}", *([f"ncclGetLastError: {words.strip()}"] if words else [])],
-        fixes=map(manual, _FIXES.get(status or 0, (_SEE_WARNINGS,))),
+        f"NCCL failed: {meaning.partition(' (')[0]}",  # in brackets: what to set, for a developer of the program
+        evidence=[f"ncclResult_t {status}: {meaning}", *([f"ncclGetLastError: {last}"] if last else [])],
+        fixes=map(manual, _FIXES.get(status, (_SEE_WARNINGS,))),
         status=status,
     )
 
@@ -342,7 +327,7 @@ def _checked(call: Callable[[], Result]) -> Result:
     try:
         return call()
     except nccl.NCCLError as error:
-        raise nccl_error(int(error.status), str(error)) from error
+        raise nccl_error(int(error.status)) from error
 
 
 def run_collectives(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
