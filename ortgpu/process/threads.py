@@ -20,8 +20,6 @@ from typing import Any, Generic, TypeVar
 
 from .background import AT_EXIT, Thread, logged, may_wait, owners, this_thread
 
-_WORKS_AT_FEEDS = True  # A thread in this module may hold a lock that others need; see pipeline._may_wait.
-
 Result = TypeVar("Result")
 Raised = TypeVar("Raised", bound=BaseException)
 Call = Callable[[], object]

@@ -33,8 +33,6 @@ from .onnxruntimes import session_on_cpu
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
-
 logger = logging.getLogger("ortgpu")
 
 # Bytes. Threads copy larger arrays faster than CUDA does, if the copy is the only extra work: in a graph, and beside a

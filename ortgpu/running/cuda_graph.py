@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from .pinned import PinnedMemory
     from .plain_runs import RunningSession
 
-_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
-
 logger = logging.getLogger("ortgpu")
 
 # Held during a capture and while ONNX Runtime allocates memory for one, because concurrent captures fail.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .pinned import PinnedMemory
 
-_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
-
 # Bytes. From larger arrays CUDA copies one piece while it stages the next.
 PINNED_UP_TO = 256 << 10
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
         _pinned: PinnedMemory | None
 
 
-_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
-
 Result = TypeVar("Result")
 
 logger = logging.getLogger("ortgpu")

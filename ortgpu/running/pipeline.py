@@ -11,13 +11,13 @@ import functools
 import operator
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..process.background import is_of_a_handler, may_wait
+from ..process.background import Thread, is_of_a_handler, may_wait
 from ..process.late import late
 from ..process.threads import Executor, Outcome, drop_own_frames
 from ..provider import lifetime
@@ -312,10 +312,7 @@ def results_of(
 def _may_wait() -> bool:
     """Return True if this thread may wait for the threads of an iteration.
 
-    The garbage collector may end a dropped iteration in any thread, at any point. A thread that runs a feed would wait
-    for itself. A thread that holds a lock would wait for a thread that needs the lock.
+    The garbage collector may end a dropped iteration in any thread, at any point. A thread of this library may run one
+    of its feeds, and would wait for itself. A thread that holds a lock would wait for a thread that needs the lock.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and not frame.f_globals.get("_WORKS_AT_FEEDS"):
-        frame = frame.f_back
-    return frame is None
+    return may_wait() and not isinstance(threading.current_thread(), Thread)

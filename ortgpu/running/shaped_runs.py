@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from .plain_runs import RunningSession
     from .shape_plans import KeptShape, ShapePlans
 
-_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
-
 logger = logging.getLogger("ortgpu")
 
 _OPEN_AT_A_TIME = 4  # lanes

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from .pinned import PinningSession
 
-_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
-
 Place = Callable[[tuple[int, ...], np.dtype[Any]], "NDArray[Any] | None"]
 
 _KINDS = frozenset(DTYPES.values())

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .plain_runs import RunningSession
     from .staged_runs import Place
 
-_WORKS_AT_FEEDS = True  # Threads of a map may wait for a thread in this module; see pipeline._may_wait.
-
 logger = logging.getLogger("ortgpu")
 
 # Measured on an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with outputs as large as

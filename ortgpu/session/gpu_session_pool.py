@@ -41,8 +41,6 @@ __all__ = ["GPUSessionPool", "LostDevice", "WorkerHealth"]
 
 _OWN = "sessions_per_device", "isolate", "deadline", "first_deadline"  # arguments
 
-_WORKS_AT_FEEDS = True  # A thread in here may hold memory that others need; see pipeline._may_wait.
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerHealth:

@@ -1730,6 +1730,12 @@ MUTANTS = (
             "yield pending.pop().result()",
         ),
         (
+            "a dropped iteration is waited for by a thread that runs one of its feeds",
+            "running/pipeline.py",
+            "return may_wait() and not isinstance(threading.current_thread(), Thread)",
+            "return may_wait()",
+        ),
+        (
             "more feeds are taken than may be",
             "running/pipeline.py",
             "while not ended and len(pending) < in_flight:",

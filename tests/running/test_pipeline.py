@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.process import threads
-from ortgpu.running import copying, cuda_graph, graph_buffers, pinned, staged_runs, staging
-from ortgpu.running.pipeline import Pace, iterate_in_order
-from ortgpu.session import gpu_session_pool
-from ortgpu.session.pool import joined, serving
+from ortgpu.process.background import Thread, this_thread
+from ortgpu.process.threads import Turns
+from ortgpu.running.pipeline import Pace, _may_wait, iterate_in_order
 from tests.support.cpu_session import child
 
 
@@ -195,9 +193,20 @@ def test_collected_with_a_lock_held_that_its_threads_need() -> None:
     assert found == -2
 
 
-def test_modules_in_which_it_does_not_wait_say_so() -> None:
-    of_runs = (copying, cuda_graph, graph_buffers, pinned, staged_runs, staging)
-    assert all(module._WORKS_AT_FEEDS for module in (*of_runs, joined, gpu_session_pool, serving, threads))
+def test_who_waits_for_the_threads_of_an_iteration_that_was_dropped() -> None:
+    """The thread of a program does. No thread of the library does, nor one with a lock or a turn."""
+    answers = [_may_wait()]
+    with this_thread.holds:
+        answers.append(_may_wait())
+
+    def ask() -> None:
+        answers.append(_may_wait())
+
+    Turns().run(ask)
+    for thread in (Thread(ask, "of the library"), threading.Thread(target=ask)):
+        thread.start()
+        thread.join()
+    assert answers == [True, False, False, False, True]
 
 
 def test_a_feed_is_let_go_before_the_next_is_taken() -> None:

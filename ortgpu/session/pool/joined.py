@@ -37,8 +37,6 @@ _BUNDLE = 16  # A waiting collector wakes for this many requests, or for as many
 _FRESH = 0.001  # seconds between two looks at the memory, as many requests come; each asks the driver
 _COPYING = 0.005  # seconds that a batch waits for callers while they copy requests into its rows
 
-_WORKS_AT_FEEDS = True  # Threads in this module may hold locks that others need; see pipeline._may_wait.
-
 
 class Joining(Kind):
     """The kind of the requests of one Batched, and the rules for joining them.

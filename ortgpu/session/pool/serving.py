@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ...provider.devices import Device
     from .workers import Feeds
 
-_WORKS_AT_FEEDS = True  # Threads in this module may hold locks that others need; see pipeline._may_wait.
-
 _LOOK = 0.02  # seconds between two looks of a waiting caller; an interrupt seldom loses a notice
 _ENDING = 5.0  # seconds for threads to end after the end of their workers
 _IDLE = 1.0  # seconds for idle threads to end
