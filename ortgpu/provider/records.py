@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
+import math
 import os
 import re
 import shlex
@@ -37,8 +39,12 @@ else:
     tempfile = late("tempfile")
     platformdirs = late("platformdirs")
 
+logger = logging.getLogger("ortgpu")
+
 _SCHEMA = 1
 _READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # opening a pipe does not wait
+_LARGEST = 1 << 20  # bytes of a record
+_LONGEST = 1 << 31  # dimensions are shorter
 
 
 class VoidRecordError(ValueError):
@@ -136,11 +142,17 @@ def read_record(path: str | os.PathLike[str], *, is_named: bool = False) -> Reco
         record = Record(**document)
         return replace(
             record,
-            key=Key(**_checked(record.key, (str, int, type(None)))),
+            key=Key(**_checked(record.key, str, (str, int, type(None)))),
             automatic=_choice(record.automatic, AUTOMATIC),
             named=_choice(record.named, tuple(SETTINGS)),
-            shapes=tuple(record.shapes),
-            dimensions=_checked(record.dimensions, int),
+            shapes=tuple(
+                {
+                    name: list(_sizes(dict(enumerate(shape)), int).values())
+                    for name, shape in _checked(shapes, str, list).items()
+                }
+                for shapes in record.shapes
+            ),
+            dimensions=_sizes(record.dimensions, str),
         )
     except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise VoidRecordError(f"it has what this release does not know: {error}") from None
@@ -154,7 +166,10 @@ def _content(path: str | os.PathLike[str], *, is_named: bool) -> bytes:
             raise VoidRecordError("it is no regular file")
         if not is_named and status.st_uid != 0 and not is_own(status):
             raise VoidRecordError(f"it belongs to another user, {status.st_uid}")
-        return file.read()
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise VoidRecordError(f"it is larger than {_LARGEST} bytes")
+    return content
 
 
 def is_own(status: os.stat_result) -> bool:
@@ -162,23 +177,32 @@ def is_own(status: os.stat_result) -> bool:
     return not hasattr(os, "getuid") or status.st_uid == os.getuid()
 
 
-def _checked(found: Any, values: Any) -> dict[str, Any]:
-    if not isinstance(found, dict) or not all(isinstance(value, values) for value in found.values()):
+def _checked(found: Any, names: type, values: Any) -> dict[Any, Any]:
+    if not isinstance(found, dict) or not all(isinstance(k, names) and isinstance(v, values) for k, v in found.items()):
         raise ValueError(f"{found!r}")
     return found
 
 
+def _sizes(found: Any, names: type) -> dict[Any, int]:
+    sizes: dict[Any, int] = _checked(found, names, int)
+    if any(isinstance(size, bool) or not 0 <= size < _LONGEST for size in sizes.values()):
+        raise ValueError(f"{found!r}")
+    return sizes
+
+
 def _choice(found: Any, allowed: tuple[str, ...]) -> Choice:
-    choice = Choice(**_checked(found, (dict, float, int)))
-    settings = _checked(choice.settings, str)
+    choice = Choice(**_checked(found, str, (dict, float, int)))
+    settings, ratio = _checked(choice.settings, str, str), float(choice.ratio)
     options_of(settings)
     if not set(allowed).issuperset(settings):
         raise ValueError(f"{settings!r}")
-    return Choice(settings, float(choice.ratio))
+    if not math.isfinite(ratio) or ratio <= 0:
+        raise ValueError(f"ratio {ratio!r}")
+    return Choice(settings, ratio)
 
 
 def default_path(model: ModelSource, gpu: str | None) -> Path | None:
-    """Return the path of the record of a model for a kind of GPU. None if there is no folder for it.
+    """Return the path of the record of a model for a kind of GPU. None if there is no folder: the log says why, once.
 
     The name of the record is a digest of the model's path, so a session without a record looks at one path only. For a
     model in bytes it is a digest of their size, beginning and end.
@@ -193,7 +217,10 @@ def default_path(model: ModelSource, gpu: str | None) -> Path | None:
         name = os.fsencode(os.path.abspath(os.fsdecode(model)))
     try:
         folder: Path = user_cache_path("ortgpu")
-    except RuntimeError:  # The user has no entry in passwd, and HOME is not set.
+    except RuntimeError as error:  # The user has no entry in passwd, and HOME is not set.
+        if not _told:
+            _told.append(str(error))
+            logger.warning("no record of tune is kept or used: %s", error)
         return None
     kind = re.sub(r"\W+", "-", gpu or "unknown").lower()
     return folder / "tuned" / f"{hashlib.sha256(name).hexdigest()[:24]}-{kind}.json"
@@ -210,6 +237,7 @@ def make_own_folders(folder: Path) -> None:
 
 
 _ENDS = 4096  # bytes
+_told: list[str] = []  # the reason for having no folder for records
 
 
 def key_of(

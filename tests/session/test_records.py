@@ -113,6 +113,14 @@ def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], object]:
         _set("named", "settings", "library", to="evil.so"),
         _set("named", to=None),
         _set("dimensions", "n", to="2"),
+        _set("dimensions", "n", to=-1),
+        _set("dimensions", "n", to=10**30),
+        _set("dimensions", "n", to=True),
+        _set("shapes", 0, "x", to=[-1, 4]),
+        _set("shapes", 0, "x", to=["2", 4]),
+        _set("automatic", "ratio", to=float("inf")),
+        _set("named", "ratio", to=float("nan")),
+        _set("named", "ratio", to=-0.5),
         _set("shapes", to=3),
         lambda document: document.pop("key"),
     ],
@@ -135,7 +143,7 @@ def test_what_is_no_record(record: Path, text: str) -> None:
 
 
 @posix
-@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "device"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "large", "device"])
 def test_what_is_no_plain_file_of_this_user_is_void(record: Path, tmp_path: Path, kind: str) -> None:
     """A pipe hung every session of its model."""
     content = record.read_bytes()
@@ -144,6 +152,8 @@ def test_what_is_no_plain_file_of_this_user_is_void(record: Path, tmp_path: Path
         os.mkfifo(record)
     elif kind == "folder":
         record.mkdir()
+    elif kind == "large":
+        record.write_bytes(content + b" " * (1 << 20))
     else:
         (tmp_path / "target").write_bytes(content)
         record.symlink_to(tmp_path / "target" if kind == "link" else "/dev/zero")
@@ -222,7 +232,9 @@ def test_the_graph_is_compared_before_the_weights_are_read(tmp_path: Path, monke
         find_record(GraphOutline(model), None, tmp_path / "record.json")
 
 
-def test_a_user_without_a_home_has_no_records(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_has_no_records(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A service without an entry in passwd got a bare RuntimeError from each session."""
     if sys.platform == "win32":
         pytest.skip("Windows knows the folder of each user: sys.platform")
@@ -232,10 +244,14 @@ def test_a_user_without_a_home_has_no_records(model: Path, monkeypatch: pytest.M
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
     monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(records, "_told", [])
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert find_record(GraphOutline(model), None) is None
-    assert default_path(model, None) is None
+    for _ in range(2):
+        assert find_record(GraphOutline(model), None) is None
+        assert default_path(model, None) is None
+    (logged,) = [each.getMessage() for each in caplog.records]
+    assert logged.startswith("no record of tune is kept or used: ")
 
 
 def test_a_record_is_found_for_its_model_alone(record: Path, model: Path) -> None:
