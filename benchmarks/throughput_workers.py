@@ -235,7 +235,9 @@ def thresholds(
 
     Of the cases that thresholds.py names. "first" is a staged call that has to pin memory; "staged" whether any is.
     """
+    from ortgpu.running.cudart import runtime_of
     from ortgpu.running.plain_runs import PlainRunner
+    from ortgpu.running.staged_runs import StagedRuns
     from ortgpu.running.staging import StagedRunner
 
     calls = max(3, min(100, BYTES_OF_A_ROUND // size))
@@ -251,8 +253,11 @@ def thresholds(
         kept = case == "kept"
         session = ours(path, device, pinned_memory_limit=size * 3 // 2 if kept else size * 4)
         run_by(session, PlainRunner(), None, feeds[0])
+        runtime = runtime_of(session.device)
         for count, piece in itertools.product(threads, pieces):
-            runner = StagedRunner(session, staged_from=1, threads=count, piece=piece)
+            runner = StagedRunner(session, staged_from=1)
+            if runtime is not None:
+                runner._runs = StagedRuns(session, runtime, 1, count, piece)
             if not actions:
                 report("first", timed(functools.partial(run_by, session, runner, None, feeds[0])))
                 report("staged", runner._run_staged(session, None, feeds[0]) is not None)

@@ -73,4 +73,8 @@ class VerifiedSession(Session, Protocol):
     _pinned_memory_limit: int
     _gpu_context: Any  # lifetime.ContextCheck; None on the CPU, or if the driver does not tell
     _holdings: Any  # running.memory.Holdings, from the first query on
+    _pinned: Any  # running.pinned.PinnedMemory, from the first use on
+    _gpu_runner: Any  # running.plain_runs.PlainRunner
     _model_stamp: tuple[int, ...] | None  # stamp of the model's file when the session opened
+
+    def _gpu_explained(self, error: Exception) -> Exception: ...

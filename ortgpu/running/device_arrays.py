@@ -23,7 +23,6 @@ from .streams import is_foreign, is_value_on_gpu, streams_of, wait_for_caller
 if TYPE_CHECKING:
     from ..provider.devices import Device
     from ..provider.interfaces import VerifiedSession
-    from .streams import OrderedSession
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
@@ -62,7 +61,7 @@ class _DLTensor(ctypes.Structure):
         return True
 
 
-def wrap_arrays(session: OrderedSession, feed: Any) -> dict[str, Any] | None:
+def wrap_arrays(session: VerifiedSession, feed: Any) -> dict[str, Any] | None:
     """Return ``feed`` with arrays of other libraries as OrtValues that share their memory. None if it has none.
 
     If a value is on the GPU, the session's next work waits for the work that the caller has queued there (see
@@ -107,7 +106,7 @@ def refuse_on_gpu(feed: Any) -> None:
             )
 
 
-def run_on_device(session: OrderedSession, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+def run_on_device(session: VerifiedSession, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
     """Run the model and keep the results on the device; see GPUSession.run_on_device."""
     lifetime.refuse_if_unusable(session)
     session._gpu_runner.check_binding()
@@ -117,7 +116,7 @@ def run_on_device(session: OrderedSession, output_names: Any, feed: Mapping[str,
     values = wrap_arrays(session, values) or values
     device = lifetime.device_of(session)
 
-    def run(target: OrderedSession, _runner: object, feed: Mapping[str, Any]) -> list[Any]:
+    def run(target: VerifiedSession, _runner: object, feed: Mapping[str, Any]) -> list[Any]:
         return _run_bound(target, device, output_names, feed, run_options)
 
     if run_options is not None:
@@ -127,7 +126,7 @@ def run_on_device(session: OrderedSession, output_names: Any, feed: Mapping[str,
 
 
 def _run_bound(
-    session: OrderedSession, device: Device, output_names: Any, feed: Mapping[str, Any], run_options: Any
+    session: VerifiedSession, device: Device, output_names: Any, feed: Mapping[str, Any], run_options: Any
 ) -> list[Any]:
     binding = session.io_binding()
     overridable = {initializer.name for initializer in session._overridable_initializers}

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..provider.interfaces import VerifiedSession
-    from .pinned import PinningSession
 
 logger = logging.getLogger("ortgpu")
 
@@ -151,7 +150,7 @@ class FeedCopies:
         self._threads.copy(address_of(copy), address_of(array), array.nbytes)
 
 
-def copies_for(session: PinningSession) -> FeedCopies:
+def copies_for(session: VerifiedSession) -> FeedCopies:
     """Return the FeedCopies for a GPUSession."""
     runtime = runtime_of(device_of(session))
     ordinal, on_device = (None, None) if runtime is None else (runtime.ordinal, CopiesOnDevice(session, runtime))

@@ -20,7 +20,7 @@ from . import arena
 
 if TYPE_CHECKING:
     from ..process.threads import Turns
-    from .pinned import PinnedMemory, PinningSession
+    from ..provider.interfaces import VerifiedSession
 
 
 Part = Literal["plans", "graphs"]
@@ -61,7 +61,7 @@ class Holdings:
         """Count a holder from now on, and ask it when memory is to be given back."""
         self._holder = part, holder
 
-    def weights_of(self, session: PinningSession) -> int | None:
+    def weights_of(self, session: VerifiedSession) -> int | None:
         """Return the bytes of the model's initialisers; None if the model cannot be read any more."""
         if not self._weights:
             self._weights.append(bytes_of_weights(session._request.model, session._model_stamp))
@@ -129,7 +129,7 @@ def _mebibytes(size: int | None) -> str:
     return f"{'unknown':>10}" if size is None else f"{size / _MIB:>10,.1f} MiB"
 
 
-def holdings_of(session: PinningSession) -> Holdings:
+def holdings_of(session: VerifiedSession) -> Holdings:
     """Return the holdings of a session, made at the first use."""
     holdings: Holdings | None = session._holdings
     if holdings is None:  # setdefault is one step of C, so threads agree on one
@@ -137,7 +137,7 @@ def holdings_of(session: PinningSession) -> Holdings:
     return holdings
 
 
-def read_memory(session: PinningSession) -> SessionMemory:
+def read_memory(session: VerifiedSession) -> SessionMemory:
     """Measure the memory of a session.
 
     Raises:
@@ -147,7 +147,7 @@ def read_memory(session: PinningSession) -> SessionMemory:
     return measure(session)
 
 
-def measure(session: PinningSession) -> SessionMemory:
+def measure(session: VerifiedSession) -> SessionMemory:
     """Measure the memory of a session as it is. A session that is to be opened again is not opened here."""
     holdings, device = holdings_of(session), device_of(session)
     used = processes_on(device.uuid) if device.uuid is not None else {}
@@ -166,7 +166,7 @@ def measure(session: PinningSession) -> SessionMemory:
     )
 
 
-def give_back(session: PinningSession) -> None:
+def give_back(session: VerifiedSession) -> None:
     """Give back the GPU memory that no run of a session uses: plans or graphs, then the arena's free regions.
 
     Shrinking the arena is a run, too: beside another one it would take a stream with handles.
@@ -179,7 +179,7 @@ def give_back(session: PinningSession) -> None:
         arena.shrink(session)
 
 
-def trim(session: PinningSession) -> None:
+def trim(session: VerifiedSession) -> None:
     """Give back the GPU memory and the host memory that no run of a session uses.
 
     Raises:
@@ -187,6 +187,6 @@ def trim(session: PinningSession) -> None:
     """
     refuse_if_unusable(session)
     give_back(session)
-    pinned: PinnedMemory | None = session._pinned
+    pinned = session._pinned
     if pinned is not None:
         pinned.give_back()

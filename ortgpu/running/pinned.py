@@ -25,17 +25,9 @@ from ..provider import lifetime
 from .cudart import CudaRuntime, address_of, runtime_of
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from numpy.typing import DTypeLike, NDArray
 
     from ..provider.interfaces import VerifiedSession
-
-    class PinningSession(VerifiedSession, Protocol):
-        """A session that keeps its pinned memory."""
-
-        _pinned: PinnedMemory | None
-
 
 Result = TypeVar("Result")
 
@@ -326,7 +318,7 @@ def may_be_staged(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.nbytes >= STAGED_FROM and not value.dtype.hasobject
 
 
-def memory_of(session: PinningSession) -> PinnedMemory:
+def memory_of(session: VerifiedSession) -> PinnedMemory:
     """Return the pinned memory of a GPUSession, made at the first use.
 
     Raises:
@@ -342,4 +334,5 @@ def memory_of(session: PinningSession) -> PinnedMemory:
             session._pinned = PinnedMemory(runtime, session._pinned_memory_limit)
             # Results outlive the session and keep this object, so free the unused memory with the session.
             weakref.finalize(session, session._pinned.close).atexit = False
-        return session._pinned
+        pinned: PinnedMemory = session._pinned
+        return pinned

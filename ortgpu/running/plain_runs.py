@@ -23,16 +23,14 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from ..model.files import ModelSource
+    from ..provider.interfaces import VerifiedSession
     from .cudart import Stream
-    from .pinned import PinningSession
 
-    class RunningSession(PinningSession, Protocol):
+    class RunningSession(VerifiedSession, Protocol):
         """A session with a runner."""
 
         _gpu_runner: PlainRunner
         _stream: Stream | None  # while a session with cuda_graph opens
-
-        def _gpu_explained(self, error: Exception) -> Exception: ...
 
         def _gpu_tune(self, model: ModelSource, ordinal: int | None) -> None: ...
 

@@ -167,9 +167,6 @@ class ShapedRunner(PlainRunner):
     def stages(self, feed: Any) -> bool:
         return self._first.stages(feed)
 
-    def check_binding(self) -> None:
-        self._first.check_binding()
-
     def close(self, error: GPUError) -> None:
         """Free the plans. This waits for threads that make them: with closed plans they end soon."""
         self._is_closed = True

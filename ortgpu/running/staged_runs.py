@@ -28,7 +28,8 @@ from .pinned import PinnedMemory, memory_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .pinned import PinningSession
+    from ..provider.interfaces import VerifiedSession
+
 
 Place = Callable[[tuple[int, ...], np.dtype[Any]], "NDArray[Any] | None"]
 
@@ -43,7 +44,12 @@ class StagedRuns:
     """The staged runs of one session. Threads may share it. ``place`` may return the array for a result."""
 
     def __init__(
-        self, session: PinningSession, runtime: CudaRuntime, staged_from: int, threads: int | None, piece: int | None
+        self,
+        session: VerifiedSession,
+        runtime: CudaRuntime,
+        staged_from: int,
+        threads: int | None = None,
+        piece: int | None = None,
     ) -> None:
         inner, device = session._sess, device_of(session)
         self.place: Place | None = None
@@ -59,7 +65,7 @@ class StagedRuns:
         self._copier = Copier(runtime, threads, piece)
         self._slots = Slots(_AT_A_TIME)
 
-    def run(self, session: PinningSession, output_names: Any, feed: Any) -> list[Any] | None:
+    def run(self, session: VerifiedSession, output_names: Any, feed: Any) -> list[Any] | None:
         """Run the model and return the results. None if the arguments need plain ``run``. May raise anything."""
         if (output_names is not None and not isinstance(output_names, (list, tuple))) or holds_lock():
             return None

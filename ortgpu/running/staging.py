@@ -40,24 +40,10 @@ _creating = fork_safe_lock()
 
 
 class StagedRunner(PlainRunner):
-    """The runs of a session that :func:`may_stage` accepts.
+    """The runs of a session that :func:`may_stage` accepts. A run is staged if an array has ``staged_from`` bytes."""
 
-    Args:
-        staged_from: a run is staged if one of its arrays has so many bytes.
-        threads, piece: see :class:`ortgpu.running.copying.Copier`.
-    """
-
-    def __init__(
-        self,
-        session: RunningSession,
-        *,
-        staged_from: int = STAGED_FROM,
-        threads: int | None = None,
-        piece: int | None = None,
-    ) -> None:
+    def __init__(self, session: RunningSession, staged_from: int = STAGED_FROM) -> None:
         super().__init__(session, 0)
-        self._threads = threads
-        self._piece = piece
         self._large = staged_from
         # A run is staged if its largest input has so many bytes: any run, if the model declares large outputs. A free
         # dimension counts as 1 here, because runs show whether their outputs are large.
@@ -114,7 +100,7 @@ class StagedRunner(PlainRunner):
             if self._runs is None:
                 runtime = runtime_of(device_of(session))
                 if runtime is not None:
-                    self._runs = StagedRuns(session, runtime, self._large, self._threads, self._piece)
+                    self._runs = StagedRuns(session, runtime, self._large)
                     self._runs.place = self.place
             return self._runs
 

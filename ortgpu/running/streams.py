@@ -22,17 +22,8 @@ from .cudart import LEGACY_STREAM, PER_THREAD_STREAM, CudaCallError, CudaRuntime
 from .onnxruntimes import InferenceSession
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from ..provider.interfaces import VerifiedSession
     from ..provider.lifetime import ContextCheck
-
-    class OrderedSession(VerifiedSession, Protocol):
-        """A session with ordered runs."""
-
-        _gpu_runner: Any  # see plain_runs.PlainRunner
-
-        def _gpu_explained(self, error: Exception) -> Exception: ...
 
 
 class CallerStreams:
@@ -151,7 +142,7 @@ def _stream_of_cupy(ordinal: int) -> int:
     return stream
 
 
-def streams_of(session: OrderedSession) -> CallerStreams | None:
+def streams_of(session: VerifiedSession) -> CallerStreams | None:
     """Return the order of a session. None on the CPU, or if the provider links no shared CUDA runtime."""
     runner = session._gpu_runner
     if not runner.caller:
@@ -160,7 +151,7 @@ def streams_of(session: OrderedSession) -> CallerStreams | None:
     return streams
 
 
-def _find_streams(session: OrderedSession) -> CallerStreams | None:
+def _find_streams(session: VerifiedSession) -> CallerStreams | None:
     runtime = runtime_of(device_of(session))
     if runtime is None:
         return None
@@ -174,7 +165,7 @@ def _find_streams(session: OrderedSession) -> CallerStreams | None:
     )
 
 
-def wait_for_caller(session: OrderedSession) -> None:
+def wait_for_caller(session: VerifiedSession) -> None:
     """Have the session's next work wait for the GPU work that the calling thread has queued.
 
     Raises:
@@ -188,7 +179,7 @@ def wait_for_caller(session: OrderedSession) -> None:
             raise session._gpu_explained(error)  # noqa: B904 - the method sets the cause
 
 
-def order_results(session: OrderedSession) -> None:
+def order_results(session: VerifiedSession) -> None:
     """Have later GPU work of the calling thread wait for the session's work.
 
     Raises:
@@ -214,7 +205,7 @@ class ForeignArrayError(TypeError):
     """An array of another library was passed on. ONNX Runtime would first look at each of its elements."""
 
 
-def wait_for_values(session: OrderedSession, feed: Mapping[str, Any]) -> None:
+def wait_for_values(session: VerifiedSession, feed: Mapping[str, Any]) -> None:
     """Have the session's next work wait for the caller's queued work, if OrtValues of ``feed`` are on a GPU."""
     if any(map(is_value_on_gpu, feed.values())):
         wait_for_caller(session)

@@ -37,15 +37,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One model with one input, in a session of its own. Bytes do not include the context; None: unknown.
+    """One model with one input, in a session of its own: what :class:`fitting.FitRow` says of it.
 
-    Attributes:
-        shapes: the shapes of the inputs.
-        opened: bytes of the open session before its first run.
-        peak: the most bytes in the first run. This run tries algorithms.
-        steady: bytes after further runs, once the unused memory of the first run was given back.
-        opening_seconds, first_run_seconds, run_seconds: times of the opening, the first run and a later run.
-        error: why it does not run: the GPU has too little memory. Then the figures of later steps are unknown.
+    ``opened`` are the bytes of the open session before its first run. After an error, the figures of later steps are
+    unknown.
     """
 
     shapes: Mapping[str, tuple[int, ...]]

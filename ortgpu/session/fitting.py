@@ -230,16 +230,10 @@ def _model_fit(
 
     rows = tuple(
         FitRow(
-            batch,
-            measurement.shapes,
-            measurement.peak,
-            measurement.steady,
-            measurement.opening_seconds,
-            measurement.first_run_seconds,
-            measurement.run_seconds,
-            False if measurement.error else fits(measurement.peak, start.free),
-            fits(measurement.peak, start.total),
-            measurement.error,
+            batch=batch,
+            fits_now=False if measurement.error else fits(measurement.peak, start.free),
+            fits_empty=fits(measurement.peak, start.total),
+            **{name: value for name, value in asdict(measurement).items() if name != "opened"},
         )
         for (batch, _), measurement in zip(inputs, measured, strict=True)
     )

@@ -31,7 +31,6 @@ from ..process.late import late
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest, plain_request
 from ..provider.living import register
-from ..provider.placement import has_convolutions
 from ..provider.rank_devices import claimed_ordinal
 from ..provider.requests import CUDA, CPUNodes, check_names, parse  # typing.get_type_hints needs CPUNodes.
 from ..provider.settings import CAPTURE
@@ -124,11 +123,12 @@ class GPUSession(LastOfOurs):
     and ``pinned_empty`` pin host memory up to ``pinned_memory_limit``; ``run`` also keeps at most as much ordinary
     memory for results.
 
-    With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget. CUDA's
-    context and the kernels that the process has loaded are not counted. The session makes one run at a time: threads
-    run in the order of their calls. A run that reaches the budget is repeated once, after the session gave
-    back the memory that no run needs, and then raises GPUOutOfMemoryError. With a TensorRT provider, an allocator of
-    the caller's or a shared arena, ``memory`` raises ProviderRequestError.
+    With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget. It sets
+    the provider option gpu_mem_limit, unless the caller did. CUDA's context and the kernels that the process has loaded
+    are not counted. The session makes one run at a time: threads run in the order of their calls. A run that reaches
+    the budget is repeated once, after the session gave back the memory that no run needs, and then raises
+    GPUOutOfMemoryError. With a TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises
+    ProviderRequestError.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU, and does not notice a driver or library that is installed later.
@@ -737,25 +737,14 @@ def _runner_of(session: GPUSession, request: SessionRequest, verified: Verified)
         return graph_requests.captured(session)
     staged = may_stage(session)
     runner = StagedRunner(session) if staged else PlainRunner(session)
-    runner = _add_plans(session, request, verified, runner, staged=staged)
+    make = maker_of(session, request, verified, staged=staged)
+    if make is not None:
+        runner = shaped = ShapedRunner(session, runner, make)
+        holdings_of(session).add("plans", shaped)
     set_device_in_runs(session, runner, verified.device)
     if session._holdings is not None and session._holdings.turns is not None:
         take_turns(runner, session._holdings.turns)
     return runner
-
-
-def _add_plans(
-    session: GPUSession, request: SessionRequest, verified: Verified, runner: PlainRunner, *, staged: bool
-) -> PlainRunner:
-    """Return a runner that makes plans for further shapes, if the session may need them."""
-    if not has_convolutions(verified.placement):
-        return runner
-    make = maker_of(session, request, verified, staged=staged)
-    if make is None:
-        return runner
-    shaped = ShapedRunner(session, runner, make)
-    holdings_of(session).add("plans", shaped)
-    return shaped
 
 
 def _run_in_order(session: GPUSession, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

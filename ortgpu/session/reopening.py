@@ -15,30 +15,23 @@ from ..errors import ExecutionError, GPUOutOfMemoryError, InsufficientDeviceMemo
 from ..model.files import stamp_of
 from ..process.background import fork_safe_lock, this_thread
 from ..provider import lifetime
+from ..provider.interfaces import VerifiedSession
 from ..provider.lifetime import refuse_from_the_start
 from ..provider.options import Carried, carries_providers
 from ..provider.runtime import load_runtime
-from .request import FACTS, SessionRequest, Verified
+from .request import FACTS, SessionRequest
 
 if TYPE_CHECKING:
     from ..running.memory import Holdings
-    from ..running.plain_runs import PlainRunner
 
 _RECEIVERS = ("multiprocessing", "multiprocess")  # The second pickles by dill.
 _PICKLERS = ("pickle", "dill", "cloudpickle")
 
 
-class Reopened(Protocol):
-    """The attributes of a GPUSession that are needed to open it again."""
+class Reopened(VerifiedSession, Protocol):
+    """A GPUSession that can be opened again."""
 
-    _request: SessionRequest
-    _verified: Verified
     _own_names: frozenset[str]
-    _gpu_context: lifetime.ContextCheck | None
-    _holdings: Holdings | None
-    _gpu_runner: PlainRunner
-    _model_stamp: tuple[int, ...] | None
-    _sess: Any
 
     def __getstate__(self) -> object: ...
     def _open_request(self, request: SessionRequest) -> None: ...

@@ -2786,8 +2786,8 @@ MUTANTS = (
         (
             "an input that was out of memory fits",
             "session/fitting.py",
-            "            False if measurement.error else fits(measurement.peak, start.free),",
-            "            fits(measurement.peak, start.free),",
+            "fits_now=False if measurement.error else fits(measurement.peak, start.free),",
+            "fits_now=fits(measurement.peak, start.free),",
         ),
         (
             "the smallest batches estimate the largest",
