@@ -147,17 +147,18 @@ def test_trimming_gives_back_plans_the_arena_and_host_memory(monkeypatch: pytest
             use()
 
 
-def test_each_figure_is_the_sessions_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("part", "plans", "graphs"), [("plans", 19, 0), ("graphs", 0, 23)])
+def test_each_figure_is_the_sessions_own(
+    part: memory.Part, plans: int, graphs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Other processes use the same GPU, further processes use the other GPU, and each part has another size."""
     used = {H200.uuid: {os.getpid(): 11}, L4.uuid: {1: 5, os.getpid(): 7, os.getpid() + 1: 3}}
     monkeypatch.setattr(memory, "processes_on", lambda uuid: used[uuid])
     monkeypatch.setattr(memory.arena, "reserved_bytes", lambda session: 13)
     session = made_session(device=L4, budget=17)
-    holdings = memory.holdings_of(session)
-    holdings.add("plans", Closing([], "plans", 19))
-    holdings.add("graphs", Closing([], "graphs", 23))
+    memory.holdings_of(session).add(part, Closing([], part, plans or graphs))
     assert session.memory == SessionMemory(
-        budget=17, weights=0, arena=13, arena_in_use=None, plans=19, graphs=23, pinned=0, process=7
+        budget=17, weights=0, arena=13, arena_in_use=None, plans=plans, graphs=graphs, pinned=0, process=7
     )
 
 
