@@ -53,44 +53,25 @@ class Measurement:
     error: str | None = None
 
 
-class _Memory:
-    """The memory of this process: on the GPU, or of the host."""
-
-    def __init__(self, device: Device, used_before: int | None) -> None:
-        self._device = device
-        self._used_before = used_before  # The whole GPU's figure serves where NVML does not show this process.
-
-    def taken(self) -> int | None:
-        if not self._device.is_gpu:
-            return _resident()
-        if self._device.uuid is None:
-            return None
-        own_bytes = processes_on(self._device.uuid).get(os.getpid())
-        if own_bytes is not None:
-            return own_bytes
-        used = _used(self._device.uuid)
-        return used - self._used_before if used is not None and self._used_before is not None else None
-
-
-_memory: _Memory
+_device: Device
+_used_before: int | None = None  # The whole GPU's figure serves where NVML does not show this process.
 _context: int | None = None
 
 
 def begin(device: Any, allow_cpu: bool | None, uuid: str | None) -> Start:
     """Open a session of one node, and return the memory of the GPU. ``uuid`` names the GPU, if it is known before."""
-    global _memory, _context
+    global _device, _used_before, _context
     memory = read_gpu_memory(uuid) if uuid is not None else None
-    before = memory[1] - memory[0] if memory is not None else None
     with GPUSession(RELU, device=device, allow_cpu=allow_cpu) as session:
         session.run(None, make_inputs(session.get_inputs()))
-        session_device: Device = session.device
-    _memory = _Memory(session_device, before if session_device.is_gpu else None)
-    _context = _memory.taken()
-    if session_device.is_gpu:
-        free, total = memory if memory is not None else (None, session_device.total_memory)
-        return Start(session_device, free, total, _context)
-    free, total = _host_memory()
-    return Start(session_device, free, total, _context)
+        _device = session.device
+    _used_before = memory[1] - memory[0] if memory is not None else None
+    _context = _taken()
+    if not _device.is_gpu:
+        free, total = _host_memory()
+    else:
+        free, total = memory if memory is not None else (None, _device.total_memory)
+    return Start(_device, free, total, _context)
 
 
 def measure(
@@ -134,18 +115,26 @@ def _seconds(session: GPUSession, feed: Mapping[str, Any]) -> float:
     return time.perf_counter() - start
 
 
+def _taken() -> int | None:
+    """Return the memory of this process: on the GPU, or of the host."""
+    if not _device.is_gpu:
+        return _resident()
+    if _device.uuid is None:
+        return None
+    own_bytes = processes_on(_device.uuid).get(os.getpid())
+    if own_bytes is not None:
+        return own_bytes
+    memory = read_gpu_memory(_device.uuid)
+    return memory[1] - memory[0] - _used_before if memory is not None and _used_before is not None else None
+
+
 def _growth_since_context() -> int | None:
-    taken = _memory.taken()
+    taken = _taken()
     return max(taken - _context, 0) if taken is not None and _context is not None else None
 
 
 def _summary(error: BaseException) -> str:
     return str(getattr(error, "summary", None) or error).partition("\n")[0]
-
-
-def _used(uuid: str) -> int | None:
-    memory = read_gpu_memory(uuid)
-    return memory[1] - memory[0] if memory is not None else None
 
 
 def _resident() -> int | None:

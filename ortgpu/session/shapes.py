@@ -145,10 +145,7 @@ class PlanSource:
         path = os.path.join(folder, "model.onnx")
         options = self._new_options()
         options.optimized_model_filepath = path
-        for name, value in (
-            ("file_name", "weights"),
-            ("min_size_in_bytes", str(_IN_A_FILE_FROM)),
-        ):
+        for name, value in ("file_name", "weights"), ("min_size_in_bytes", str(_IN_A_FILE_FROM)):
             options.add_session_config_entry(f"session.optimized_model_external_initializers_{name}", value)
         for name, size in self.sizes.items():
             options.add_free_dimension_override_by_name(name, size)
@@ -183,9 +180,9 @@ class PlanSource:
 
     def _check_placement(self, session: Any, branches: int) -> None:
         """Raise NoPlansError if more nodes are on the CPU than in so many copies of the first session."""
-        placement = read_placement(session, without_options=True)
         if not self.device.is_gpu:
             return
+        placement = read_placement(session, without_options=True)
         moved = len(placement.cpu_compute_nodes) - branches * len(self.placement.cpu_compute_nodes)
         if not placement.known or moved > 0:
             raise NoPlansError("ONNX Runtime would compute other nodes of it on the CPU")
