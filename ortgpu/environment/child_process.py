@@ -206,15 +206,15 @@ class ChildProcess:
 
 def not_started(error: OSError | ValueError) -> ExecutionError:
     """Return the error for a refusal of the system to start a child process, or to give it files or memory."""
-    remedy = remedy_for(error) or "let this process start other processes"
+    remedy = remedy_for(error, "let this process start other processes")
     if isinstance(error, FileNotFoundError):
         remedy = "run this in a program of the Python interpreter, which is not frozen"
     return ExecutionError("a child process cannot be started", evidence=[str(error)], fixes=[manual(remedy)])
 
 
-def remedy_for(error: OSError | ValueError) -> str | None:
-    """Return what to do about a refusal of the system, or None if only the caller knows."""
-    return _REMEDIES.get(getattr(error, "errno", None) or 0)
+def remedy_for(error: OSError | ValueError, usual: str) -> str:
+    """Return what to do about a refusal of the system: ``usual``, unless the error tells more."""
+    return _REMEDIES.get(getattr(error, "errno", None) or 0, usual)
 
 
 _REMEDIES = {

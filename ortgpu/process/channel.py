@@ -24,6 +24,7 @@ if sys.platform != "win32":
 _LENGTH = struct.Struct("<Q")
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # SIGPIPE at its default would end the process.
 _SO_NOSIGPIPE = 0x1022  # Defined in sys/socket.h of macOS, where MSG_NOSIGNAL is missing.
+_LONGEST = 2_000_000  # The most seconds for a call of poll(), about: it takes milliseconds as an int of C.
 _STANDARD = 2  # The last descriptor of the standard streams.
 _MFD_CLOEXEC = 1  # The constant is in linux/memfd.h.
 
@@ -116,7 +117,7 @@ class Channel:
         """Wait for a message, the end of the channel, or room ``to_send``, for up to ``timeout`` seconds."""
         if self._end.fileno() < 0:
             raise EOFError
-        timeout = None if timeout is None else max(timeout, 0)
+        timeout = None if timeout is None else min(max(timeout, 0), _LONGEST)
         if sys.platform == "win32":
             ends = [self._end]
             return any(select.select([] if to_send else ends, ends if to_send else [], [], timeout))

@@ -148,6 +148,12 @@ def test_a_finalizer_sends_amid_a_send(ends: tuple[Channel, Channel]) -> None:
     assert {ends[1].receive(5) for _ in range(2)} == {"finalized", "message"}
 
 
+def test_a_wait_may_be_as_long_as_one_likes(ends: tuple[Channel, Channel]) -> None:
+    ends[0].send("message")
+    assert ends[1].has_message(1e300)
+    assert ends[1].receive(1e7) == "message", "116 days, in more milliseconds than an int of C has"
+
+
 def test_errors_travel() -> None:
     error = PickledError.of(FileNotFoundError(2, "no such file", "x")).error()
     assert isinstance(error, FileNotFoundError)

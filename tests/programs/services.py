@@ -165,6 +165,7 @@ def options_that_stay() -> None:
     options.add_free_dimension_override_by_name("n", 3)
     report("object", name_of(lambda: GPUSessionPool(RELU, isolate=True, allow_cpu=True, sess_options=options)))
     report("number", name_of(lambda: GPUSessionPool(RELU, isolate=True, allow_cpu=True, sess_options=3)))
+    report("of main", name_of(lambda: GPUSessionPool(RELU, isolate=True, allow_cpu=True, sess_options=shapes)))
     for isolate in (True, False):
         with GPUSessionPool(
             RELU, isolate=isolate, allow_cpu=True, sess_options=worker_options.fix_dimension, sessions_per_device=2
@@ -339,6 +340,8 @@ def long_run() -> None:
         report("no number", [name_of(lambda: pool.drain("x")), name_of(lambda: pool.close("x"))])  # type: ignore[arg-type]
         until(lambda: pool.health()[0].state == "ready")
         report("goes on", first(pool.run(None, rows(1, 3))))
+    with GPUSessionPool(RELU, isolate=True, allow_cpu=True, first_deadline=0.25) as pool:
+        report("first deadline alone", name_of(lambda: pool.run(None, rows(1, -1))))
     serving._ENDING = 0.2  # the run waits for an event
     pool = GPUSessionPool(RELU, allow_cpu=True)
     (session,) = pool.sessions
@@ -512,7 +515,7 @@ def limits() -> None:
     report("descriptors", [under(resource.RLIMIT_NOFILE, here + more, opened) for more in (0, 1, 4, 9)])
     report("file size", under(resource.RLIMIT_FSIZE, 10, opened))
     report("empty model", name_of(lambda: opened(b"")))
-    report("deadline", [name_of(lambda: opened(deadline=each)) for each in ("1", True, None)])
+    report("deadline", [name_of(lambda: opened(deadline=each)) for each in ("1", True, None, 1e300)])
     report("first deadline", name_of(lambda: opened(deadline=5, first_deadline=9.5)))
     report("iterator", name_of(lambda: opened(devices=iter([0]))))
     report("left", [len(os.listdir("/proc/self/fd")) - here, len(ortgpu.sessions())])

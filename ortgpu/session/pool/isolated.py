@@ -56,7 +56,6 @@ _GIVEN_UP = 30.0  # If no new process opens a session in these seconds after a d
 _THREADS_PER_DEVICE = 4
 
 _HOST = 1, 3  # DLDeviceType: kDLCPU, kDLCUDAHost
-_NO_DEVICE = -1  # The threads that copy feeds belong to no device.
 _MOST_SHAPES = 4096  # the most known shapes of a process
 
 SERVE: Any = worker_process.serve  # A worker process calls it first.
@@ -97,7 +96,7 @@ class ProcessFeeds(Feeds):
             from ...running.copying import copy_threads, parallel_copy  # Import it late: it imports ONNX Runtime.
         except (ImportError, OSError):  # too many files are open
             return None
-        return parallel_copy(copy_threads(), _NO_DEVICE)
+        return parallel_copy(copy_threads(), -1)  # of no device
 
 
 def _host_array(name: str, value: Any) -> NDArray[Any]:
@@ -466,6 +465,8 @@ def open_processes(
     if type(options.get("sess_options")).__name__ == "SessionOptions":
         raise not_sent()
     for name, value in options.items():
+        if getattr(value, "__module__", "") == "__main__":
+            raise TypeError(f"{name} is of the main program, which worker processes do not import: move it to a module")
         try:
             pickle.dumps(value)
         except Exception as error:
@@ -473,7 +474,7 @@ def open_processes(
                 raise
             raise TypeError(f"{name} of a GPUSessionPool with isolate=True must pickle: {error}") from None
     usual, first = deadline
-    deadlines = (usual, first or max(usual, _FIRST_RUN)) if usual is not None else (None, None)
+    deadlines = usual, first or (usual and max(usual, _FIRST_RUN))
     launch = Launch(model, session_class, -(-_THREADS_PER_DEVICE // sessions_per_device), deadlines, feeds)
     workers = [ProcessWorker(service, 0, launch, requested, options)]
     opened = workers[0].opened.result()

@@ -145,7 +145,7 @@ def _changed(feed: Arrays, change: int | None, which: NDArray[Any]) -> Arrays:
 
 
 def _values(array: NDArray[Any]) -> tuple[Any, Any, Any, Any, Any]:
-    """Return values for the places of an array: of the next item, large, zero, negative and NaN.
+    """Return values for the places of an array: of the next item, large (of zeros, too), zero, negative, NaN.
 
     Integers stay in their range, since an index beyond it may end a CUDA context. Integers of 8 and 16 bits leave the
     range, because they are seldom indices: they are pixels, sound or depth.

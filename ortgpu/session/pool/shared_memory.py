@@ -173,9 +173,8 @@ def _map_file(descriptor: int, size: int) -> NDArray[np.uint8]:
 
 
 def _no_room(size: int, error: OSError) -> ExecutionError:
-    remedy = remedy_for(error) or "give this process and its container more memory"
     return ExecutionError(
         "the memory that two processes share has no space for the arrays of this request",
         evidence=[f"{size} bytes: {error}"],
-        fixes=[manual(f"send smaller batches, or {remedy}")],
+        fixes=[manual(f"send smaller batches, or {remedy_for(error, 'give this process more memory')}")],
     )
