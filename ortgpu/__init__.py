@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from .session.tune import tune as tune
     from .session.tuning.children import Tuning as Tuning
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _MODULES = ("distributed", "testing")
 _HOMES = {
