@@ -16,7 +16,6 @@ from ortgpu.distributed.environment import (
     MpiVersion,
     Network,
     find_mpirun,
-    parse_last_error,
     parse_launcher_version,
     parse_rate,
     read_build_variables,
@@ -111,13 +110,6 @@ def test_launcher_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = read_mpi()
     assert found.mpirun == str(tmp_path / "bin/mpirun")
     assert found.launcher is None
-
-
-def test_last_error_of_a_traceback() -> None:
-    traceback = 'Traceback (most recent call last):\n  File "x", line 1\nValueError: one\n\nRuntimeError: two\nmore\n'
-    assert parse_last_error(traceback) == "RuntimeError: two\nmore"
-    assert parse_last_error("killed\n") == "killed"
-    assert parse_last_error("") is None
 
 
 # The network

@@ -28,13 +28,19 @@ _VERSIONS: Final = (
     ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*Version ([0-9]+(?:\.[0-9]+)*)")),
     ("MPICH", re.compile(r"HYDRA build details:\s+Version:\s+([0-9]+(?:\.[0-9]+)*)")),  # Its derivatives print it too.
 )
-# MPI allows this question before MPI_Init, because the vendor is compiled into the library.
+# MPI allows this question before MPI_Init, because the vendor is compiled into the library. The first line stays the
+# answer if the library ends the process.
 _ASK_LIBRARY: Final = """
 import json, mpi4py
-print(json.dumps([mpi4py.__version__]), flush=True)
+answer = [mpi4py.__version__, None, "no answer"]
+print(json.dumps(answer), flush=True)
 mpi4py.rc.initialize = False
-from mpi4py import MPI
-print(json.dumps([mpi4py.__version__, *MPI.get_vendor()]))
+try:
+    from mpi4py import MPI
+    answer[1:] = MPI.get_vendor(), None
+except Exception as error:
+    answer[2] = f"{type(error).__name__}: {error}"
+print(json.dumps(answer))
 """
 
 
@@ -65,17 +71,11 @@ def read_mpi(*, timeout: float = 20.0) -> Mpi:
     answer = run([mpirun, "--version"], timeout=timeout) if mpirun is not None else None
     launcher = parse_launcher_version(answer.output + answer.errors) if answer is not None else None
     settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
-    answer_of_child = run_python(_ASK_LIBRARY, timeout=timeout)
-    mpi4py, *vendor = parse_answer(answer_of_child.output) or [None]
-    library = error = None
-    if answer_of_child.ok and vendor:
-        library = MpiVersion(vendor[0], tuple(vendor[1]))
-    elif "No module named 'mpi4py'" not in answer_of_child.errors:
-        error = (
-            f"no answer within {timeout:g} s"
-            if answer_of_child.timed_out
-            else parse_last_error(answer_of_child.errors) or "no answer"
-        )
+    asked = run_python(_ASK_LIBRARY, timeout=timeout)
+    mpi4py, vendor, error = parse_answer(asked.output) or (None, None, None)
+    library = MpiVersion(vendor[0], tuple(vendor[1])) if vendor is not None else None
+    if asked.timed_out and library is None:
+        error = f"no answer within {timeout:g} s"
     return Mpi(mpirun, launcher, mpi4py, library, settings, error)
 
 
@@ -94,13 +94,6 @@ def parse_launcher_version(text: str) -> MpiVersion | None:
         if match := pattern.search(text):
             return MpiVersion(vendor, tuple(map(int, match[1].split("."))))
     return None
-
-
-def parse_last_error(traceback: str) -> str | None:
-    """Return the exception at the end of a traceback, with all its lines."""
-    starts = list(re.finditer(r"^\w[\w.]*(Error|Exception)\b.*", traceback, re.MULTILINE))
-    text = traceback[starts[-1].start() :] if starts else traceback[-500:]
-    return text.strip() or None
 
 
 # NCCL. nccl4py and torch open the library of NVIDIA's wheel first, and a program that is linked against NCCL gets the
