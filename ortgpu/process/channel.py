@@ -23,7 +23,6 @@ if sys.platform != "win32":
 
 _LENGTH = struct.Struct("<Q")
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # SIGPIPE at its default would end the process.
-_SO_NOSIGPIPE = 0x1022  # Defined in sys/socket.h of macOS, where MSG_NOSIGNAL is missing.
 _LONGEST = 2_000_000  # The most seconds for a call of poll(), about: it takes milliseconds as an int of C.
 _STANDARD = 2  # The last descriptor of the standard streams.
 _MFD_CLOEXEC = 1  # The constant is in linux/memfd.h.
@@ -40,8 +39,6 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         end.set_inheritable(False)
-        if sys.platform == "darwin" and not _NO_SIGNAL:
-            end.setsockopt(socket.SOL_SOCKET, _SO_NOSIGPIPE, 1)
         self._end = end
         self._sending = threading.RLock()
         self._is_sending = False
