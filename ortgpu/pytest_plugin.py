@@ -8,6 +8,7 @@ try the GPU. :mod:`ortgpu.testing` is the part without pytest.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -306,21 +307,17 @@ def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ..
         yield
         return
     try:
-        with testing.gpu_leak_check(gpu_devices, shared=run.worker_count > len(run.look().gpus)):
+        with contextlib.ExitStack() as check:
+            check.enter_context(testing.gpu_leak_check(gpu_devices, shared=run.worker_count > len(run.look().gpus)))
             yield
-            if not node.stash.get(_PASSED, False):  # A test that failed or was interrupted is not checked.
-                raise _TestFailedError
-            node.funcargs.clear()  # Otherwise pytest holds the values of fixtures longer.
-    except _TestFailedError:
-        pass
+            if node.stash.get(_PASSED, False):
+                node.funcargs.clear()  # Otherwise pytest holds the values of fixtures longer.
+            else:  # The test failed or was interrupted. Its traceback holds its objects, so leaks cannot be judged.
+                check.pop_all()
     except testing.UnmeasurableMemoryError as error:
         _refuse(node, str(error))
     except AssertionError as error:
         raise _failed(str(error)) from None
-
-
-class _TestFailedError(Exception):
-    """The test failed. Its traceback holds objects of the test, so leaks cannot be judged."""
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
