@@ -10,7 +10,15 @@ import pytest
 from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.facts import Facts
 from ortgpu.diagnosis.remedies import fixes as remedies
-from ortgpu.diagnosis.remedies.releases import FOR_AARCH64, FOR_CUDA_12, FOR_CUDA_13, FOR_OTHER_GPUS, Release
+from ortgpu.diagnosis.remedies.releases import (
+    FOR_AARCH64,
+    FOR_CUDA_12,
+    FOR_CUDA_13,
+    FOR_OTHER_GPUS,
+    Release,
+    cuda_major_of,
+    newest_for_gpus,
+)
 from ortgpu.environment.packages.installed import OnnxRuntime
 from tests.support.made_facts import HEALTHY
 
@@ -173,3 +181,33 @@ def test_the_index_has_what_the_table_says(release: Release) -> None:
                  if wanted.contains(version) and tag in ends}  # fmt: skip
         assert {first, last} <= found
         assert max(found) == last
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda"),
+    [
+        ("1.32.0", 13), ("1.27.0", 13), ("1.27.0.dev20260101", 13),
+        ("1.26.9", 12), ("1.26.0", 12), ("1.20.1", 12), ("1.19.0", 12),
+        ("1.18.1", 11), ("1.4", 11), ("2.0.0", 13), ("1", None), ("", None),
+    ],
+)  # fmt: skip
+def test_the_cuda_of_a_version(version: str, cuda: int | None) -> None:
+    assert cuda_major_of(version) == cuda
+
+
+@pytest.mark.parametrize(
+    ("driver", "requirement"),
+    [
+        ((13, 0), "onnxruntime-gpu==1.28.0"),
+        (None, "onnxruntime-gpu==1.28.0"),
+        ((12, 8), "onnxruntime-gpu>=1.24,<1.27"),
+        ((12, 0), "onnxruntime-gpu>=1.24,<1.27"),
+        ((11, 8), None),
+    ],
+)
+def test_an_older_release_is_one_that_the_driver_supports(
+    driver: tuple[int, int] | None, requirement: str | None
+) -> None:
+    """Each has code for a GPU of compute capability 9.0."""
+    found = newest_for_gpus(replace(HEALTHY.environment.host, python=(3, 12, 0)), driver, [(9, 0)])
+    assert (found.requirement if found is not None else None) == requirement

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortgpu.environment.host import (
+    _read_open_files,
     parse_memory_limit,
     read_host,
 )
@@ -231,3 +232,20 @@ def test_any_bytes_in_the_files(tmp_path_factory: pytest.TempPathFactory, data: 
         (root / path).write_bytes(data)
     host = read_host(root, NOWHERE)
     assert host.memory_total is None or host.memory_total > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the list of open files is Linux's here")
+def test_open_files_are_those_of_the_process() -> None:
+    def is_open(number: int) -> bool:
+        try:
+            os.fstat(number)
+        except OSError:
+            return False
+        return True
+
+    def agrees() -> bool:
+        files = _read_open_files()
+        assert files is not None
+        return files.used == sum(map(is_open, range(min(files.limit, 4096))))
+
+    assert any(agrees() for _ in range(100)), "another thread may open a file in between, but not always the same"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ortgpu.environment.packages.metadata import (
     RecordEntry,
+    list_places,
     parse_assignments,
     parse_cuda_version,
     parse_metadata_name,
@@ -62,3 +65,18 @@ def test_parse_cuda_version(text: str | None, expected: tuple[int, int] | None) 
 def test_parse_assignments() -> None:
     text = "a = 'x'\nb: Optional[str] = \"y\"\nc = None\nif True:\n    d = 'inner'\ne == 'z'\n# f = 'g'\n"
     assert parse_assignments(text) == {"a": "x", "b": "y"}
+
+
+def test_a_folder_and_a_link_to_it_are_one_place(tmp_path: Path) -> None:
+    """lib64 is a link to lib in many environments. A package there has one owner."""
+    for folder in ("lib", "other"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "lib" / "a.dist-info").mkdir()
+    try:
+        (tmp_path / "lib64").symlink_to(tmp_path / "lib", target_is_directory=True)
+    except OSError:
+        pytest.skip("this user may make no links")
+    names = ("lib64", "lib", "none", "other", "lib")
+    places = list_places([*(str(tmp_path / name) for name in names), 7])
+    assert [Path(place.folder).name for place in places] == ["lib64", "other"]
+    assert places[0].names == {"a.dist-info"}

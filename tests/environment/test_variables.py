@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortgpu.environment.variables import NAMES, Variables, parse_environment_block, read_variables
+from ortgpu.environment.variables import NAMES, Variables, entries_of, parse_environment_block, read_variables
 from tests.support.children import run_python
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system has no /proc")
@@ -91,3 +91,17 @@ assert os.fsencode(v.now["CUDA_HOME"]) == os.fsencode(v.at_start["CUDA_HOME"]) =
     environ = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
     environ |= {b"CUDA_HOME": b"/opt/\xff", b"PYTHONPATH": os.fsencode(os.pathsep.join(sys.path))}
     subprocess.run([sys.executable, "-c", code], env=environ, timeout=60, check=True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "entries"),
+    [
+        ("LD_LIBRARY_PATH", "/a:/b c", ["/a", "/b c"]),
+        ("LD_PRELOAD", "/a:/b /c", ["/a", "/b", "/c"]),
+        ("LD_PRELOAD", "/a", ["/a"]),
+    ],
+)
+@pytest.mark.skipif(os.pathsep != ":", reason="variables of Linux")
+def test_entries_of_a_variable(variable: str, value: str, entries: list[str]) -> None:
+    """The loader separates the entries of LD_PRELOAD by spaces, too."""
+    assert entries_of(variable, value) == entries

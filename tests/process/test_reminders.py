@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,3 +100,19 @@ def test_a_forked_child_starts_none_and_waits_for_none(monkeypatch: pytest.Monke
     assert owner.reminder.thread is None
     owner.reminder.stop()
     assert owner.looks.empty()
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
+    """The thread is not in the child, and its end would be waited for without end."""
+    waited: list[str] = []
+    thread: Any = SimpleNamespace(is_this=lambda: False, wait=lambda: waited.append("waited"))
+    owner = Owner()
+    reminder = Reminder(owner, lambda owner: None, "ortgpu-test")
+    reminder.thread = thread
+    reminder._pid += 1
+    reminder.stop()
+    reminder.start()
+    assert (waited, reminder._ends.qsize(), reminder.thread) == ([], 0, thread)
+    reminder._pid -= 1
+    reminder.stop()
+    assert (waited, reminder._ends.qsize()) == (["waited"], 1)

@@ -145,6 +145,7 @@ class LateRuntime:
     def __init__(self, *on_device: int) -> None:
         self.on_device = on_device
         self.pending: list[tuple[int, int, int]] = []
+        self.allocated: list[Any] = []  # ONNX Runtime does not keep the memory of an array
 
     def is_on_device(self, address: int) -> bool:
         return address in self.on_device
@@ -176,8 +177,8 @@ def on_device(monkeypatch: pytest.MonkeyPatch, runtime: Any) -> CopiesOnDevice:
 
     def create(shape: Any, dtype: Any, place: Any) -> Any:
         assert place.device_id() == L4.ordinal
-        session.memory_of_copy = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype))
-        return session.memory_of_copy._ortvalue
+        runtime.allocated.append(onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype)))
+        return runtime.allocated[-1]._ortvalue
 
     session._sess = SimpleNamespace(create_ortvalue_from_shape_and_type=create)
     return CopiesOnDevice(session, runtime)

@@ -178,3 +178,25 @@ def test_a_session_in_the_middle_of_a_run_is_not_idle(monkeypatch: pytest.Monkey
     runner.at_work.clear()
     module._trim_idle(60, session)
     assert trimmed == [session]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["it succeeds", "it fails"])
+def test_a_run_over_a_binding_is_one_that_an_idle_session_is_not_trimmed_after(fails: bool) -> None:
+    started: list[str] = []
+    session = made_session()
+    runner: Any = PlainRunner()
+    module.trim_when_idle(session, runner, 1000.0)
+    runner.reminder, runner.last_run = SimpleNamespace(thread=None, start=lambda: started.append("reminder")), 0.0
+
+    def run(number: int) -> tuple[int, int]:
+        if fails:
+            raise KeyError(number)
+        return number, len(runner.at_work)
+
+    if fails:
+        with pytest.raises(KeyError):
+            runner.around(run)(5)
+    else:
+        assert runner.around(run)(5) == (5, 1)
+    assert (runner.at_work, started) == ([], ["reminder"])
+    assert runner.last_run > 0

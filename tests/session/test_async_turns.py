@@ -40,3 +40,30 @@ def test_the_turn_of_a_run_ends_before_its_callback_or_with_its_refusal(
         async_runs.run_async(*arguments)
     assert seen == ([] if is_refused else ["run", "callback, turn of 0"])
     assert turns.owner == 0
+
+
+@pytest.mark.parametrize("text", ["", "CUDA failure 700: an illegal memory access"], ids=["succeeds", "fails"])
+@pytest.mark.parametrize("has_turns", [False, True], ids=["without a budget", "within a budget"])
+def test_the_callback_gets_what_onnxruntime_says_and_the_data_of_its_caller(
+    text: str, has_turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error is noted before: the callback may ask the session for it."""
+    seen: list[Any] = []
+    data, results = object(), ["y"]
+    session: Any = SimpleNamespace(_gpu_runner=SimpleNamespace(note_end=lambda: seen.append("end")))
+    monkeypatch.setattr(async_runs, "_queue", SimpleQueue)
+    monkeypatch.setattr(async_runs, "_under_way", {})
+    monkeypatch.setattr("ortgpu.session.failures.note_text", lambda session, text: seen.append(text))
+    asked: list[Any] = []
+
+    def run(names: Any, feed: Any, called: Any, theirs: Any, options: Any) -> None:
+        asked.extend((names, feed, theirs, options))
+        called(results, None, text)
+
+    def callback(*given: Any) -> None:
+        seen.append(given)
+
+    turns = Turns() if has_turns else None
+    async_runs.run_async(session, run, ["y"], {"x": 1}, callback, data, "options", turns)
+    assert asked == [["y"], {"x": 1}, None, "options"]
+    assert seen == ["end", *([text] if text else []), (results, data, text)]

@@ -5,16 +5,21 @@ The sessions are over the lab's CUDA libraries, which compute nothing. nxrt-ep-c
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ortgpu.environment.gpu.cuda import CudaState
+from ortgpu.errors import ProviderFallbackError
+from ortgpu.running.onnxruntimes import InferenceSession
+from ortgpu.session import other_plugins as other_plugins_module
 from tests.behaviour.test_plugins import REGISTER, seen
 from tests.lab import Cuda, Machine
 from tests.lab.fixtures import Lab, provider_library
 from tests.support.other_cuda_plugins import NAME, renamed
 
-pytestmark = pytest.mark.lab
+other_plugins: Any = other_plugins_module
 
 FILE = "plugin/libonnx_runtime_ep_cuda_plugin.so"
 BY_DEVICE = """
@@ -111,3 +116,73 @@ def test_the_guard_lets_a_session_on_it_pass(machine: Machine, module_lab: Lab) 
         "report([session.get_providers(), [record.kind for record in ortgpu.sessions()]])"
     )
     assert seen(machine, registering(code)) == [[NAME, "CPUExecutionProvider"], ["other"]]
+
+
+# Judgement, with devices and sessions that are made up
+
+
+def listed(name: str, ordinal: int | None) -> Any:
+    """A device of a plugin, as ONNX Runtime lists it."""
+    memory = SimpleNamespace(device_id=ordinal) if ordinal is not None else None
+    return SimpleNamespace(ep_name=name, memory_info=lambda kind: memory, ep_metadata={"library_path": "/p.so"})
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    devices = [listed("cuda_ep", 1)]
+    monkeypatch.setattr(other_plugins, "list_other_cuda_plugins", lambda: tuple(devices))
+    return devices
+
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(
+    ("bound", "name"),
+    [
+        (("cuda_ep", CPU), "cuda_ep"),
+        (("cuda_ep", CUDA, CPU), "cuda_ep"),
+        ((CUDA, "cuda_ep", CPU), None),
+        ((CPU, "cuda_ep"), None),
+        ((CUDA, CPU), None),
+        (("cuda_ep", "OpenVINOExecutionProvider", CPU), None),
+        ((), None),
+    ],
+)
+def test_the_plugin_that_a_session_is_bound_to_first(bound: tuple[str, ...], name: str | None) -> None:
+    assert other_plugins.bound_plugin(bound) == name
+
+
+@pytest.mark.parametrize(
+    ("options", "memory", "ordinal"),
+    [({"device_id": "2"}, 1, 2), ({"device_id": "0"}, 1, 0), ({}, 1, 1), ({"device_id": "x"}, 1, 1), ({}, None, 0)],
+)
+@pytest.mark.parametrize("context", [True, False, None])
+def test_a_session_of_a_plugin_has_a_context_on_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    plugins: list[Any],
+    options: dict[str, str],
+    memory: int | None,
+    ordinal: int,
+    context: bool | None,
+) -> None:
+    """The driver is asked about the GPU of the session. Where it does not know, nothing is refused."""
+    asked: list[int] = []
+
+    def is_active(gpu: int) -> bool | None:
+        asked.append(gpu)
+        return context
+
+    plugins[0] = listed("cuda_ep", memory)
+    monkeypatch.setattr(other_plugins, "context_is_active", is_active)
+    session = InferenceSession.__new__(InferenceSession)
+    session._provider_options = {"cuda_ep": options}
+    state = CudaState(0, (), 1)
+    if context is False:
+        with pytest.raises(ProviderFallbackError, match=f"no CUDA context on cuda:{ordinal}"):
+            other_plugins.verified_ordinal(session, "cuda_ep", state)
+    else:
+        assert other_plugins.verified_ordinal(session, "cuda_ep", state) == ordinal
+    assert asked == [ordinal]
+    assert other_plugins.verified_ordinal(session, "cuda_ep", CudaState(0, None, 1)) == ordinal

@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ortgpu.errors import (
@@ -22,11 +24,13 @@ from ortgpu.errors import (
     WorkerLostError,
 )
 from ortgpu.process.threads import FutureOutcome, Outcome
+from ortgpu.provider import lifetime
 from ortgpu.provider.devices import Device
 from ortgpu.session.gpu_session_pool import GPUSessionPool
 from ortgpu.session.pool.serving import Service, _end_at_exit
-from ortgpu.session.pool.sessions import open_sessions
+from ortgpu.session.pool.sessions import SessionFeeds, open_sessions
 from ortgpu.session.pool.workers import Feeds, Kind, NotBegunError, Request, Worker
+from tests.support.made_sessions import made_session
 
 DEADLINE = 30  # seconds; nothing here takes a tenth of one
 ECC = ProviderFailureError("the GPU reports an uncorrectable memory error", library="CUDA", status="214")
@@ -711,3 +715,16 @@ def test_each_session_has_a_thread_and_each_gpu_three(monkeypatch: pytest.Monkey
     assert [worker.session.asked for worker in workers] == [1, 0] * each
     assert [worker.place for worker in workers] == [0, 1] * each
     assert {(worker.most, worker.capacity) for worker in workers} == {(threads, threads)}
+
+
+def test_feeds_go_to_no_memory_of_a_session_that_lost_its_gpu() -> None:
+    """CUDA has freed it. The other sessions of the pool go on."""
+    sessions = made_session(), made_session()
+    feeds = SessionFeeds(lambda: [SimpleNamespace(session=session) for session in sessions])
+    before = feeds.source()
+    assert len(set(before)) == 2
+    lifetime.refuse(sessions[0], STICKY)
+    assert feeds.sessions == [sessions[1]]
+    assert feeds.source() == before[1:]
+    copied, is_whole = feeds.copied({"x": np.ones(3, np.float32)})
+    assert (copied["x"].tolist(), is_whole) == ([1, 1, 1], True)
