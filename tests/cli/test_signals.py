@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ortgpu.cli import signals
 from tests.lab.fixtures import Lab
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither the signals nor named pipes")
@@ -108,3 +109,26 @@ def test_a_command_that_hangs_in_a_library_can_be_ended(lab: Lab, command: list[
     machine.overlay.replace(str(real), hanging)
     arguments = [*command, str(lab.models.relu)] if command == ["bench"] else command
     assert machine.run(argv=["-m", "ortgpu", *arguments]).returncode == -signal.SIGTERM
+
+
+def test_a_handler_of_the_program_stays() -> None:
+    """Python code may call a command, with a handler of its own."""
+
+    def own(*_: object) -> None:
+        pass
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGTERM, own)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with pytest.raises(KeyError), signals.raise_on_signals():
+            assert signal.getsignal(signal.SIGTERM) is own
+            with pytest.raises(SystemExit) as ended:
+                signal.raise_signal(signal.SIGHUP)
+            assert ended.value.code == 128 + signal.SIGHUP
+            raise KeyError
+        assert signal.getsignal(signal.SIGTERM) is own
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
