@@ -29,7 +29,7 @@ Settings = Mapping[str, str]  # values by the names of settings
 
 
 # cuDNN's DEFAULT is no candidate: on an H200 it took 2.8 to 69 times as long with each of five networks with
-# convolutions (benchmarks/results/tuning-h200-2026-11-23-4fba0b2.json has three), and most of the time of a search.
+# convolutions (2026-11-23), and most of the time of a search.
 # fuse_conv_bias never stands alone: ONNX Runtime 1.31 then clears a buffer of the convolution on another stream than
 # the stream that fills it (conv.cc), and some results are wrong.
 SETTINGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {

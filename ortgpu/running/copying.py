@@ -37,11 +37,10 @@ logger = logging.getLogger("ortgpu")
 
 # Bytes. Threads copy larger arrays faster than CUDA does, if the copy is the only extra work: in a graph, and beside a
 # larger array. Runs with 2 MiB in and out gained although their other work took longer than plain run's
-# (benchmarks/results/thresholds-h200-2026-11-20.json).
+# (benchmarks/thresholds.py, an H200 on 2026-11-20).
 IN_THREADS_FROM = 2 << 20
 PIECE = 32 << 20  # bytes
-# 12 threads are up to a fifth faster than 8, and 16 are hardly faster than 12, on 16 cores and on 32
-# (thresholds-h200-*-387da57.json, in the same folder).
+# 12 threads are up to a fifth faster than 8, and 16 are hardly faster than 12, on 16 cores and on 32 (2026-11-23).
 COPY_THREADS = 12  # fewer where the process has fewer cores
 
 _SPIN_MICROSECONDS = 500  # µs: the time that an idle thread spins. Waking it takes 80 µs on the host of an H200.

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ortgpu")
 
-# Measured on an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with outputs as large as
-# the inputs gain from 2 MiB on and take 0.7 of the time with 8 MiB. Runs with small outputs gain from 8 MiB on. If the
-# caller keeps many results, they need new memory: such runs took 1.4 times as long with 4 MiB, as long with 8, and
-# 0.85 of the time with 12.
+# Measured on an H200 with 16 cores (benchmarks/thresholds.py, 2026-11-20). Runs with outputs as large as the inputs
+# gain from 2 MiB on and take 0.7 of the time with 8 MiB. Runs with small outputs gain from 8 MiB on. If the caller
+# keeps many results, they need new memory: such runs took 1.4 times as long with 4 MiB, as long with 8, and 0.85 of
+# the time with 12.
 STAGED_FROM = 12 << 20  # bytes of one array
 
 # Bytes. `run` copies arrays of this size also for `map`. The threads of `map` copy smaller arrays themselves.
