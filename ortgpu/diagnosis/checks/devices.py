@@ -150,8 +150,7 @@ def unsupported(facts: Facts) -> GPUError | None:
     """Check that the provider has code for the GPU. Without code the provider binds, and fails at the first kernel."""
     environment = facts.environment
     provider, variables = environment.provider, environment.variables.now
-    capabilities = _capabilities(facts)
-    if provider is None or not capabilities:
+    if provider is None or not (capabilities := _capabilities(facts)):
         return None
     if any(provider.coverage(capability, variables) != "none" for _, capability in capabilities):
         return None
@@ -241,6 +240,8 @@ def _chosen(facts: Facts) -> list[CudaDevice]:
 
 def _gpus_of_request(facts: Facts) -> list[GPU]:
     gpus, requested = surroundings.visible_gpus(facts.environment), facts.request.device
+    if not gpus:
+        return gpus
     ordinal = ordinal_of(requested)
     if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
         return gpus[ordinal : ordinal + 1]

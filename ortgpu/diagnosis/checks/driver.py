@@ -182,11 +182,13 @@ def linux_driver_in_wsl(facts: Facts) -> errors.DriverUnusableError | None:
     issue 289).
     """
     environment, code = facts.environment, facts.observed.cuda_code or None
+    if not environment.host.wsl:
+        return None
     path, supported = environment.driver.libcuda or "", environment.driver.cuda_version
     major = environment.cuda_major
     too_old = major is not None and supported is not None and supported[0] < major
     is_of_linux = environment.driver.libcuda_version is not None and "/wsl/" not in path
-    if not environment.host.wsl or not is_of_linux or not (code or too_old):
+    if not is_of_linux or not (code or too_old):
         return None
     remove = "or remove the packages of the driver for Linux (libnvidia-compute-*, nvidia-utils-*)"
     fixes = [remedies.prepend_library_path(remedies.WSL_DRIVER), manual(remove, needs="root")]

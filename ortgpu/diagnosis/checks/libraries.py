@@ -27,6 +27,8 @@ def missing(facts: Facts) -> GPUError | None:
     broken, the machine was set up for a GPU: the driver comes after them.
     """
     environment, absent = facts.environment, _missing(facts, required=True)
+    if not absent:
+        return None
     for library in absent:
         for file in library.rejected:
             if file.unfit_for is None and (other := version_mismatch(file.problem or "", library.soname, facts)):
@@ -81,11 +83,12 @@ def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
             if not lib.candidates
             and (lib.spec.part_of is None or lib.spec.stem in CUDNN_CORE_PARTS.get(major_of(lib.soname) or 0, ()))
         )
-    local: set[str] = set()
-    if facts.observed.preload is None:  # A new child does not find what only this process has.
-        sources = ("already loaded", "beside a loaded one")
-        local = {lib.soname for lib in libraries if any(file.source in sources for file in lib.candidates)}
-    return tuple(library for library in absent if library.required == required and library.soname not in local)
+    absent = tuple(library for library in absent if library.required == required)
+    if not absent or facts.observed.preload is not None:
+        return absent
+    sources = ("already loaded", "beside a loaded one")  # A new child does not find what only this process has.
+    local = {lib.soname for lib in libraries if any(file.source in sources for file in lib.candidates)}
+    return tuple(library for library in absent if library.soname not in local)
 
 
 def judge_missing(

@@ -195,8 +195,9 @@ def cpu_only(facts: Facts) -> GPUError | None:
 def provider_missing(facts: Facts) -> GPUError | None:
     """Check that a GPU build has its provider file: without it, CUDA is still listed as available (faults B23)."""
     installed = facts.environment.packages.onnxruntime
-    names = installed.build_name or " ".join(owner.name for owner in installed.owners)
-    if not installed.importable or installed.provider_library is not None or not _is_for_cuda(names):
+    if not installed.importable or installed.provider_library is not None:
+        return None
+    if not _is_for_cuda(installed.build_name or " ".join(owner.name for owner in installed.owners)):
         return None
     owner = installed.owners[0] if installed.owners else None
     if owner is not None and any("providers_cuda" in name for name in owner.missing_files):
@@ -286,7 +287,7 @@ def broken_files(facts: Facts) -> GPUError | None:
     elif installed.importable and len(owners) == 1:
         owner = owners[0]
         # Some images leave out tools and licences on purpose: only the files for a session count.
-        missing, altered = (list(filter(is_vital, names)) for names in (owner.missing_files, owner.altered_files))
+        missing, altered = list(filter(is_vital, owner.missing_files)), list(filter(is_vital, owner.altered_files))
         if not (damaged := (*missing, *altered)):
             return None
         evidence = [f"{name} {owner.version} in {owner.location}", *(f"missing: {file}" for file in missing[:8])]
