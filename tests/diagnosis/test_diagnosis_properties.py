@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
 from hypothesis import HealthCheck, given, settings
@@ -168,7 +168,7 @@ REPORTS = st.none() | st.builds(
 )
 LOADING = st.builds(
     lambda missing, mixed: ProbeStep("libraries", False, data={"not_loaded": missing, "cudnn_mixed": mixed}),
-    MISSING.map(lambda libraries: [asdict(library) for library in libraries]),
+    MISSING,
     some(PATHS),
 )
 PROBES = st.none() | st.builds(

@@ -37,15 +37,6 @@ def test_what_the_child_died_of_is_left_alone() -> None:
         assert result.opening == (last or "NVML")
 
 
-def test_a_library_that_does_not_load_comes_with_the_loaders_words() -> None:
-    file = {"soname": "libcurand.so.10", "path": "/x", "source": "torch", "root": "/", "problem": "undefined symbol"}
-    missing = {"soname": "libcurand.so.10", "required": True, "wheel": None, "rejected": [file]}
-    end = {"end": "libraries", "ok": False, "detail": "", "data": {"not_loaded": [missing]}, "printed": 0}
-    found = result_of([end], b"", 0, 1.0).missing
-    assert found is not None
-    assert found[0].rejected[0].problem == "undefined symbol"
-
-
 def test_a_file_that_may_not_be_read_is_a_fact(tmp_path: Path) -> None:
     """Seen by a child without root's power to read everything."""
     from tests.faults.case import AS_A_USER

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 
 from ortgpu.diagnosis.probe.result import NVML, ProbeResult, ProbeStep
+from ortgpu.environment.gpu.cuda import CudaDevice
 from ortgpu.environment.gpu.driver import LIBCUDA
+from ortgpu.environment.libraries.search import Candidate
+from ortgpu.provider.preloading import LoadedLibrary, MissingLibrary
 
 
 def result(*steps: ProbeStep, **changes: Any) -> ProbeResult:
@@ -66,33 +70,19 @@ def test_what_was_not_tried_is_not_known() -> None:
 
 
 def test_libraries_come_back_as_those_of_this_process() -> None:
-    candidate = {"soname": "libcudnn.so.9", "path": "/a", "source": "wheel", "root": "/", "problem": "too short"}
-    missing = {"soname": "libcudnn.so.9", "required": True, "wheel": None, "rejected": [candidate]}
-    loaded = {"soname": "libcudnn.so.9", "path": "/b", "source": "system", "root": "/", "required": False}
-    data = {"not_loaded": [missing], "cudnn": [loaded, 91002], "cudnn_mixed": ["a", "b"]}
+    candidate = Candidate("libcudnn.so.9", "/a", "nvidia wheels", "/", "too short")
+    missing = (MissingLibrary("libcudnn.so.9", True, None, (candidate,)),)
+    cudnn = LoadedLibrary("libcudnn.so.9", "/b", "system loader", "/", False), 91002
+    data = {"not_loaded": missing, "cudnn": cudnn, "cudnn_mixed": ["a", "b"]}
     found = result(ProbeStep("libraries", False, "", data))
-    assert found.missing is not None
-    assert found.missing[0].rejected[0].problem == "too short"
-    assert found.cudnn is not None
-    assert (found.cudnn[0].path, found.cudnn[1]) == ("/b", 91002)
-    assert found.cudnn_mixed == ("a", "b")
+    assert (found.missing, found.cudnn, found.cudnn_mixed) == (missing, cudnn, ("a", "b"))
+    (step,) = json.loads(json.dumps(found.as_dict()))["steps"]
+    assert step["data"]["not_loaded"][0]["rejected"][0]["problem"] == "too short"
+    assert (step["data"]["cudnn"][0]["path"], step["data"]["cudnn"][1]) == ("/b", 91002)
 
 
-DEVICE = {"ordinal": 1, "uuid": None, "name": "H200", "total_memory": 1, "compute_mode": 0}
-
-
-@pytest.mark.parametrize(
-    ("devices", "listed"),
-    [
-        (None, None),
-        ([], ()),
-        ([{**DEVICE, "compute_capability": [9, 0]}], ((1, (9, 0)),)),
-        ([{**DEVICE, "compute_capability": None}], ((1, None),)),
-    ],
-)
-def test_the_drivers_answer(devices: list[Any] | None, listed: Any) -> None:
+@pytest.mark.parametrize("devices", [None, (), (CudaDevice(1, None, "H200", (9, 0), 1, 0),)])
+def test_the_drivers_answer(devices: tuple[CudaDevice, ...] | None) -> None:
     found = result(ProbeStep("driver", False, "", {"code": 100, "devices": devices})).cuda
     assert found is not None
-    assert found.code == 100
-    seen = found.devices
-    assert (None if seen is None else tuple((each.ordinal, each.compute_capability) for each in seen)) == listed
+    assert (found.code, found.devices) == (100, devices)

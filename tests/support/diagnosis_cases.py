@@ -18,6 +18,7 @@ from ortgpu.environment.packages.interpreter import IN_SUB_INTERPRETER
 from ortgpu.environment.packages.plugins import Arrival, PluginPackage
 from ortgpu.environment.variables import Variables
 from ortgpu.model.contents import ModelFacts
+from ortgpu.provider.placement import PlacedNode
 from ortgpu.provider.preloading import MissingLibrary
 from tests.support.made_facts import (
     CPU_ENGINE,
@@ -538,7 +539,7 @@ CASES = [
         "GPUError", "m.data: no such file"),
     Case("operators of others", request(model=ModelFacts("m.onnx", operators=frozenset({("Foo", "my.ops")}))),
         "ProviderError", "my.ops:Foo", "warning"),
-    Case("nodes on the CPU", probed(ProbeStep("model", True, data={"nodes": [{"name": "n",
-        "op_type": "NonMaxSuppression", "domain": "", "provider": "CPUExecutionProvider", "kind": "compute",}]},)),
+    Case("nodes on the CPU", probed(ProbeStep("model", True, data={"nodes": (PlacedNode("n",
+        "NonMaxSuppression", "", "CPUExecutionProvider", "compute"),)})),
         "PlacementError", "NonMaxSuppression", "warning"),
 ]  # fmt: skip

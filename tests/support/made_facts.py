@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from ortgpu.diagnosis.facts import Facts, Observed
@@ -199,7 +199,7 @@ def probed(*steps: ProbeStep, died_in: str | None = None, **changes: Any) -> Cha
 
 
 def probed_without(*missing: MissingLibrary) -> Change:
-    return probed(ProbeStep("libraries", False, data={"not_loaded": [asdict(library) for library in missing]}))
+    return probed(ProbeStep("libraries", False, data={"not_loaded": missing}))
 
 
 def without(*sonames: str, found: str | None = None) -> Change:

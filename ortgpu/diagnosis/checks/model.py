@@ -6,7 +6,7 @@ import re
 
 from ...errors import CollectiveOpsUnavailableError, GPUError, ProviderError, manual
 from ...model.contents import LEAVES, ModelFacts
-from ...provider.placement import PlacedNode, Placement, refusal
+from ...provider.placement import Placement, refusal
 from ..facts import Facts
 
 # The operators of these domains are part of ONNX Runtime: core/graph/constants.h.
@@ -97,7 +97,7 @@ def report_cpu_nodes(facts: Facts) -> GPUError | None:
     """Warn of the nodes that ONNX Runtime kept on the CPU when the probe opened the model."""
     probe = facts.observed.probe
     nodes = (probe.measured("model", "nodes") if probe is not None else None) or ()
-    error = refusal(Placement(tuple(PlacedNode(**node) for node in nodes))) if nodes else None
+    error = refusal(Placement(nodes)) if nodes else None
     if error is not None:
         error.severity = "warning"
     return error

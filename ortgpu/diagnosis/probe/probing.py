@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...environment.child import cause_of_death
@@ -184,10 +183,9 @@ def _driver() -> _Outcome:
     state = initialise()
     if state.has_crashed:
         os._exit(_ACCESS_VIOLATION)  # The same crash ends a process if the CUDA runtime initialises the driver.
-    devices = None if state.devices is None else [asdict(device) for device in state.devices]
-    detail = f"cuInit {state.code}, devices: {'unknown' if devices is None else len(devices)}"
+    detail = f"cuInit {state.code}, devices: {'unknown' if state.devices is None else len(state.devices)}"
     detail = "there is no driver" if state.code is None else detail
-    return state.code == 0 and devices != [], detail, {"code": state.code, "devices": devices}
+    return state.code == 0 and state.devices != (), detail, {"code": state.code, "devices": state.devices}
 
 
 def _libraries() -> _Outcome:
@@ -196,12 +194,7 @@ def _libraries() -> _Outcome:
     report = preload()
     missing = [library.soname for library in report.missing]
     detail = f"missing: {', '.join(missing)}" if missing else f"{len(report.libraries)} loaded"
-    data = {
-        "missing": missing,
-        "not_loaded": [asdict(library) for library in report.missing],
-        "cudnn_mixed": report.cudnn_mixed,
-        "cudnn": None if report.cudnn is None else (asdict(report.cudnn[0]), report.cudnn[1]),
-    }
+    data = {"missing": missing, "not_loaded": report.missing, "cudnn_mixed": report.cudnn_mixed, "cudnn": report.cudnn}
     return report.ok, detail, data
 
 
@@ -245,8 +238,7 @@ def _load(model: str | bytes) -> _Outcome:
 def _session(model: str | bytes, *, run: bool = False) -> _Outcome:
     session = onnxruntime.InferenceSession(model, recording_options(), providers=[CUDA, CPU], enable_fallback=0)
     bound, placement = list(session.get_providers()), read_placement(session)
-    nodes = [asdict(node) for node in placement.nodes] if placement.known else None
-    data: dict[str, Any] = {"providers": bound, "nodes": nodes}
+    data: dict[str, Any] = {"providers": bound, "nodes": placement.nodes if placement.known else None}
     if CUDA not in bound:
         return False, f"bound: {', '.join(bound)}", data
     if run:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...environment.gpu.cuda import CudaDevice, CudaState
+from ...environment.gpu.cuda import CudaState
 from ...environment.gpu.driver import LIBCUDA, Asked
-from ...environment.libraries.search import Candidate
 from ...provider.preloading import LoadedLibrary, MissingLibrary
 
 NVML = "NVML"  # ProbeResult.opening has this value, because only nvidia-ml-py knows the path.
@@ -48,19 +47,14 @@ class ProbeResult:
     @property
     def missing(self) -> tuple[MissingLibrary, ...] | None:
         """The libraries that the child could not load, with the loader's words; None if it did not try."""
-        listed = self.measured("libraries", "not_loaded")
-        if listed is None:
-            return None
-        return tuple(
-            MissingLibrary(**{**entry, "rejected": tuple(Candidate(**candidate) for candidate in entry["rejected"])})
-            for entry in listed
-        )
+        missing: tuple[MissingLibrary, ...] | None = self.measured("libraries", "not_loaded")
+        return missing
 
     @property
     def cudnn(self) -> tuple[LoadedLibrary, int] | None:
         """The cuDNN in the child, in the same form as in PreloadReport."""
-        pair = self.measured("libraries", "cudnn")
-        return (LoadedLibrary(**pair[0]), pair[1]) if pair is not None else None
+        cudnn: tuple[LoadedLibrary, int] | None = self.measured("libraries", "cudnn")
+        return cudnn
 
     @property
     def cudnn_mixed(self) -> tuple[str, ...]:
@@ -86,14 +80,7 @@ class ProbeResult:
         step = self.step("driver")
         if step is None or "code" not in step.data:
             return None
-        devices = step.data["devices"]
-        listed = None if devices is None else tuple(_device(entry) for entry in devices)
-        return CudaState.seen_by_child(step.data["code"], listed)
+        return CudaState.seen_by_child(step.data["code"], step.data["devices"])
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def _device(entry: dict[str, Any]) -> CudaDevice:
-    capability = entry["compute_capability"]
-    return CudaDevice(**{**entry, "compute_capability": tuple(capability) if capability else None})
