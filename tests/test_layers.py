@@ -6,6 +6,7 @@ Imports inside functions and for type checkers count as any other.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,10 +32,20 @@ WITHOUT_CHECKS = {"diagnosing", "probe.probing", "checks.classifier"}
 READS = re.compile(r"(read|inspect|try|run|load|locate|find|list)(_|$)|initialise|processes_on|sessions$|current_rank")
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, str]]:
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def imports_of(path: Path) -> list[tuple[str, str]]:
     """Module and name of everything that a file imports, wherever in it; names of ortgpu are written in full."""
+    return [*_imports_of(path)]
+
+
+def _imports_of(path: Path) -> Iterator[tuple[str, str]]:
     here = path.relative_to(PACKAGE.parent).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from ((each.name, "") for each in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -115,7 +126,7 @@ def test_whoever_opens_the_package_sees_a_few_rooms() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_each_says_what_it_is_for(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert ast.get_docstring(parsed(path))
 
 
 @pytest.mark.parametrize("path", modules("environment"), ids=module_of)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.lab.stubs import Stubs
-from tests.support.cpu_session import child
+from tests.support.cpu_session import fresh_child as child
 from tests.support.graph_sessions import with_graphs
 
 pytestmark = pytest.mark.lab

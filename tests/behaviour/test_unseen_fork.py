@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.cpu_session import child
+from tests.support.cpu_session import fresh_child as child
 
 
 def test_a_run_of_the_parents_session_says_so() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ortgpu
-from tests.support.cpu_session import child
+from tests.support.cpu_session import fresh_child as child
 
 pytestmark = pytest.mark.lab
 

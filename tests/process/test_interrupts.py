@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.lab.fixtures import Lab
-from tests.support.cpu_session import child
-from tests.support.pool_child import child as pool_child
+from tests.support.cpu_session import fresh_child as child
+from tests.support.pool_child import fresh_child as pool_child
 
 pytestmark = pytest.mark.lab
 

@@ -30,7 +30,10 @@ import onnx.parser
 import ortgpu
 from ortgpu import GPUSession, GPUSessionPool
 from ortgpu.process import background
-from tests.programs import worker_options
+from tests.programs import (
+    no_search,  # noqa: F401
+    worker_options,
+)
 from tests.support.children import report
 
 warnings.simplefilter("ignore")

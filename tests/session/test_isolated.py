@@ -17,22 +17,27 @@ from ortgpu.errors import ExecutionError, WorkerLostError
 from ortgpu.model.files import ModelSource
 from ortgpu.session.pool import isolated
 from tests.support.children import ROOT, child_environment, program_path, python_arguments, run_python
+from tests.support.fork_server import run_forked
 from tests.support.made_sessions import NEG
 
 DEADLINE = 120
 PROGRAMS = "session.pool_isolated"
 
 
-def child(program: str, deadline: float = DEADLINE) -> Any:
+def child(program: str, deadline: float = DEADLINE, fresh: bool = False) -> Any:
+    """What a program reported. ``fresh``: it is about imports or forks; see tests/support/fork_server.py."""
+    run = run_python if fresh else run_forked
     env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
-    return run_python(program, behind=f"pools {PROGRAMS}", env=env, deadline=deadline).ok().reports
+    return run(program, behind=f"pools {PROGRAMS}", env=env, deadline=deadline).ok().reports
 
 
 # Results
 
 
 def test_results_are_those_of_a_session_and_the_caller_needs_no_onnxruntime() -> None:
-    found = child("session.pool_isolated.results_are_those_of_a_session_and_the_caller_needs_no_onnxruntime")
+    found = child(
+        "session.pool_isolated.results_are_those_of_a_session_and_the_caller_needs_no_onnxruntime", fresh=True
+    )
     assert found["sizes"] == [4, 0, 2, 0, 0]
     assert (found["run"], found["named"]) == (3, 4)
     assert found["futures"] == list(range(20))
@@ -399,7 +404,7 @@ def test_large_arrays_travel_in_huge_pages_where_the_system_has_some() -> None:
 
 
 def test_large_arrays_are_copied_in_threads_and_the_program_may_fork() -> None:
-    found = child("session.pool_isolated.large_arrays_are_copied_in_threads_and_the_program_may_fork")
+    found = child("session.pool_isolated.large_arrays_are_copied_in_threads_and_the_program_may_fork", fresh=True)
     assert found["right"] == [True] * 3
     assert found["gaps"] is True
     assert found["threads"] == 2  # beside the calling one
@@ -552,7 +557,7 @@ def _lives(pid: int) -> bool:
 
 
 def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
-    found = child("session.pool_isolated.a_forked_child_is_told_and_the_parent_goes_on")
+    found = child("session.pool_isolated.a_forked_child_is_told_and_the_parent_goes_on", fresh=True)
     for name in ("run", "submit", "map", "health", "drain"):
         assert found[name]["type"] == "ForkedSessionError", name
     assert found["close"] == {"returned": None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.pool_child import child
+from tests.support.pool_child import fresh_child as child
 
 pytestmark = pytest.mark.lab
 

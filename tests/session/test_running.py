@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.children import run_python
+from tests.support.fork_server import run_forked
 
 CALL = "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t<THRW, void, Status> CudaCall(...) "
 WHERE = " ; GPU=0 ; hostname=vm ; file=/onnxruntime_src/x.cc ; line=91 ; expr=cudaMemcpyAsync(...); "
@@ -103,7 +103,7 @@ OTHERS = {
 
 def child(program: str) -> Any:
     """What the program printed as JSON."""
-    return json.loads(run_python(program, behind="session.running").ok().stdout.strip().splitlines()[-1])
+    return json.loads(run_forked(program, behind="session.running").ok().stdout.strip().splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

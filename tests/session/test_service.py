@@ -10,13 +10,23 @@ from typing import Any
 import pytest
 
 from tests.support.children import child_environment, run_child
+from tests.support.fork_server import fork_python
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="isolate=True works on Linux only")
 
 
+# About signals, descriptors, the main module, or the end of a process: see tests/support/fork_server.py
+FRESH = (
+    "ended_threads", "hung_at_exit", "interrupted", "limits", "no_standard_input", "options_that_stay",
+    "sigpipe_at_default",
+)  # fmt: skip
+
+
 def program(name: str, *arguments: str, deadline: float = 100, before: tuple[str, ...] = ()) -> dict[str, Any]:
-    command = [*before, sys.executable, "-m", "tests.programs.services", name, *arguments]
-    return dict(run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=deadline).ok().reports)
+    command, env = ["-m", "tests.programs.services", name, *arguments], child_environment({"CUDA_VISIBLE_DEVICES": ""})
+    if name not in FRESH:
+        return dict(fork_python(command, env=env, deadline=deadline).ok().reports)
+    return dict(run_child([*before, sys.executable, *command], env=env, deadline=deadline).ok().reports)
 
 
 def test_a_request_enters_few_functions() -> None:

@@ -98,25 +98,34 @@ def run_child(
                         os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
                 process.wait()
-        seconds = time.monotonic() - started
-        printed, logged = (file.read_text(encoding="utf-8", errors="replace") for file in (out, err))
-        return Child(tuple(command), returncode, seconds, printed, logged, _read_reports(reports))
+        return finished(command, returncode, time.monotonic() - started, Path(scratch))
+
+
+def finished(command: Sequence[str], returncode: int | None, seconds: float, scratch: Path) -> Child:
+    """Return how a child ended that left the files ``out``, ``err`` and ``reports`` in a folder."""
+    printed, logged = ((scratch / name).read_text(encoding="utf-8", errors="replace") for name in ("out", "err"))
+    return Child(tuple(command), returncode, seconds, printed, logged, _read_reports(scratch / "reports"))
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:
     """Wait for the end of a process, and return its exit status; None at the deadline."""
     with suppress(AttributeError, OSError):  # no such call here
-        descriptor = os.pidfd_open(process.pid)
-        try:
-            waiting = select.poll()  # Popen.wait looks every 50 ms, which thousands of short children would wait for
-            waiting.register(descriptor, select.POLLIN)
-            return process.wait() if waiting.poll(deadline * 1000) else None
-        finally:
-            os.close(descriptor)
+        return process.wait() if ends(process.pid, deadline) else None
     try:
         return process.wait(deadline)
     except subprocess.TimeoutExpired:
         return None
+
+
+def ends(pid: int, deadline: float) -> bool:
+    """Wait for the end of a process, and return False at the deadline."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        waiting = select.poll()  # Popen.wait looks every 50 ms, which thousands of short children would wait for
+        waiting.register(descriptor, select.POLLIN)
+        return bool(waiting.poll(deadline * 1000))
+    finally:
+        os.close(descriptor)
 
 
 def run_python(

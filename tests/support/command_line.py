@@ -15,7 +15,8 @@ from ortgpu.cli.report import SessionReport, latency_of
 from ortgpu.errors import DriverNotFoundError, LibraryNotFoundError, manual, shell
 from ortgpu.provider.devices import Device
 from ortgpu.provider.placement import PlacedNode, Placement
-from tests.support.children import Child, run_child
+from tests.support.children import Child
+from tests.support.fork_server import Forked, fork_python, start_forked
 
 DEADLINE = 110
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # the state of most machines, and one that any machine can be put into
@@ -23,9 +24,9 @@ ESCAPE = "\x1b"
 
 
 def ortgpu(*arguments: str, env: dict[str, str] | None = None) -> Child:
-    """Run ``python -m ortgpu`` with its output in files."""
-    command = [sys.executable, "-m", "ortgpu", *arguments]
-    return run_child(command, env={**os.environ, "FORCE_COLOR": "", **(env or {})}, deadline=DEADLINE)
+    """Run ``python -m ortgpu`` with its output in files, in a forked child: see tests/support/fork_server.py."""
+    variables = {**os.environ, "FORCE_COLOR": "", **(env or {})}
+    return fork_python(["-m", "ortgpu", *arguments], env=variables, deadline=DEADLINE)
 
 
 def shown_in_a_terminal(
@@ -39,14 +40,12 @@ def shown_in_a_terminal(
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     unset = ("COLUMNS", "LINES", "NO_COLOR")
     without = {name: value for name, value in os.environ.items() if name not in unset}
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ortgpu", *arguments],
-        stdin=its,
-        stdout=its,
-        stderr=its,
-        env={**without, "TERM": "xterm-256color", **(env or {})},
-        cwd=cwd,
+    command, variables = ["-m", "ortgpu", *arguments], {**without, "TERM": "xterm-256color", **(env or {})}
+    child: Forked | subprocess.Popen[bytes] | None = (
+        start_forked(command, variables, [its] * 3) if cwd is None else None
     )
+    if child is None:
+        child = subprocess.Popen([sys.executable, *command], stdin=its, stdout=its, stderr=its, env=variables, cwd=cwd)
     os.close(its)
     written = b""
     while True:

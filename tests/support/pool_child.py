@@ -6,14 +6,23 @@ ONNX Runtime's exception with the text of an H200, as in test_running.py; everyt
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from tests.support.children import child_environment, run_python
+from tests.support.fork_server import run_forked
 
 DEADLINE = 60
 
 
-def child(program: str, behind: str = "") -> Any:
-    """What a program reported, by name. Code finds what tests/programs/pools.py defines."""
+def child(program: str, behind: str = "", fresh: bool = False) -> Any:
+    """What a program reported, by name. Code finds what tests/programs/pools.py defines.
+
+    ``fresh``: it is about imports, forks or the end of a process; see tests/support/fork_server.py.
+    """
+    run = run_python if fresh else run_forked
     env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
-    return run_python(program, behind=f"pools {behind}", env=env, deadline=DEADLINE).ok().reports
+    return run(program, behind=f"pools {behind}", env=env, deadline=DEADLINE).ok().reports
+
+
+fresh_child = functools.partial(child, fresh=True)

@@ -12,6 +12,7 @@ import onnxruntime
 from ortgpu import GPUSession, PoisonedContextError
 from ortgpu.provider import lifetime
 from ortgpu.provider.devices import Device
+from tests.programs import no_search  # noqa: F401
 from tests.programs.on_cpu import NEG, feeds, outcome, report
 
 session = GPUSession(NEG)

@@ -17,6 +17,7 @@ from ortgpu import GPUError, GPUSession
 from ortgpu.diagnosis.probe.probing import RELU
 from ortgpu.provider import lifetime
 from ortgpu.provider.devices import Device
+from tests.programs import no_search  # noqa: F401
 
 warnings.simplefilter("ignore")
 

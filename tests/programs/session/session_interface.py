@@ -10,6 +10,7 @@ import warnings
 
 import ortgpu
 from ortgpu import GPUSession
+from tests.programs import no_search  # noqa: F401
 from tests.programs.on_cpu import NEG, feeds, model, outcome, report
 
 

@@ -12,6 +12,7 @@ import threading
 import numpy as np
 
 from ortgpu import GPUSession
+from tests.programs import no_search  # noqa: F401
 from tests.programs.on_cpu import NEG, feeds, model, outcome, report
 
 

@@ -1,0 +1,34 @@
+"""Programs of ``tests/support/test_fork_server.py``."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import onnxruntime  # noqa: F401 - it has descriptors of its own
+
+from tests.support.children import report
+
+CHANGES = ("CHILD_REPORT", "PYTEST_CURRENT_TEST")  # variables that differ from child to child
+
+
+def what_a_program_sees() -> None:
+    main = sys.modules["__main__"]
+    streams = [[stream.encoding, stream.errors, stream.line_buffering] for stream in (sys.stdout, sys.stderr)]
+    report("main", [main.__name__, getattr(main, "__file__", None), str(main.__spec__ and main.__spec__.name)])
+    report("arguments", [sys.argv, sys.path, os.getcwd()])
+    report("variables", {name: value for name, value in os.environ.items() if name not in CHANGES})
+    report("streams", [streams, os.isatty(0), os.isatty(1), sorted(os.listdir("/proc/self/fd"))])
+    report("process", [threading.active_count(), os.getsid(0) == os.getpid(), str(signal.getsignal(signal.SIGINT))])
+    print("out")
+    print("error", file=sys.stderr)
+    if sys.argv[-1] == "3":
+        sys.exit(3)
+
+
+def a_child_of_its_own() -> None:
+    child = os.fork()
+    if child:
+        report("child", child)
+    time.sleep(60)
