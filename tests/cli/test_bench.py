@@ -12,6 +12,7 @@ import pytest
 from onnx import parser
 
 from ortgpu.__main__ import main
+from ortgpu.cli.bench import check_plot
 from ortgpu.cli.figures import measuring
 from ortgpu.cli.figures.measuring import WAYS
 from ortgpu.environment.packages.installer import install_extra
@@ -329,3 +330,9 @@ def test_every_way_on_the_gpu(model: Path, gpus: GPUs) -> None:
     assert [(each["batch"], each["way"]) for each in document["figures"]] == [
         (batch, way) for batch in (1, 64) for way in WAYS
     ]
+
+
+@pytest.mark.parametrize("name", ["a.svg", "a.SVG", "a.Png"])
+def test_the_ending_of_a_plot_in_any_case(name: str) -> None:
+    pytest.importorskip("matplotlib")
+    assert check_plot(None, None, Path(name)) == Path(name)  # type: ignore[arg-type]  # it asks neither

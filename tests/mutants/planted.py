@@ -4206,4 +4206,88 @@ MUTANTS = (
             "    if False:  # Opening",
         ),
     ),
+    *_planted(
+        "cli/test_bench.py",
+        (
+            "bench is plotted over an existing file of no kind",
+            "cli/bench.py",
+            "if path.suffix.lower() not in PLOTS:",
+            "if path.suffix not in PLOTS:",
+        ),
+    ),
+    *_planted(
+        "provider/test_tensorrt.py",
+        (
+            "a plugin of TensorRT opens on the first gpu",
+            "provider/tensorrt.py",
+            "if gpu is not None and gpu.ordinal != 0 and not takes_ordinal(name):",
+            "if False:",
+        ),
+    ),
+    *_planted(
+        "session/test_gpu_session.py",
+        (
+            "the placement of the first gpu is explained",
+            "session/gpu_session.py",
+            "device=device.ordinal if device.is_gpu else device.kind",
+            "device=0 if device.is_gpu else device.kind",
+        ),
+        (
+            "set_providers forgets that the cpu is allowed",
+            "session/gpu_session.py",
+            "        self._request = dataclasses.replace(self._request, allow_cpu=request.allow_cpu)\n",
+            "",
+        ),
+        (
+            "a session in another folder opens another model",
+            "session/gpu_session.py",
+            "model=os.path.abspath(os.fsdecode(request.model))",
+            "model=request.model",
+        ),
+    ),
+    *_planted(
+        "environment/test_child_process.py",
+        (
+            "a child is asked for ever",
+            "environment/child_process.py",
+            "self.timed_out = timed_out",
+            "self.timed_out = False",
+        ),
+    ),
+    *_planted(
+        "library_search/test_layouts.py",
+        (
+            "the oldest toolkit comes first",
+            "environment/libraries/places.py",
+            "    return sorted(names, key=numbers_of, reverse=True)",
+            "    return sorted(names, key=numbers_of)",
+        ),
+    ),
+    *_planted(
+        "library_search/test_places.py",
+        (
+            "libraries of 32 bits are taken from the cache",
+            "environment/libraries/places.py",
+            "if name and target and flags & _ARCHITECTURE_MASK not in _FOREIGN:",
+            "if name and target:",
+        ),
+    ),
+    *_planted(
+        "library_search/test_passed_over.py",
+        (
+            "a file with another soname is opened",
+            "environment/libraries/places.py",
+            "if file.soname not in (None, name):",
+            "if False:",
+        ),
+    ),
+    *_planted(
+        "pytest_plugin/test_modes.py",
+        (
+            "an xfail marker hides a missing gpu",
+            "pytest_plugin.py",
+            'report.__dict__.pop("wasxfail", None)',
+            "pass",
+        ),
+    ),
 )

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ortgpu.environment.gpu.cuda import CudaDevice
+from ortgpu.errors import ProviderRequestError
+from ortgpu.provider import tensorrt as tensorrt_module
+from ortgpu.provider.requests import TENSORRT
 from tests.lab import Stubs
 from tests.support.cpu_session import child
+
+tensorrt: Any = tensorrt_module
 
 PROGRAM = """
 from ortgpu.provider.tensorrt import check_loadable
@@ -79,3 +86,20 @@ def test_a_provider_that_was_cut_off_is_not_opened(provider_library: str, tmp_pa
     _, within, _ = child(PROGRAM, str(tmp_path / Path(provider_library).name), str(tmp_path))
     assert within["type"] == "BrokenPackageError"
     assert f"{tmp_path / whole.name}: truncated" in within["text"]
+
+
+@pytest.mark.parametrize("takes", [True, False], ids=["by device_id", "without device_id"])
+@pytest.mark.parametrize("ordinal", [None, 0, 1])
+def test_a_plugin_without_device_id_is_on_the_first_gpu_alone(
+    monkeypatch: pytest.MonkeyPatch, takes: bool, ordinal: int | None
+) -> None:
+    """ONNX Runtime would open it on the first GPU, whichever was asked for."""
+    monkeypatch.setattr("ortgpu.provider.tensorrt.takes_ordinal", lambda name: takes)
+    monkeypatch.setattr(tensorrt, "collection", SimpleNamespace(InferenceSession=object))
+    gpu = CudaDevice(ordinal, f"GPU-{ordinal}", "NVIDIA L4", (8, 9), 24 << 30, 0) if ordinal is not None else None
+    if ordinal == 1 and not takes:
+        with pytest.raises(ProviderRequestError, match="takes no device_id, and cuda:1 was asked for") as refused:
+            tensorrt.check_plugin(TENSORRT[0], gpu)
+        assert any("CUDA_VISIBLE_DEVICES=GPU-1" in fix for fix in refused.value.fixes)
+    else:
+        tensorrt.check_plugin(TENSORRT[0], gpu)

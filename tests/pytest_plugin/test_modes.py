@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 
 from tests.pytest_plugin.inner import ONE_OF_EACH, Faked, Run, Session, gpu
@@ -50,6 +52,15 @@ def test_require_lets_no_xfail_hide_it(pytester: pytest.Pytester, run: Run, fake
     run("--ortgpu=auto").assert_outcomes(skipped=1)
     faked.has(gpu(0))
     run("--ortgpu=require").assert_outcomes(xfailed=1)
+
+
+def test_require_lets_no_xfail_hide_it_in_a_report_for_ci(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    """pytest takes a failed call with an xfail marker for skipped there."""
+    pytester.makepyfile(program_text("pytest_plugin.a_fixture_that_is_asked_for_late"))
+    run("--ortgpu=require", "--junitxml=report.xml")
+    (suite,) = ElementTree.parse(pytester.path / "report.xml").getroot()
+    assert suite.attrib["skipped"] == "0"
+    assert int(suite.attrib["failures"]) + int(suite.attrib["errors"]) == int(suite.attrib["tests"])
 
 
 ALLOWING = program_text("pytest_plugin.allowing")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,12 @@ import onnxruntime
 import pytest
 
 from ortgpu.errors import ExecutionError, ProviderRequestError
+from ortgpu.model.files import stamp_of
+from ortgpu.provider.devices import CPU as CPU_DEVICE
 from ortgpu.session.gpu_session import GPUSession
 from ortgpu.session.request import NAMES, OWN, SessionRequest, cpu_is_allowed_by_variable
 from tests.support.cpu_session import child
-from tests.support.made_sessions import L4, NEG, made_session
+from tests.support.made_sessions import H200, L4, NEG, made_session
 
 CONSTRUCTOR: dict[str, object] = {
     "sess_options": None,
@@ -252,3 +255,42 @@ def test_a_with_block_closes() -> None:
 def test_run_async_refuses_what_cannot_be_called_back() -> None:
     with pytest.raises(TypeError, match="callable"):
         made_session().run_async(None, {"x": np.ones(1, np.float32)}, "no function", None)
+
+
+@pytest.mark.parametrize(("device", "asked"), [(H200, 0), (L4, 1), (CPU_DEVICE, "cpu")], ids=str)
+def test_the_placement_is_explained_on_the_gpu_of_the_session(
+    monkeypatch: pytest.MonkeyPatch, device: Any, asked: Any
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "ortgpu.session.placement_details.explain_placement", lambda model, device: seen.append((model, device))
+    )
+    made_session(device=device).explain_placement()
+    assert seen == [(NEG, asked)]
+
+
+@pytest.mark.parametrize("allows", [True, False, None])
+def test_set_providers_keeps_the_cpu_out_once_and_the_request_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, allows: bool | None
+) -> None:
+    """A pickle of the session asks for what its caller asked for."""
+    asked: list[SessionRequest] = []
+    session = made_session(device=L4, allow_cpu=allows)
+
+    def reopened(request: SessionRequest) -> None:
+        asked.append(request)
+        session._request = request
+
+    session._open_request = reopened
+    session.set_providers(["CUDAExecutionProvider"])
+    assert [request.allow_cpu for request in asked] == [False]
+    assert session._request.allow_cpu is allows
+
+
+def test_a_session_opens_its_own_model_again_in_any_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(NEG)
+    monkeypatch.chdir(tmp_path)
+    session = made_session("model.onnx")  # type: ignore[arg-type]  # a path will do
+    monkeypatch.chdir(tmp_path.parent)
+    assert session._request.model == str(tmp_path / "model.onnx")
+    assert session._model_stamp == stamp_of(tmp_path / "model.onnx")
