@@ -1,14 +1,8 @@
 """GPU sessions in Ray's workers: batch inference, serving, and preflight over the nodes of a cluster.
 
-    from ortgpu.integrations.ray import RayGPUSession    # for ray.data.Dataset.map_batches
-    from ortgpu.integrations.ray import GPUDeployment    # for ray.serve.run
-    from ortgpu.integrations.ray import open_session     # in an actor or a task of your own
-    from ortgpu.integrations.ray import probe            # try a session in a worker, and raise its error here
-    from ortgpu.integrations.ray import preflight        # check that GPUs of several nodes can work together
-
-Each opens a verified GPUSession on the GPU that Ray assigned to the worker. It raises an error if Ray assigned none:
-Ray shows such a worker every GPU of the node, so its session would be on GPU 0, another worker's. Nothing divides the
-memory of a GPU that several workers share (``num_gpus=0.5``): give each session a ``gpu_mem_limit``.
+Each session is a verified GPUSession on the GPU that Ray assigned to its worker. It is an error if Ray assigned none,
+since Ray shows such a worker every GPU of the node: its session would be on GPU 0, another worker's. Nothing divides
+the memory of a GPU that several workers share (``num_gpus=0.5``): give each session a ``gpu_mem_limit``.
 
 Errors keep their type on the way to the driver: the raised object is both Ray's exception and ours, with our
 attributes. Its text is Ray's, and ``error.cause`` is the original, also of a WorkerLostError with an attribute of

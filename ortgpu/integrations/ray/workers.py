@@ -112,16 +112,9 @@ def _no_gpu_in_time(what: str) -> NoDeviceError:
 class RayGPUSession:
     """A callable class for ``ray.data.Dataset.map_batches``, with a session in each actor on its assigned GPU.
 
-        dataset.map_batches(
-            RayGPUSession,
-            fn_constructor_args=("model.onnx",),
-            compute=ray.data.ActorPoolStrategy(size=2),
-            num_gpus=1,
-            batch_size=256,
-        )
-
-    The arguments are the same as for :func:`~ortgpu.integrations.ray.open_session`. Each actor opens a path on its own
-    node. Bytes go to the object store once, whatever the number of actors.
+    The arguments, given as ``fn_constructor_args``, are the same as for
+    :func:`~ortgpu.integrations.ray.open_session`. Each actor opens a path on its own node. Bytes go to the object store
+    once, whatever the number of actors.
 
     The first batch opens the session, not the constructor, so an error keeps its type on the way to the driver.
     (Ray Data wrongly logs it as an error of its own code.) Each actor takes one of Ray's CPUs beside its GPU, unless
