@@ -42,11 +42,19 @@ def drop_own_frames(error: Raised) -> Raised:
     return error
 
 
-class Outcome(Generic[Result]):
-    """The result of a call that one thread makes and others wait for. Interrupts of the waiting threads do no harm."""
-
+class _Cancellable:
     # Returns the function to be called after the cancellation, or None.
     leave: Callable[[], Callable[[], object] | None] = staticmethod(lambda: None)
+
+    def _tell_if(self, is_cancelled: bool) -> bool:
+        leave = self.leave() if is_cancelled else None
+        if leave is not None:
+            leave()
+        return is_cancelled
+
+
+class Outcome(_Cancellable, Generic[Result]):
+    """The result of a call that one thread makes and others wait for. Interrupts of the waiting threads do no harm."""
 
     def __init__(self) -> None:
         self._begun = threading.Lock()
@@ -60,11 +68,7 @@ class Outcome(Generic[Result]):
         return self._begun.acquire(blocking=False)
 
     def cancel(self) -> bool:
-        is_cancelled = self._begun.acquire(blocking=False)
-        leave = self.leave() if is_cancelled else None
-        if leave is not None:
-            leave()
-        return is_cancelled
+        return self._tell_if(self._begun.acquire(blocking=False))
 
     def give(self, result: Result) -> None:
         """Set the result. The thread that made the call does this once."""
@@ -96,20 +100,14 @@ class Outcome(Generic[Result]):
         return self._results[0]
 
 
-class RobustFuture(Future[Result]):
+class RobustFuture(_Cancellable, Future[Result]):
     """A Future that calls every callback, whatever the others raise.
 
     After a SystemExit the standard library's Future skips the other callbacks, and raises it in the answering thread.
     """
 
-    leave: Callable[[], Callable[[], object] | None] = staticmethod(lambda: None)  # An Outcome has the same hook.
-
     def cancel(self) -> bool:
-        is_cancelled = super().cancel()
-        leave = self.leave() if is_cancelled else None
-        if leave is not None:
-            leave()
-        return is_cancelled
+        return self._tell_if(super().cancel())
 
     def _invoke_callbacks(self) -> None:
         callbacks: list[Any] = self._done_callbacks  # type: ignore[attr-defined]  # not in typeshed
