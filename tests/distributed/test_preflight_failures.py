@@ -56,18 +56,18 @@ def test_rank_0_never_comes(machine: Machine) -> None:
 def test_ranks_of_different_shells_that_nothing_ties_together(machine: Machine) -> None:
     """By hand, without MASTER_ADDR: one process has to have started all of them, and the advice is true."""
 
-    def by_hand(**more: str) -> Job:
-        program = launchers.rank_program("preflight", {"timeout": ARRIVAL, "calls": {"all": CALLS}})
+    def by_hand(timeout: float, **more: str) -> Job:
+        program = launchers.rank_program("preflight", {"timeout": timeout, "calls": {"all": CALLS}})
         shell = ["/bin/sh", "-c", '"$@"; exit $?', "sh", str(machine.overlay.python), *program]
         numbers = [
             {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"} for number in "01"
         ]
         return launchers.launch_commands(machine, [(shell, {**own, **more}) for own in numbers])
 
-    job = by_hand()
+    job = by_hand(ARRIVAL)
     assert {job.error(number).type for number in range(2)} == {"RendezvousError"}
     assert any("MASTER_ADDR and MASTER_PORT" in fix for fix in job.error(1).fixes), job.error(1).text
-    job = by_hand(MASTER_ADDR="localhost", MASTER_PORT="29511")
+    job = by_hand(30.0, MASTER_ADDR="localhost", MASTER_PORT="29511")
     assert [job.returned(number)["rank"]["rank"] for number in range(2)] == [0, 1]
 
 
