@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,6 +13,13 @@ keep_bytecode()  # before most of what is compiled
 
 # Thousands of children import NumPy, and half of the time of that goes to threads that would multiply matrices.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# No example has a time limit, because the machine may be busy. An environment for training has no Hypothesis.
+if find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
 
 # One variable for these tests, with ortgpu's plugin and without it: see tests/gpu/conftest.py.
 if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ortgpu.distributed.wire import (
@@ -27,7 +27,6 @@ from ortgpu.errors import GPUError, catalogue, manual, shell
 from tests.distributed.test_hub import FOREIGN
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # The machine may be busy.
 @given(
     messages=st.lists(
         st.dictionaries(st.text(max_size=5), st.integers() | st.text() | st.none(), max_size=3), max_size=4
