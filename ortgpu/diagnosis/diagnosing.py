@@ -137,10 +137,9 @@ def _set_consequences(problems: list[GPUError], facts: Facts) -> None:
         else:
             error.consequence_of = cause.code
     for root in roots:
-        moot = [error for error in problems if _is_moot(error, root)]
-        codes = [error.code for error in moot]
+        codes = {error.code for error in problems if _is_moot(error, root)}
         for error in problems:
-            if error in moot or error.consequence_of in codes:
+            if error.consequence_of in codes or _is_moot(error, root):
                 error.consequence_of = root.code
 
 

@@ -190,9 +190,8 @@ def visual_c_missing(facts: Facts) -> GPUError | None:
 def other_engine(facts: Facts) -> GPUError | None:
     """Check for the older onnxruntime.dll in System32 of Windows 11 (microsoft/winml-cli issue 689)."""
     observed, installed = facts.observed, facts.environment.packages.onnxruntime
-    words = (observed.import_error, observed.provider_error, *observed.printed)
-    pattern = re.compile(r"requested API version \[\d+\] is not available")
-    message = next((text for text in words if text and pattern.search(text)), None)
+    words = filter(None, (observed.import_error, observed.provider_error, *observed.printed))
+    message = next(filter(re.compile(r"requested API version \[\d+\] is not available").search, words), None)
     if message is None:
         return None
     folder = (installed.folder or "").lower()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
@@ -98,7 +99,7 @@ def reinstall_onnxruntime(
     specs = [requirement] if requirement is not None else gpu_requirements(environment)
     if _is_rebuilt(environment):
         stays = re.split("[<>=~!]", specs[0])[0]
-        return _bundle(environment, specs, [name for name in _names(owners) if name != stays])
+        return _bundle(environment, specs, dict.fromkeys(owner.name for owner in owners if owner.name != stays))
     if requirement is None and environment.driver.is_tegra:
         return chain_steps(environment, *_removal(environment), JETSON_BUILD)
     if requirement is None and not _gpu_versions(environment) and (instead := why_none_fits(environment)) is not None:
@@ -118,10 +119,6 @@ def reinstall_onnxruntime(
     return _skip_obstacle(environment, *steps)
 
 
-def _names(owners: Iterable[Distribution]) -> list[str]:
-    return list(dict.fromkeys(owner.name for owner in owners))
-
-
 def _removal(environment: Environment) -> list[str]:
     installed, uninstall = environment.packages.onnxruntime, environment.installer.uninstall
     owners = installed.owners
@@ -129,9 +126,9 @@ def _removal(environment: Environment) -> list[str]:
     if not readable and (files := _recorded_in(installed.home, environment)):
         return [_delete(environment, files)]  # pip refuses to uninstall without a RECORD.
     # An installer removes one record of a name at a time; a killed upgrade leaves two.
-    names = _names(owners)
-    again = [name for name in names if sum(owner.name == name for owner in owners) > 1]
-    return [f"{uninstall} {' '.join(some)}" for some in (names, again) if some]
+    counts = Counter(owner.name for owner in owners)
+    again = [name for name, count in counts.items() if count > 1]
+    return [f"{uninstall} {' '.join(names)}" for names in (counts, again) if names]
 
 
 def drop_from_search_path(environment: Environment, folder: str, *then: Fix) -> Fix:
@@ -192,9 +189,11 @@ def _libraries_not_there(environment: Environment, cuda_major: int | None) -> li
 
 def _wheels(environment: Environment, cuda_major: int | None, there: Collection[str] = ()) -> list[str]:
     """Return the wheels of a CUDA major for ONNX Runtime on this system. ``there``: stems of present libraries."""
-    names = (places.WINDOWS if environment.host.is_windows else places.LINUX).names
-    used = (spec for spec in catalogue.LIBRARIES if spec.part_of is None and spec.stem not in there)
-    return list(dict.fromkeys(spec.wheels[cuda_major] for spec in used if cuda_major and cuda_major in names(spec)))
+    names, wheels = (places.WINDOWS if environment.host.is_windows else places.LINUX).names, dict[str, None]()
+    for spec in catalogue.LIBRARIES:
+        if spec.part_of is None and spec.stem not in there and cuda_major is not None and cuda_major in names(spec):
+            wheels[spec.wheels[cuda_major]] = None
+    return list(wheels)
 
 
 def _gpu_versions(environment: Environment) -> list[str]:

@@ -146,7 +146,10 @@ class Packages:
 
     def other(self, name: str) -> Distribution | None:
         """Return the first of ``others`` with this name on the search path, or None."""
-        return next((dist for dist in self.others if dist.name == name), None)
+        for distribution in self.others:
+            if distribution.name == name:
+                return distribution
+        return None
 
 
 def read_packages(search_path: Sequence[str] | None = None, *, compare_contents: bool = False) -> Packages:
@@ -323,10 +326,8 @@ def _read_onnxruntime(
     build = parse_assignments(read_text(os.path.join(capi, "build_and_package_info.py"))) if capi else {}
     plugins = read_plugins(places)
     built_in = _first_of(capi, names, _CUDA_FILES)
-    stem = "onnxruntime_pybind11_state"
-    fitting = [stem + ending for ending in importlib.machinery.EXTENSION_SUFFIXES]
-    fitting += sorted(name for name in names if name.startswith(stem + ".") and name.endswith((".so", ".pyd")))
-    extension = _first_of(capi, names, fitting)
+    others = sorted(name for name in names if name.startswith(f"{_EXTENSION}.") and name.endswith((".so", ".pyd")))
+    extension = _first_of(capi, names, [*_EXTENSIONS, *others])
     cuda = None
     if sum(plugin.library is not None for plugin in plugins) > 1:  # The driver decides among several packages.
         *_, supported = load_libcuda()
@@ -353,6 +354,9 @@ def _read_onnxruntime(
 
 _CUDA_FILES: Final = [provider_file_name("cuda", system) for system in FILE_NAMES]
 _TENSORRT_FILES: Final = [provider_file_name("tensorrt", system) for system in FILE_NAMES]
+
+_EXTENSION: Final = "onnxruntime_pybind11_state"
+_EXTENSIONS: Final = [_EXTENSION + ending for ending in importlib.machinery.EXTENSION_SUFFIXES]
 
 # Requirements with a marker for an extra or a system do not match, because markers are not evaluated.
 _REQUIREMENT: Final = re.compile(

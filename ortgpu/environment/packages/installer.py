@@ -212,7 +212,7 @@ def _resolved(*folders: str) -> tuple[str, ...]:
 
 
 def _is_below(path: str, folders: tuple[str, ...]) -> bool:
-    return any(path == folder or path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
+    return path in folders or path.startswith(tuple(os.path.join(folder, "") for folder in folders))
 
 
 def _is_virtual() -> bool:
