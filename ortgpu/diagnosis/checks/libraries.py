@@ -68,6 +68,8 @@ def cufft_missing(facts: Facts) -> GPUError | None:
 
 def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], usual: str) -> GPUError | None:
     absent = tuple(library for library in _missing(facts, required=False) if stem_of(library.soname).startswith(stem))
+    if not absent:
+        return None
     if operators:
         return judge_missing(facts, absent, f"this model's {_enumerate(operators)} nodes need", "fatal")
     return judge_missing(facts, absent, f"models with {usual} need", "warning")
@@ -93,10 +95,8 @@ def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
 
 def judge_missing(
     facts: Facts, absent: tuple[MissingLibrary, ...], reason: str, severity: Severity, further: Iterable[str] = ()
-) -> GPUError | None:
+) -> GPUError:
     """Return the error for missing libraries. ``further``: other missing requirements to install with them."""
-    if not absent:
-        return None
     evidence = []
     for library in absent:
         evidence += [] if library.rejected else [f"{library.soname}: found nowhere"]

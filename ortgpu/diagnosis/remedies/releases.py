@@ -47,8 +47,8 @@ class Release:
         if platform not in self.code:
             places = ", ".join(map(" ".join, self.code))
             return f"use another machine: the package index has wheels of {self.requirement} for {places}"
-        first, last = ("{}.{}".format(*version) for version in self.pythons)
         if not self.pythons[0] <= host.python[:2] <= self.pythons[1]:
+            first, last = ("{}.{}".format(*version) for version in self.pythons)
             python = "{}.{}".format(*host.python)
             return f"use Python {first} to {last}: no wheel of {self.requirement} is known for Python {python}"
         glibc = _GLIBC.get(platform)
