@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,14 +17,14 @@ import pytest
 
 import ortgpu as ortgpu_module
 from ortgpu.__main__ import main
-from ortgpu.cli import divergence
+from ortgpu.cli import divergence, report
 from ortgpu.cli.inputs import read_inputs
 from ortgpu.errors import catalogue
 from ortgpu.running import made_inputs
 from tests.lab.fixtures import Lab
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.support.known_placements import MODELS
-from tests.support.made_sessions import L4, NEG, made_session
+from tests.support.made_sessions import H200, L4, NEG, made_session
 from tests.support.this_machine import GPUs
 
 # Inputs
@@ -358,3 +359,16 @@ def test_a_file_has_the_inputs_of_the_model_and_no_others(tmp_path: Path, case: 
         with pytest.raises(click.UsageError, match=re.escape(says)):
             read_inputs(path, declared)
     assert set(read_inputs(path)) == {*names}, "another command does not know the model"
+
+
+def test_the_memory_of_a_report_is_that_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes use the same GPU, and this one uses another GPU."""
+    used = {H200.uuid: {os.getpid(): 11}, L4.uuid: {1: 5, os.getpid(): 7, os.getpid() + 1: None}}
+    monkeypatch.setattr("ortgpu.environment.gpu.driver.processes_on", lambda uuid: used[uuid])
+    found = report.read(made_session(device=L4), None, 0, "not asked for", "refused")
+    assert (found.gpu_memory, found.device, found.latency, found.latency_error) == (7, L4, None, "not asked for")
+    feeds = {"x": np.ones(4, np.float32)}
+    found = report.read(made_session(device=H200), feeds, 3, None, "refused")
+    assert (found.gpu_memory, found.device, found.latency_error) == (11, H200, None)
+    assert found.latency is not None
+    assert found.latency["runs"] == 3

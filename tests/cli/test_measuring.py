@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ortgpu.cli import output
 from ortgpu.cli.bench import _show
-from ortgpu.cli.figures.measuring import WAYS, Figure, Spread, percentiles, recommend
+from ortgpu.cli.figures import measuring as measuring_module
+from ortgpu.cli.figures.measuring import WAYS, Bench, Figure, Spread, _Way, percentiles, recommend
+from ortgpu.provider.devices import CPU
 from tests.support.children import child_environment, run_python
+
+measuring: Any = measuring_module
 
 
 @pytest.mark.lab
@@ -128,3 +135,47 @@ def test_of_ways_that_do_not_differ_the_plainest_is_recommended() -> None:
     assert recommend([plain, figure("map", 8, 180, 1.8, 0.4), figure("pool", 8, 240, 2.4)]) == [
         f"Batch 8, most items per second: {WAYS['pool']}, speed-up 2.40."
     ]
+
+
+@pytest.mark.parametrize(("batch", "items"), [(None, 1), (1, 1), (8, 8)])
+def test_the_rate_of_a_way_counts_the_items_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch, batch: int | None, items: int
+) -> None:
+    """Plain ONNX Runtime takes half a second for each call here, and the other way a quarter."""
+    bench: Any = Bench.__new__(Bench)
+    bench.left_out, bench.error = [], None
+    bench._ways = [_Way(name, run=lambda names, feed: None) for name in ("plain", "run")]
+
+    def alternate(calls: Any, rounds: int) -> dict[str, list[float]]:
+        for call in calls.values():
+            call()
+        return {"plain": [0.5] * rounds, "run": [0.25] * rounds}
+
+    monkeypatch.setattr(measuring, "_BLOCK", 1e-9)
+    monkeypatch.setattr(measuring, "alternate", alternate)
+    plain, run = bench.measure(batch, {}, 5)
+    assert (plain.batch, plain.rate.median, plain.ratio) == (batch, 2 * items, None)
+    assert (run.rate.median, run.ratio.median) == (4 * items, 2)
+
+
+def test_the_plain_session_of_a_bench_is_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ORTGPU_ENFORCE=1 it would be a GPUSession, and its speed-up 1."""
+    opened: list[str] = []
+
+    class Session(contextlib.nullcontext[None]):
+        device = CPU
+        run = map = None
+
+        def __init__(self, model: str, **_: Any) -> None:
+            opened.append("GPUSession")
+
+        def __enter__(self) -> Any:
+            return self
+
+    monkeypatch.setattr(measuring, "gpu_session", SimpleNamespace(GPUSession=Session))
+    monkeypatch.setattr(measuring, "uninstall", lambda: opened.append("uninstall"))
+    monkeypatch.setattr(measuring, "trial", SimpleNamespace(open_session=lambda *_: opened.append("plain")))
+    monkeypatch.setattr(measuring, "GPUSessionPool", Session)
+    with contextlib.ExitStack() as stack:
+        Bench("model.onnx", stack)
+    assert opened[:3] == ["GPUSession", "uninstall", "plain"]

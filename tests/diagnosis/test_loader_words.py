@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ortgpu.diagnosis.diagnosing import find_problems
+from ortgpu.environment.libraries import loader_words
 from ortgpu.environment.libraries.search import Candidate
 from ortgpu.errors import GPUError
 from ortgpu.provider.preloading import MissingLibrary
@@ -270,3 +271,27 @@ def test_where_memory_is_limited_a_crash_of_the_loader_is_not_the_file_s(limits:
 def test_long_words_are_read_in_no_time() -> None:
     """Words that end in the middle, of a log that somebody pastes: no pattern tries each of their beginnings."""
     run_child([sys.executable, "-m", "tests.programs.long_texts"], deadline=120).ok()
+
+
+# What Linux's and Windows' loaders say, and what that is. Each text is of one kind alone.
+SAID = {
+    "x.dll: Operation did not complete successfully because the file contains a virus (error 225)": "is_blocked",
+    "x.dll: This program is blocked by group policy (error 1260)": "is_blocked",
+    "x.dll: Your organization used Device Guard: it has blocked this file (error 4551)": "is_blocked",
+    "libx.so: cannot open shared object file: Operation not permitted": "is_blocked",
+    "libx.so: cannot open shared object file: Permission denied": "may_not_be_read",
+    "libx.so: failed to map segment from shared object: Permission denied": "cannot_be_mapped",
+    "libx.so: failed to map segment from shared object: Operation not permitted": "cannot_be_mapped",
+    "The paging file is too small for this operation to complete (error 1455)": "cannot_be_mapped",
+    "The filename or extension is too long (error 206)": "has_long_path",
+    "Error loading shared library ld-linux-x86-64.so.2: No such file": "is_musl",
+    "RuntimeError: can't start new thread": "lacks_threads",
+    "libx.so: cannot allocate memory in static TLS block": "lacks_thread_storage",
+}
+KINDS = sorted(set(SAID.values()))
+
+
+@pytest.mark.parametrize("words", SAID)
+def test_each_word_of_a_loader_is_of_one_kind(words: str) -> None:
+    found = [kind for kind in KINDS if getattr(loader_words, kind)(words)]
+    assert found == [SAID[words]]

@@ -320,3 +320,23 @@ def test_this_machine() -> None:
     for one in rows:
         assert {one.status_minimum, one.status_recommended} <= {"pass", "fail", "unknown"}
         assert (one.found is None) <= (one.status_minimum == "unknown"), one
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fact", "expected"),
+    [
+        ([4 * GB], "4.0 GB", ("pass", "fail")),
+        ([3 * GB], "3.0 GB", ("fail", "fail")),
+        ([16 * GB], "16.0 GB", ("pass", "pass")),
+        ([15 * GB], "15.0 GB", ("pass", "fail")),
+        ([2 * GB, 24 * GB, 8 * GB], "24.0 GB", ("pass", "pass")),  # a session can be on the largest
+        ([2 * GB, 8 * GB], "8.0 GB", ("pass", "fail")),
+    ],
+)
+def test_the_memory_of_the_largest_gpu_counts(sizes: list[int], fact: str, expected: tuple[str, str]) -> None:
+    environment = with_gpus(*(replace(H200, index=number, memory_total=size) for number, size in enumerate(sizes)))
+    assert statuses(environment, "GPU memory") == expected
+    assert [each.found for each in check_inference(environment) if each.name == "GPU memory"] == [fact]

@@ -111,3 +111,23 @@ def test_where_the_threads_cannot_be_started_the_calling_one_copies() -> None:
         True,
         [],
     ]
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (4, 4), (12, 12), (64, 12)])
+def test_a_copy_has_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch, cores: int, threads: int) -> None:
+    """A container may give fewer cores than the machine has."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 99)
+    assert copying.copy_threads() == threads
+
+
+@pytest.mark.parametrize("parts", [1, 2, 16, 17, 40])
+def test_one_thread_copies_as_many_threads_do(parts: int) -> None:
+    """It does so where the system gives no further thread."""
+    sources = [np.full(number + 1, number, np.uint8) for number in range(parts)]
+    expected = np.concatenate(sources)
+    to = np.full(len(expected) + 2 * GUARD, 255, np.uint8)
+    pairs = [(source.ctypes.data, source.nbytes) for source in sources]
+    copying._OneThread()._join(to.ctypes.data + GUARD, pairs)
+    np.testing.assert_array_equal(to[GUARD:-GUARD], expected)
+    assert {*to[:GUARD], *to[-GUARD:]} == {255}

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ortgpu.environment.child_process import ChildFailedError
+from ortgpu.errors import GPUError, NoDeviceError
 from ortgpu.provider.placement import NO_KERNEL, PREFERRED, PlacedNode
 from ortgpu.session.placement_details import PlacementDetails, details_from, explain_placement
 from tests.support.cpu_session import child
@@ -111,3 +113,50 @@ def test_a_machine_without_a_gpu_gives_the_error_of_a_session(tmp_path: Path) ->
 def test_in_a_process_that_is_not_told_how_its_children_end() -> None:
     found = child("session.placement_details.in_a_process_that_is_not_told_how_its_children_end")
     assert found["type"] in ("DriverNotFoundError", "NoDeviceError")
+
+
+def not_found(operator: str, name: str) -> str:
+    return f"[I:onnxruntime:, x.cc:1 GetCapability] CUDA kernel not found in registries for Op type: {operator} node name: {name}\n"
+
+
+def test_the_reason_is_what_onnxruntime_logged_about_this_very_node() -> None:
+    """A node that handles shapes may lack a kernel, too; and an unnamed twin on the GPU has none of the reasons."""
+    nodes = [
+        PlacedNode("s", "ReduceProd", "", CPU, "shape"),
+        PlacedNode("t", "ReduceProd", "", CPU, "shape"),
+        PlacedNode("", "Less", "", CPU, "compute"),
+        PlacedNode("", "Less", "", CUDA, "compute"),
+    ]
+    details = details_from("m.onnx", not_found("ReduceProd", "s") + not_found("Less", ""), nodes, [])
+    assert [reason for _, reason in details.placed] == [NO_KERNEL, PREFERRED, NO_KERNEL, None]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (ChildFailedError("it was killed", timed_out=True), TimeoutError, "opening the model took more than 300 s"),
+        (ChildFailedError("it ended"), GPUError, "the model could not be opened in the child process"),
+        (KeyError("x"), GPUError, "the model could not be opened in the child process"),
+        (NoDeviceError("none"), NoDeviceError, "none"),
+    ],
+)
+def test_a_child_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception], words: str
+) -> None:
+    class Child:
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def ask(self, *_: Any, timeout: float) -> Any:
+            raise error
+
+    monkeypatch.setattr("ortgpu.session.placement_details.ChildProcess", Child)
+    monkeypatch.setattr("ortgpu.running.onnxruntimes.gpu_session_class", lambda: None)
+    with pytest.raises(raised, match=words):
+        explain_placement(b"model")
