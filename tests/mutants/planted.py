@@ -2207,8 +2207,8 @@ MUTANTS = (
         (
             "a cancelled call leaves its place taken",
             "process/threads.py",
-            "        is_cancelled = self._begun.acquire(blocking=False)\n        leave = self.leave()",
-            "        is_cancelled = self._begun.acquire(blocking=False)\n        leave = None and self.leave()",
+            "leave = self.leave() if is_cancelled else None",
+            "leave = None",
         ),
         (
             "a callback that raises ends the others",
@@ -4288,6 +4288,216 @@ MUTANTS = (
             "pytest_plugin.py",
             'report.__dict__.pop("wasxfail", None)',
             "pass",
+        ),
+    ),
+    *_planted(
+        "cli/test_check.py",
+        (
+            "the first run of a check is in its median",
+            "cli/report.py",
+            "first, *others = [round",
+            "first, *others = [0.0] + [round",
+        ),
+        (
+            "the memory of another process is shown by check",
+            "cli/report.py",
+            "driver.processes_on(uuid).get(os.getpid()) if uuid",
+            "sum(filter(None, driver.processes_on(uuid).values())) if uuid",
+        ),
+        (
+            "warnings of a check are shown once only",
+            "cli/report.py",
+            'warnings.simplefilter("always", UserWarning)  # The report',
+            'warnings.simplefilter("ignore", UserWarning)  # The report',
+        ),
+    ),
+    *_planted(
+        "cli/test_output.py",
+        (
+            "times of a check are seconds",
+            "cli/report.py",
+            "[round(duration * 1e3, 4) for duration in seconds]\n    return",
+            "[round(duration, 4) for duration in seconds]\n    return",
+        ),
+    ),
+    *_planted(
+        "cli/test_measuring.py",
+        (
+            "the 99th percentile of few calls is told",
+            "cli/figures/measuring.py",
+            "cuts[98] if len(seconds) >= 100 else None",
+            "cuts[98]",
+        ),
+        (
+            "a batch counts as one item",
+            "cli/figures/measuring.py",
+            "        items = batch or 1\n",
+            "        items = 1\n",
+        ),
+        (
+            "the guard stays in a bench",
+            "cli/figures/measuring.py",
+            "        uninstall()  # Otherwise",
+            "        pass  # Otherwise",
+        ),
+        (
+            "the median is the 51st cut",
+            "cli/figures/measuring.py",
+            '"p90": cuts[89]',
+            '"p90": cuts[90]',
+        ),
+    ),
+    *_planted(
+        "session/test_placement_details.py",
+        (
+            "nodes without a kernel are preferred on the cpu",
+            "session/placement_details.py",
+            "        if (node.op_type, node.name) in without_kernel:\n            return NO_KERNEL\n",
+            "",
+        ),
+        (
+            "a timeout of a placement is another error",
+            "session/placement_details.py",
+            "if isinstance(error, ChildFailedError) and error.timed_out:",
+            "if False:",
+        ),
+        (
+            "nodes on the gpu have a reason",
+            "session/placement_details.py",
+            "        if node.provider != CPU:\n            return None\n",
+            "",
+        ),
+        (
+            "one copy is two",
+            "session/placement_details.py",
+            "sum(node.copy is not None for node in self.nodes)",
+            "sum(node.copy is None for node in self.nodes)",
+        ),
+    ),
+    *_planted(
+        "diagnosis/test_loader_words.py",
+        (
+            "a virus scanner's refusal is no block",
+            "environment/libraries/loader_words.py",
+            "|contains a virus|",
+            "|contains no virus|",
+        ),
+        (
+            "a missing symbol has no library",
+            "environment/libraries/loader_words.py",
+            "match[2] or match[4]) if match else None",
+            "match[2]) if match else None",
+        ),
+        (
+            "a file without rights is mapped",
+            "environment/libraries/loader_words.py",
+            '"permission denied" in words.lower() and',
+            '"permission denied" in words and',
+        ),
+    ),
+    *_planted(
+        "distributed/test_shared_folder.py",
+        (
+            "a token of an earlier job is met",
+            "distributed/environment/shared_folder.py",
+            'content["seen"].get(str(rank)) == token}',
+            'str(rank) in content["seen"]}',
+        ),
+        (
+            "a folder of another user is used",
+            "distributed/environment/shared_folder.py",
+            "if self._owner != self._owner_of_new_files():",
+            "if False and self._owner_of_new_files():",
+        ),
+        (
+            "rank 0 cleans up before the others are done",
+            "distributed/environment/shared_folder.py",
+            'if state["done"] and (rank != 0 or others_done):',
+            'if state["done"]:',
+        ),
+    ),
+    *_planted(
+        "running/test_copying.py",
+        (
+            "a copy takes more threads than cores",
+            "running/copying.py",
+            "return min(COPY_THREADS, cores)",
+            "return COPY_THREADS",
+        ),
+        (
+            "two gpus share their copying threads",
+            "running/copying.py",
+            "key = os.getpid(), ordinal, threads",
+            "key = os.getpid(), threads",
+        ),
+        (
+            "a forked child uses the threads of its parent",
+            "running/copying.py",
+            "key = os.getpid(), ordinal, threads",
+            "key = ordinal, threads",
+        ),
+        (
+            "a second part overwrites the first",
+            "running/copying.py",
+            "            ctypes.memmove(to, source, size)\n            to += size",
+            "            ctypes.memmove(to, source, size)",
+        ),
+    ),
+    *_planted(
+        "running/test_pinned.py",
+        (
+            "abandoned memory is freed",
+            "running/pinned.py",
+            "self._closed, self._pid = True, -1",
+            "self._closed = True",
+        ),
+        (
+            "bytes in use count what is kept",
+            "running/pinned.py",
+            "for block in self._there() if block.is_in_use())",
+            "for block in self._there())",
+        ),
+    ),
+    *_planted(
+        "diagnosis/test_requirements.py",
+        (
+            "the smallest gpu counts",
+            "diagnosis/requirements.py",
+            "max(sizes, default=None), note)",
+            "min(sizes, default=None), note)",
+        ),
+        (
+            "a gpu of 4 GB is too small",
+            "diagnosis/requirements.py",
+            'yield _size("GPU memory", 4, 16,',
+            'yield _size("GPU memory", 5, 16,',
+        ),
+        (
+            "a missing linked library meets the minimum",
+            "diagnosis/requirements.py",
+            "all_linked = all(library.chosen is not None for library in linked) if linked else None",
+            "all_linked = True if linked else None",
+        ),
+    ),
+    *_planted(
+        "diagnosis/test_fixes.py",
+        (
+            "pip undoes what the lock file has",
+            "diagnosis/remedies/fixes.py",
+            "if installer.manager is not None and not again and not upgrade:",
+            "if False:",
+        ),
+        (
+            "packages are installed again with all they require",
+            "diagnosis/remedies/fixes.py",
+            '" --force-reinstall --no-deps" if again else ""',
+            '" --force-reinstall" if again else ""',
+        ),
+        (
+            "a user without rights gets a command",
+            "diagnosis/remedies/fixes.py",
+            "return fix if obstacle is None else",
+            "return fix if True else",
         ),
     ),
 )
