@@ -9,8 +9,6 @@ import os
 import pickle
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +19,8 @@ import pytest
 import ortgpu
 from ortgpu.distributed import Rank, checkpoint
 from ortgpu.errors import DistributedError, TrainingUnavailableError
-from tests.support.children import python_arguments, run_python
+from tests.support.children import run_python
+from tests.support.fork_server import run_forked
 
 DEADLINE = 60.0
 TWO = Rank(0, 2, 0, 2)
@@ -362,11 +361,9 @@ def test_checkpoint_without_a_state(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes are killed in another way on Windows")
 def test_a_writer_killed_at_any_moment_leaves_whole_checkpoints(job: Path) -> None:
     """Before each thing that it does to the file system in turn, until one is left to finish."""
-    root = Path(__file__).resolve().parents[2]
     for moment in range(40):
-        command = [sys.executable, *python_arguments("distributed.checkpoint.killed"), str(job), str(moment)]
-        done = subprocess.run(command, cwd=root, capture_output=True, timeout=DEADLINE, check=False)
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
+        done = run_forked("distributed.checkpoint.killed", str(job), str(moment), deadline=DEADLINE)
+        assert done.returncode in (0, -signal.SIGKILL), done.output
         known = checkpoint.steps(job)
         assert [checkpoint.load(job, step).step for step in known] == list(known), f"killed at {moment}"
         assert known[:2] == (1, 2)

@@ -12,6 +12,7 @@ import pytest
 import ortgpu
 from tests.programs.woken import WAYS
 from tests.support.children import child_environment, run_child
+from tests.support.fork_server import fork_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks for SIGALRM and isolate=True")
 
@@ -31,8 +32,8 @@ def test_handlers_and_finalizers_may_use_a_service(kind: str, seconds: str) -> N
 
 @pytest.mark.parametrize("way", sorted(WAYS))
 def test_a_finalizer_in_a_thread_of_the_service_may_wait_for_it(way: str) -> None:
-    command = [sys.executable, "-m", "tests.programs.woken", way]
-    found = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60).ok().reports
+    env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
+    found = fork_python(["-m", "tests.programs.woken", way], env=env, deadline=60).ok().reports
     assert found["asked"] == 5
     assert found["found"] == [3]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,8 @@ from ortgpu.errors import GPUOutOfMemoryError
 from ortgpu.running.plain_runs import PlainRunner
 from ortgpu.running.shape_returns import Policy, Replanning, Returns
 from ortgpu.running.shaped_runs import ShapedRunner
-from tests.support.children import child_environment, run_child
+from tests.support.children import child_environment
+from tests.support.fork_server import fork_python
 
 NONE: list[Any] = []
 FORMS = (
@@ -24,11 +25,11 @@ FORMS = (
 )  # fmt: skip
 
 
+@functools.cache
 def program(*arguments: str, deadline: float = 100) -> Any:
     """Run a program of shaped.py and return what it reported, by name."""
     env = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"})
-    command = [sys.executable, "-m", "tests.programs.shaped", *arguments]
-    return run_child(command, env=env, deadline=deadline).ok().reports
+    return fork_python(["-m", "tests.programs.shaped", *arguments], env=env, deadline=deadline).ok().reports
 
 
 @pytest.fixture(scope="module")
