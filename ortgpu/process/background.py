@@ -101,9 +101,10 @@ this_thread = _ThisThread()
 
 
 class Owned(Protocol):
-    """A turn of one thread, for a whole run. ``owner`` is the id of the thread."""
+    """Turns of one thread, each for a whole run. ``owner`` and ``first`` are the ids of its thread and of the next."""
 
     owner: int
+    first: int
 
 
 owners: set[weakref.ref[Owned]] = set()
@@ -123,6 +124,12 @@ def _has_turn() -> bool:
         if turn is not None and turn.owner == thread:
             return True
     return False
+
+
+def is_next() -> bool:
+    """Return True in a signal handler or finalizer that came while this thread waits for a turn before all others."""
+    thread, turns = threading.get_ident(), [reference() for reference in owners.copy()]
+    return any(turn is not None and turn.first == thread for turn in turns)
 
 
 def holds_lock() -> bool:

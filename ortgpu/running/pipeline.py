@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..process.background import Thread, is_of_a_handler, may_wait
+from ..process.background import Thread, is_next, is_of_a_handler, may_wait
 from ..process.late import late
 from ..process.threads import Executor, Outcome, drop_own_frames
 from ..provider import lifetime
@@ -313,6 +313,7 @@ def _may_wait() -> bool:
     """Return True if this thread may wait for the threads of an iteration.
 
     The garbage collector may end a dropped iteration in any thread, at any point. A thread of this library may run one
-    of its feeds, and would wait for itself. A thread that holds a lock would wait for a thread that needs the lock.
+    of its feeds, and would wait for itself. A thread that holds a lock, or has the next turn, would wait for a thread
+    that needs it.
     """
-    return may_wait() and not isinstance(threading.current_thread(), Thread)
+    return may_wait() and not is_next() and not isinstance(threading.current_thread(), Thread)

@@ -1732,8 +1732,14 @@ MUTANTS = (
         (
             "a dropped iteration is waited for by a thread that runs one of its feeds",
             "running/pipeline.py",
-            "return may_wait() and not isinstance(threading.current_thread(), Thread)",
-            "return may_wait()",
+            "and not isinstance(threading.current_thread(), Thread)",
+            "",
+        ),
+        (
+            "a dropped iteration is waited for with the next turn, which its threads wait for",
+            "running/pipeline.py",
+            "and not is_next()",
+            "",
         ),
         (
             "more feeds are taken than may be",

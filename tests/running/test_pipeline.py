@@ -209,6 +209,25 @@ def test_who_waits_for_the_threads_of_an_iteration_that_was_dropped() -> None:
     assert answers == [True, False, False, False, True]
 
 
+def test_a_dropped_iteration_is_not_waited_for_with_the_next_turn() -> None:
+    """The collector may come amid the wait for a turn, and the threads of the iteration wait for the turn after it."""
+    turns, free, answers = Turns(), threading.Lock(), list[bool]()
+
+    class Collected:
+        """A lock in whose wait the collector ends an iteration."""
+
+        def acquire(self, timeout: float) -> bool:
+            answers.append(_may_wait())
+            return free.acquire(timeout=timeout)
+
+        def release(self) -> None:
+            free.release()
+
+    turns.lock = Collected()  # type: ignore[assignment]  # a stand-in
+    assert turns.run(lambda: 5) == 5
+    assert answers == [False]
+
+
 def test_a_feed_is_let_go_before_the_next_is_taken() -> None:
     found = child("running.pipeline.a_feed_is_let_go_before_the_next_is_taken")
     assert found == [5, [0] * 6]
