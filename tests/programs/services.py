@@ -452,6 +452,8 @@ def interrupted() -> None:
 
 
 def interrupt_once_busy(pool: GPUSessionPool, action: Callable[[], object]) -> None:
+    while pool.health()[0].in_flight:  # A run of the action before this one would bring the interrupt too early.
+        time.sleep(0.001)
     is_over = threading.Event()
 
     def interrupt() -> None:
