@@ -146,6 +146,22 @@ def fork_safe_lock() -> AbstractContextManager[bool]:
     return lock
 
 
+class attempt:  # noqa: N801 - it is called like a function
+    """Take a lock for a ``with`` statement, unless another thread has it. Its value is True if the lock was taken."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._is_taken = False
+
+    def __enter__(self) -> bool:
+        self._is_taken = self._lock.acquire(blocking=False)
+        return self._is_taken
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_taken:
+            self._lock.release()
+
+
 class cached_property(functools.cached_property[Result]):  # noqa: N801 - it takes the place of that one
     """A cached_property without a lock, as since Python 3.12. Two threads may both make the value; the first stays."""
 

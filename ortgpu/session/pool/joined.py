@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import ExecutionError, GPUError
 from ...model.tensor_types import DTYPES
-from ...process.background import this_thread
+from ...process.background import attempt, this_thread
 from ...provider import lifetime
 from ...running.pinned import STAGED_FROM
 from .workers import Kind
@@ -102,22 +102,19 @@ class Joining(Kind):
         Return None while another thread, which may be stopped, opens them. Raises MemoryError, ExecutionError.
         """
         source = self.source()
-        with this_thread.holds:
-            if not self._opening.acquire(blocking=False):
+        with this_thread.holds, attempt(self._opening) as is_free:
+            if not is_free:
                 return None
-            try:
-                sheet = self.sheet
-                if sheet is None or sheet.source != source or not sheet.takes(request):
-                    self.sheet = None
-                    if sheet is not None:
-                        sheet.seal()
-                        if not sheet.end:
-                            self.give_back(sheet)
-                    rows = min(_ROOM * max(items, request.items), self.max_batch)
-                    self.sheet = sheet = self.take(request, rows)
-                return sheet
-            finally:
-                self._opening.release()
+            sheet = self.sheet
+            if sheet is None or sheet.source != source or not sheet.takes(request):
+                self.sheet = None
+                if sheet is not None:
+                    sheet.seal()
+                    if not sheet.end:
+                        self.give_back(sheet)
+                rows = min(_ROOM * max(items, request.items), self.max_batch)
+                self.sheet = sheet = self.take(request, rows)
+            return sheet
 
     def source(self) -> tuple[int, ...]:
         """Return the present identity of the memory. Raises ExecutionError if a session is closed or has lost its GPU.
