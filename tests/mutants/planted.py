@@ -3466,6 +3466,15 @@ MUTANTS = (
         ),
     ),
     *_planted(
+        "process/test_locks.py",
+        (
+            "a finalizer in a thread of a pool waits for itself in batched()",
+            "session/pool/batching.py",
+            "runs_here = service.must_not_wait",
+            "runs_here = False",
+        ),
+    ),
+    *_planted(
         "session/test_batching.py",
         (
             "max_wait may be nan",
