@@ -172,10 +172,9 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
     paths = (installed.extension, installed.bridge)
     native = [read_library(path) for path in paths if path and os.path.exists(path)]
     host = this_machine()
-    problems = (f"{file.path}: {why}" for file in native if (why := file.problem or wrong_machine(file.machine, host)))
-    damage = next(problems, None)
-    if damage is not None:
-        return damage, None
+    for file in native:
+        if (why := file.problem or wrong_machine(file.machine, host)) is not None:
+            return f"{file.path}: {why}", None
     bundled = installed.arrival is not None and installed.arrival.way == "bundled plugin"
     if not bundled and not any(soname.startswith("libcu") for file in native for soname in file.needed):
         return None, None

@@ -40,8 +40,8 @@ from tests.support.releases import TOO_OLD
 MOST_FUNCTIONS = {
     "DriverNotFoundError": 320,
     "NoDeviceError": 350,
-    "DriverUnusableError": 360,
-    "DriverTooOldError": 400,  # Its fix is a command of the installer of this environment.
+    "DriverUnusableError": 350,
+    "DriverTooOldError": 390,  # Its fix is a command of the installer of this environment.
 }
 
 # Counts of what an opening costs, by an audit hook and a profiler in all threads. Only calls of ortgpu count.

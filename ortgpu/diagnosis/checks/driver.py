@@ -38,7 +38,7 @@ def not_found(facts: Facts) -> GPUError | None:
         if driver.kernel_version:
             evidence.append(f"kernel module: {driver.kernel_version}")
         evidence.append(f"device files: {', '.join(driver.device_nodes) or 'none'}")
-        evidence += [f"there, where the loader does not look: {path}" for path in driver.libcuda_elsewhere]
+        evidence += map("there, where the loader does not look: {}".format, driver.libcuda_elsewhere)
         evidence += [f"there, without its link {library}: {file.path}" for file in driver.libcuda_unlinked]
         if host.container:
             capabilities = environment.variables.now.get("NVIDIA_DRIVER_CAPABILITIES")

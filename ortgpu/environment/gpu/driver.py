@@ -253,7 +253,10 @@ def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
     libcudas = [path for path in mapped_libraries(maps) if os.path.basename(path).startswith("libcuda.so")]
     there = mapped_libraries(maps, address) if address is not None else ()
     # WSL maps two files of this name. HAMi's library provides functions of its own: they lie in no libcuda.
-    return next((path for path in (*there, *libcudas) if path in libcudas or not libcudas), None)
+    for path in (*there, *libcudas):
+        if path in libcudas or not libcudas:
+            return path
+    return None
 
 
 @functools.cache

@@ -36,6 +36,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -157,7 +158,7 @@ def _variable_roots(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     if places.system is WINDOWS:
         of_toolkits = [name for name in places.variables if re.fullmatch(rf"CUDA_PATH_V{cuda_major}_[0-9]+", name)]
         names += sorted(of_toolkits, key=numbers_of, reverse=True)
-    for prefix in _distinct(places.variables.get(name, "") for name in names):
+    for prefix in _distinct(filter(None, map(places.variables.get, names))):
         yield from places.system.inside(places, "environment variable", prefix, cuda_major)
 
 
@@ -221,7 +222,7 @@ def _inside_on_linux(places: SearchPlaces, source: Source, prefix: str, _: int) 
 def _toolkits_on_linux(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     folder = str(places.filesystem / "usr/local")
     names = ["cuda", *_newest_first(folder, rf"cuda-{cuda_major}(\.\d+)?")]
-    for prefix in _distinct(os.path.join(folder, name) for name in names):
+    for prefix in _distinct(map(partial(os.path.join, folder), names)):
         yield from _inside_on_linux(places, "toolkit", prefix, cuda_major)
 
 

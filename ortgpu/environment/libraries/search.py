@@ -174,8 +174,8 @@ def _judge(root: Root, name: str, places: SearchPlaces, soname: str | None = Non
 
 def _preferred_first(roots: tuple[Root, ...], toolkit: set[str], places: SearchPlaces) -> tuple[Root, ...]:
     """Return the roots, with the root for the whole toolkit moved to just behind the loaded libraries."""
-    loaded = [root for root in roots if root.source == "already loaded"][:1]
-    others = [root for root in roots if root not in loaded]
+    first = 1 if roots and roots[0].source == "already loaded" else 0
+    loaded, others = roots[:first], list(roots[first:])
     in_use = {os.path.realpath(root.files[name]) for root in loaded for name in toolkit & root.files.keys()}
     preferred = None
     for root in others:

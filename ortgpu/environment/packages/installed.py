@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import functools
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -253,7 +254,7 @@ def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
 def _describe_library_wheel(one: MetadataFolder, compare_contents: bool) -> Distribution:
     """Describe a wheel of libraries. It lists no missing files: images are trimmed, and the search finds the rest."""
     record = one.read("RECORD") or b""
-    lines = [line for line in record.splitlines(keepends=True) if b".so" in line or b".dll" in line]
+    lines = re.findall(rb"^.*\.(?:so|dll).*\n?", record, re.MULTILINE)
     entries = parse_record(b"".join(lines)) or ()
     _, altered = _missing_and_altered(entries, one, by_content=compare_contents)
     return Distribution(one.name, one.read_version(), one.location, altered_files=altered)
@@ -507,8 +508,8 @@ def _looked_at(places: Iterable[str], package: str | None) -> Iterator[str]:
         yield from (package, *_paths_in(package), *_paths_in(os.path.join(package, "capi")))
 
 
-def _paths_in(folder: str) -> list[str]:
-    return [os.path.join(folder, name) for name in sorted(list_names(folder))]
+def _paths_in(folder: str) -> Iterable[str]:
+    return map(functools.partial(os.path.join, folder), sorted(list_names(folder)))
 
 
 def _refused(path: str) -> RefusedPath | None:

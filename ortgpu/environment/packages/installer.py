@@ -10,6 +10,7 @@ import site
 import sys
 import sysconfig
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
@@ -167,7 +168,7 @@ def _pip(interpreter: str, is_there: bool) -> Installer:
     folders = _resolved(*site.getsitepackages(), *users, folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     own = folders if folder in packages else (folder,)
     if _is_virtual() and folder in packages:
-        own = tuple(path for path in folders if _is_below(path, _resolved(sys.prefix)))
+        own = tuple(filter(partial(_is_below, folders=_resolved(sys.prefix)), folders))
     return Installer(
         "pip", f"{pip} install{managed}", f"{pip} uninstall -y{managed}", folder=folder, own=own, obstacle=obstacle
     )
