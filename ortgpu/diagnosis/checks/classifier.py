@@ -188,10 +188,9 @@ CODES = (
 
 def _explain_code(failed: Failed, code: int) -> GPUError:
     for row in CODES:
-        if code in row.codes and not (row.opening_only and failed.facts is None):
-            error = row.explain(failed, code)
-            if error is not None:
-                return error
+        is_fitting = code in row.codes and not (row.opening_only and failed.facts is None)
+        if is_fitting and (error := row.explain(failed, code)) is not None:
+            return error
     return _unusable_driver(failed, code)
 
 
@@ -235,11 +234,6 @@ def _lacks_memory(failed: Failed, match: Match | None = None) -> GPUError:
         free=free,
         total=total,
     )
-
-
-def _explain_pool(failed: Failed, match: Match) -> GPUError:
-    code = int(match["code"])
-    return _lacks_memory(failed, match) if code == cuda_codes.OUT_OF_MEMORY else _explain_code(failed, code)
 
 
 def _explain_library(failed: Failed, match: Match) -> GPUError:
@@ -378,7 +372,8 @@ _REFUSED = "(?:Failed to load library|LoadLibrary failed|Error loading)"
 # This table has the messages of ONNX Runtime, and of programs and libraries around it.
 TABLE = (
     Row(runtime_words.LIMIT, _ABOVE_ITS_LIMIT, opening_only=True),
-    Row(r"cudaMallocFromPoolAsync failed.* \((?P<code>\d+)\), size=(?P<size>\d+)", _explain_pool),
+    Row(rf"cudaMallocFromPoolAsync failed.* \({cuda_codes.OUT_OF_MEMORY}\), size=(?P<size>\d+)", _lacks_memory),
+    Row(r"cudaMallocFromPoolAsync failed.* \((\d+)\)", lambda failed, match: _explain_code(failed, int(match[1]))),
     Row(r"requested (?:buffer of size|bytes of) (?P<size>\d+)", _lacks_memory),
     # A failure to parse device_id has such a code, too.
     Row(cuda_codes.REPORTED, lambda failed, match: _explain_code(failed, cuda_codes.code_in(match))),

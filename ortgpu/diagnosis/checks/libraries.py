@@ -68,11 +68,8 @@ def cufft_missing(facts: Facts) -> GPUError | None:
 
 def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], usual: str) -> GPUError | None:
     absent = tuple(library for library in _missing(facts, required=False) if stem_of(library.soname).startswith(stem))
-    if not absent:
-        return None
-    if operators:
-        return judge_missing(facts, absent, f"this model's {_enumerate(operators)} nodes need", "fatal")
-    return judge_missing(facts, absent, f"models with {usual} need", "warning")
+    reason = f"this model's {_enumerate(operators)} nodes need" if operators else f"models with {usual} need"
+    return judge_missing(facts, absent, reason, "fatal" if operators else "warning") if absent else None
 
 
 def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
