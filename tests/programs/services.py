@@ -30,6 +30,8 @@ import onnx.parser
 import ortgpu
 from ortgpu import GPUSession, GPUSessionPool
 from ortgpu.process import background
+from ortgpu.process.threads import Turns
+from ortgpu.running.turns import take_turns
 from tests.programs import (
     no_search,  # noqa: F401
     worker_options,
@@ -470,6 +472,41 @@ def interrupt_once_busy(pool: GPUSessionPool, action: Callable[[], object]) -> N
         time.sleep(30)
     except KeyboardInterrupt:
         watch.join()
+
+
+def asked_amid_a_turn() -> None:
+    """A signal handler amid a run in turns, as of a session with ``memory=``, asks services of that session."""
+    with GPUSessionPool(RELU, allow_cpu=True) as pool:
+        (session,) = pool.sessions
+        take_turns(session._gpu_runner, Turns())
+        inner = session._sess
+        answers = []
+        with session.batched() as joined:
+            ways: list[Callable[[Any], object]] = [
+                lambda feed: joined.run(None, feed),
+                lambda feed: joined.submit(None, feed).result(20),
+                lambda feed: pool.run(None, feed),
+                lambda feed: pool.submit(None, feed).result(20),
+            ]
+
+            def ask(*_: object) -> None:
+                way = ways.pop()
+                session._sess = inner
+                answers.append(first(way(rows(1, 3))))
+
+            class Interrupted:
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(inner, name)
+
+                def run(self, *arguments: Any) -> Any:
+                    signal.raise_signal(signal.SIGUSR1)
+                    return inner.run(*arguments)
+
+            signal.signal(signal.SIGUSR1, ask)
+            while ways:
+                session._sess = Interrupted()
+                answers.append(first(session.run(None, rows(1, 2))))
+        report("answers", answers)
 
 
 def shapes() -> None:

@@ -113,6 +113,11 @@ def test_an_interrupt_amid_a_run_changes_no_later_result() -> None:
     assert program("interrupted") == {"threads": [0, 0], "isolated": [0, 0]}
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGUSR1")
+def test_a_handler_amid_a_turn_waits_for_no_thread_that_needs_the_turn() -> None:
+    assert program("asked_amid_a_turn")["answers"] == [3, 2] * 4
+
+
 def test_health_tells_of_a_thread_that_has_ended() -> None:
     found = program("ended_threads")
     assert found == {"state": "impaired", "others": [0, 1, 2, 3, 4], "closed": "closed"}

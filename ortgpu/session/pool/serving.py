@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, WorkerLostError, manual
-from ...process.background import AT_EXIT, Thread, log, logged, may_wait, this_thread, uninterrupted
+from ...process.background import AT_EXIT, Thread, log, logged, may_wait, owners, this_thread, uninterrupted
 from ...process.threads import Notice, drop_own_frames, is_in_callback
 from ...provider import lifetime
 from .workers import Kind, NotBegunError, Request, Worker, twice_lost
@@ -118,17 +118,18 @@ class Service:
 
         ``keep`` copies its feed, unless the caller waits for the result.
 
-        A thread of the service would wait for itself. A thread with a lock might wait for a thread that needs the lock.
-        Both run the request at once, since a finalizer or handler may wait for it, and its notice may be this thread's
-        own. Only requests from the callback of a future are queued, without a limit. Otherwise callbacks would run
-        within each other.
+        A thread of the service would wait for itself. A thread with a lock or a turn might wait for a thread that needs
+        it. Both run the request at once, since a finalizer or handler may wait for it, and its notice may be this
+        thread's own. Only requests from the callback of a future are queued, without a limit. Otherwise callbacks would
+        run within each other.
 
         Raises:
             GPUError: the service takes no more requests, or ``raises`` made the error.
         """
-        holds_lock = this_thread.holds._is_owned()  # type: ignore[attr-defined]  # may_wait() inlined
-        if holds_lock or threading.get_ident() in self._own:
-            if request.is_waited_for or holds_lock or not is_in_callback():
+        # This is `not may_wait()` without its calls where no session takes turns, since each request comes here.
+        is_bound = this_thread.holds._is_owned() or (owners and not may_wait())  # type: ignore[attr-defined]
+        if is_bound or threading.get_ident() in self._own:
+            if request.is_waited_for or is_bound or not is_in_callback():
                 self._answer_here(request)
                 return
             limit = sys.maxsize
