@@ -32,10 +32,7 @@ from ortgpu import GPUSession, GPUSessionPool
 from ortgpu.process import background
 from ortgpu.process.threads import Turns
 from ortgpu.running.turns import take_turns
-from tests.programs import (
-    no_search,  # noqa: F401
-    worker_options,
-)
+from tests.programs import worker_options
 from tests.support.children import report
 
 warnings.simplefilter("ignore")
@@ -564,4 +561,6 @@ def limits() -> None:
 
 
 if __name__ == "__main__":
+    from tests.programs import no_search  # noqa: F401 - tests import this module, and search a GPU
+
     globals()[sys.argv[1]](*sys.argv[2:])
