@@ -126,10 +126,13 @@ def _has_turn() -> bool:
     return False
 
 
-def is_next() -> bool:
-    """Return True in a signal handler or finalizer that came while this thread waits for a turn before all others."""
+def may_wait_for_runs() -> bool:
+    """Return False also in a handler or finalizer that came while this thread waits for a turn before all others.
+
+    Runs of other threads need that turn.
+    """
     thread, turns = threading.get_ident(), [reference() for reference in owners.copy()]
-    return any(turn is not None and turn.first == thread for turn in turns)
+    return may_wait() and all(turn is None or turn.first != thread for turn in turns)
 
 
 def holds_lock() -> bool:

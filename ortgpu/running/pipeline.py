@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..process.background import Thread, is_next, is_of_a_handler, may_wait
+from ..process.background import Thread, is_of_a_handler, may_wait_for_runs
 from ..process.late import late
 from ..process.threads import Executor, Outcome, drop_own_frames
 from ..provider import lifetime
@@ -235,7 +235,7 @@ def iterate_in_order(
 
     ``submit`` replaces Executor.submit. See :func:`results_of`.
     """
-    if not may_wait():  # the threads may need what this one holds
+    if not may_wait_for_runs():  # the threads may need what this one holds
         yield from map(function, feeds)
         return
     start = submit or Executor.submit
@@ -316,4 +316,4 @@ def _may_wait() -> bool:
     of its feeds, and would wait for itself. A thread that holds a lock, or has the next turn, would wait for a thread
     that needs it.
     """
-    return may_wait() and not is_next() and not isinstance(threading.current_thread(), Thread)
+    return may_wait_for_runs() and not isinstance(threading.current_thread(), Thread)

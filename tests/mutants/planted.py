@@ -1737,9 +1737,9 @@ MUTANTS = (
         ),
         (
             "a dropped iteration is waited for with the next turn, which its threads wait for",
-            "running/pipeline.py",
-            "and not is_next()",
-            "",
+            "process/background.py",
+            "may_wait() and all(turn is None or turn.first != thread for turn in turns)",
+            "may_wait()",
         ),
         (
             "more feeds are taken than may be",

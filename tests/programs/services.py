@@ -443,14 +443,21 @@ def interrupted() -> None:
                     for _ in range(100):
                         pool.run(None, rows(1, 3))
 
+            def limit(*_: object) -> None:
+                raise TimeoutError("a time limit of the program")
+
             wrong = 0
+            signal.signal(signal.SIGUSR1, limit)
             for action in [*[join] * 8, run_amid_a_lock, run_amid_a_lock]:
                 interrupt_once_busy(pool, action)
+                wrong += sum(first(pool.run(None, rows(1, value))) != value for value in (1, 2) * 4)
+            for _ in range(2):
+                interrupt_once_busy(pool, run_amid_a_lock, signal.SIGUSR1)
                 wrong += sum(first(pool.run(None, rows(1, value))) != value for value in (1, 2) * 4)
             report("isolated" if isolate else "threads", [wrong, pool.health()[0].in_flight])
 
 
-def interrupt_once_busy(pool: GPUSessionPool, action: Callable[[], object]) -> None:
+def interrupt_once_busy(pool: GPUSessionPool, action: Callable[[], object], by: int = signal.SIGINT) -> None:
     while pool.health()[0].in_flight:  # A run of the action before this one would bring the interrupt too early.
         time.sleep(0.001)
     is_over = threading.Event()
@@ -458,7 +465,7 @@ def interrupt_once_busy(pool: GPUSessionPool, action: Callable[[], object]) -> N
     def interrupt() -> None:
         while not pool.health()[0].in_flight and not is_over.is_set():
             pass
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), by)
 
     watch = threading.Thread(target=interrupt)
     watch.start()
@@ -467,8 +474,47 @@ def interrupt_once_busy(pool: GPUSessionPool, action: Callable[[], object]) -> N
         is_over.set()
         watch.join()
         time.sleep(30)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TimeoutError):
         watch.join()
+
+
+def asked_with_the_next_turn() -> None:
+    """A signal handler amid the wait for a turn asks services of that session, whose runs wait for a later turn."""
+    with GPUSessionPool(RELU, allow_cpu=True) as pool:
+        (session,) = pool.sessions
+        turns = Turns()
+        take_turns(session._gpu_runner, turns)
+        free, answers = turns.lock, []
+        with session.batched() as joined:
+            ways: list[Callable[[Any], Any]] = [
+                lambda feed: joined.run(None, feed),
+                lambda feed: joined.submit(None, feed).result(20),
+                lambda feed: pool.run(None, feed),
+                lambda feed: pool.submit(None, feed).result(20),
+                lambda feed: next(iter(list(session.map([feed] * 2)))),
+            ]
+
+            class Asking:
+                """A lock in whose wait a handler comes."""
+
+                def acquire(self, *arguments: Any, **named: Any) -> bool:
+                    if threading.current_thread() is threading.main_thread():
+                        at_work.set()
+                        if ways:
+                            answers.append(first(ways.pop()(rows(1, 3))))
+                    return free.acquire(*arguments, **named)
+
+                def release(self) -> None:
+                    free.release()
+
+            has_begun, at_work = threading.Event(), threading.Event()
+            other = threading.Thread(target=turns.run, args=(lambda: (has_begun.set(), at_work.wait(20)),))
+            other.start()
+            has_begun.wait(20)
+            turns.lock = Asking()  # type: ignore[assignment]  # a stand-in
+            answers.append(first(session.run(None, rows(1, 2))))
+            other.join(20)
+        report("answers", answers)
 
 
 def asked_amid_a_turn() -> None:

@@ -55,6 +55,8 @@ def test_what_is_equal_but_for_rounding_agrees(found: Any, expected: Any) -> Non
         (values(0, np.nan), values(0, 0)),
         (values(0, np.inf), values(0, 0)),
         (values(0, 5), values(0, 0)),
+        (values(0, 0.009), values(0, 0)),
+        ({"map": np.arange(2000)}, {"map": np.where(np.arange(2000) == 1000, 0, np.arange(2000))}),
         ([RIGHT], [RIGHT, RIGHT]),
         ({1: 0.5}, {2: 0.5}),
         ({1: 0.5}, {1: 0.6}),

@@ -118,6 +118,10 @@ def test_a_handler_amid_a_turn_waits_for_no_thread_that_needs_the_turn() -> None
     assert program("asked_amid_a_turn")["answers"] == [3, 2] * 4
 
 
+def test_a_handler_with_the_next_turn_waits_for_no_thread_that_needs_it() -> None:
+    assert program("asked_with_the_next_turn")["answers"] == [3] * 5 + [2]
+
+
 def test_health_tells_of_a_thread_that_has_ended() -> None:
     found = program("ended_threads")
     assert found == {"state": "impaired", "others": [0, 1, 2, 3, 4], "closed": "closed"}

@@ -320,18 +320,18 @@ class ProcessWorker(Worker):
                 exchange.send((names, [list(feed) for feed in feeds]), arrays)
                 is_read = True
                 answer, outputs = exchange.receive(seconds)
-            except (EOFError, OSError) as error:
+            except BaseException as error:
+                is_interrupt = not isinstance(error, Exception) or is_of_a_handler(error)  # perhaps a TimeoutError
+                if not is_interrupt and not isinstance(error, (EOFError, OSError)):
+                    raise
                 exchange.channel.shut()  # A late answer must not be taken for the next request's.
-                if isinstance(error, TimeoutError):
+                if isinstance(error, TimeoutError) and not is_interrupt:
                     process.kill(f"its deadline of {seconds:g} s has passed")
                 process.lose()
+                if is_interrupt:
+                    raise
                 is_read = is_read and not isinstance(error, ConnectionResetError)
                 raise (self._lost(process) if is_read else NotBegunError()) from None
-            except BaseException as error:
-                if not isinstance(error, Exception) or is_of_a_handler(error):  # The answer may come later.
-                    exchange.channel.shut()
-                    process.lose()
-                raise
             if isinstance(answer, PickledError):
                 raise answer.error()
             process.shapes = shapes | (process.shapes if len(process.shapes) < _MOST_SHAPES else set())

@@ -145,7 +145,7 @@ def _changed(feed: Arrays, change: int | None, which: NDArray[Any]) -> Arrays:
 
 
 def _values(array: NDArray[Any]) -> tuple[Any, Any, Any, Any, Any]:
-    """Return values for the places of an array: of the next item, large (of zeros, too), zero, negative, NaN.
+    """Return values for the places of an array: of the next item, large, zero, far below zero, NaN.
 
     Integers stay in their range, since an index beyond it may end a CUDA context. Integers of 8 and 16 bits leave the
     range, because they are seldom indices: they are pixels, sound or depth.
@@ -153,13 +153,8 @@ def _values(array: NDArray[Any]) -> tuple[Any, Any, Any, Any, Any]:
     other = array[np.minimum(np.arange(len(array)) ^ 1, len(array) - 1)]
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            return (
-                other,
-                1000 * (array + 1),
-                0,
-                -1000 * (array + 1),
-                np.nan,
-            )  # The large ones are not zero even for zeros.
+            large = 1000 * (array + 1)  # not zero even for zeros
+        return other, large, 0, -large, np.nan
     if array.dtype.hasobject or not array.size:
         return other, array, array, array, array
     if array.dtype == np.bool_:

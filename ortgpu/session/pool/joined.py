@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _ROOM = 4  # The next run gets rows for this many times the items of the last. A larger run is copied together.
 _BUNDLE = 16  # A waiting collector wakes for this many requests, or for as many as its batch lacks.
-_FRESH = 0.001  # seconds between two looks at the memory, as many requests come; each asks the driver
+_FRESH = 0.001  # seconds between two looks at the memory, as each asks the driver; a reset may come between them
 _COPYING = 0.005  # seconds that a batch waits for callers while they copy requests into its rows
 
 
@@ -79,7 +79,8 @@ class Joining(Kind):
         ):
             with contextlib.suppress(MemoryError, ExecutionError):
                 for _ in range(2):  # The first sheet may have too few rows left.
-                    if sheet is None or not sheet.takes(request) or time.monotonic() > self._looked + _FRESH:
+                    is_fresh = self._looked + _FRESH > time.monotonic()
+                    if sheet is None or sheet.source != self._source or not is_fresh or not sheet.takes(request):
                         sheet = self._sheet_for(request, max(self._last, len(self._service.waiting)))
                     if sheet is None:
                         break
@@ -121,6 +122,7 @@ class Joining(Kind):
 
         Arrays in other memory must not be written to: CUDA may have freed it.
         """
+        self._looked = 0.0  # It stays so after an error.
         source = self._feeds.source()
         self._looked = time.monotonic()
         if source != self._source:
@@ -328,7 +330,7 @@ class Sheet:
         return self.left > 0 and self.form == request.form and self.names == request.names
 
     def place(self, *requests: Request) -> bool:
-        """Copy requests into free rows. Return False if there are too few."""
+        """Copy requests into free rows. Return False, and give no more rows away, if there are too few for all."""
         items = sum(request.items for request in requests)
         rows = list(itertools.islice(self._free, items))
         if len(rows) < items:

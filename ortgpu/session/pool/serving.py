@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, WorkerLostError, manual
-from ...process.background import AT_EXIT, Thread, log, logged, may_wait, owners, this_thread, uninterrupted
+from ...process.background import AT_EXIT, Thread, log, logged, may_wait_for_runs, owners, this_thread, uninterrupted
 from ...process.threads import Notice, drop_own_frames, is_in_callback
 from ...provider import lifetime
 from .workers import Kind, NotBegunError, Request, Worker, twice_lost
@@ -87,7 +87,7 @@ class Service:
     @property
     def must_not_wait(self) -> bool:
         """True in a thread of the service, and in a thread with a lock that the service may need."""
-        return threading.get_ident() in self._own or not may_wait()
+        return threading.get_ident() in self._own or not may_wait_for_runs()
 
     @property
     def is_hopeless(self) -> bool:
@@ -126,8 +126,8 @@ class Service:
         Raises:
             GPUError: the service takes no more requests, or ``raises`` made the error.
         """
-        # This is `not may_wait()` without its calls where no session takes turns, since each request comes here.
-        is_bound = this_thread.holds._is_owned() or (owners and not may_wait())  # type: ignore[attr-defined]
+        # Without its calls where no session takes turns, since each request comes here:
+        is_bound = this_thread.holds._is_owned() or (owners and not may_wait_for_runs())  # type: ignore[attr-defined]
         if is_bound or threading.get_ident() in self._own:
             if request.is_waited_for or is_bound or not is_in_callback():
                 self._answer_here(request)
@@ -476,7 +476,7 @@ class Service:
 
     def _borrow(self, key: object) -> Worker:
         """Return the least busy worker, once a worker is free. Raises the reason if no worker can become free."""
-        notice, has_to_run = Notice(), not may_wait()
+        notice, has_to_run = Notice(), not may_wait_for_runs()
         self._busy.append(notice)
         try:
             while not self.is_hopeless:

@@ -204,7 +204,7 @@ class Feeds:
     """Copies feeds of requests for the service, and gives memory for joined feeds.
 
     Attributes:
-        large: the bytes from which several threads copy, if an array has an eighth of them: each takes some µs more.
+        large: the bytes from which several threads copy arrays of an eighth of them, on average: each takes some µs.
     """
 
     large = 2 << 20
