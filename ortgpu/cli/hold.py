@@ -73,11 +73,20 @@ def hold(release: bool, python: str | None) -> int:
 
 
 def _hold(environment: Environment) -> str:
-    """Write the metadata for the installed GPU build in place of earlier metadata, and return a sentence about it."""
-    gpu = next(owner for owner in environment.packages.onnxruntime.owners if owner.name == "onnxruntime-gpu")
-    _remove(environment.packages.held)
-    write_metadata(gpu)
-    return f"onnxruntime-gpu {gpu.version} is held: libraries that require onnxruntime leave it alone"
+    """Write the metadata for the installed GPU build, remove other metadata, and return a sentence about it."""
+    packages = environment.packages
+    gpu = next(owner for owner in packages.onnxruntime.owners if owner.name == "onnxruntime-gpu")
+    others = [
+        distribution
+        for distribution in packages.held
+        if (distribution.version, distribution.location) != (gpu.version, gpu.location)
+    ]
+    done = "was held before"
+    if len(others) == len(packages.held):
+        write_metadata(gpu)
+        done = "is held"
+    _remove(others)
+    return f"onnxruntime-gpu {gpu.version} {done}: libraries that require onnxruntime leave it alone"
 
 
 def _release(environment: Environment) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import errno
 import os
 import shutil
 import subprocess
@@ -13,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from ortgpu.cli import hold as hold_command
 from ortgpu.cli.hold import write_metadata
 from ortgpu.cli.report import SessionReport
 from ortgpu.diagnosis.checks.packages import conflicting
@@ -128,11 +132,32 @@ def test_holding_twice_changes_nothing_and_releasing_twice_neither(environment: 
     before = names(site)
     hold(environment).ok()
     after = names(site)
-    assert "is held: " in hold(environment).ok().stdout
+    assert "was held before" in hold(environment).ok().stdout
     assert names(site) == after
     assert hold(environment, "--release").ok().stdout.startswith("released: ")
     assert names(site) == before
     assert hold(environment, "--release").ok().stdout == "nothing is held in this environment\n"
+
+
+@pytest.mark.parametrize("version", ["1.31.1", "1.30.0"], ids=["the same", "older"])
+def test_metadata_that_cannot_be_written_leaves_the_earlier(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may repeat the command, and an upgrade on a full disk does not release the GPU build."""
+    write_metadata(Distribution("onnxruntime-gpu", version, str(tmp_path)))
+    gpu = Distribution("onnxruntime-gpu", "1.31.1", str(tmp_path))
+    facts = engine(owners=(gpu,))(HEALTHY).environment
+    packages = dataclasses.replace(facts.packages, held=read(tmp_path).held)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(hold_command, "write_metadata", refuse)
+    with contextlib.ExitStack() as stack:
+        if version != gpu.version:
+            stack.enter_context(pytest.raises(PermissionError))
+        assert "was held before" in hold_command._hold(dataclasses.replace(facts, packages=packages))
+    assert [one.version for one in read(tmp_path).held] == [version]
 
 
 def test_pip_removes_it_as_any_package(environment: Path) -> None:

@@ -93,6 +93,7 @@ def test_anything_else_is_refused_or_waited_for(data: bytes) -> None:
         struct.pack(">I", 2) + b"[]",
         struct.pack(">I", 3) + b"\xff{}",
         struct.pack(">I", 20_000) + b"[" * 20_000,
+        encode({"a": json.loads("[" * 100 + "]" * 100)}),
     ],
 )
 def test_no_message(data: bytes) -> None:
