@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
+from rich.text import Text
 
 from ortgpu import __version__
 from ortgpu.errors import GPUError, escape_controls
@@ -164,7 +165,8 @@ def table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[obje
     cells = [[_harmless(str(cell)) for cell in row] for row in rows]
     if not cells:
         return
-    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    by_column = zip(columns, *cells, strict=True)
+    widths = [max(1, *(cell_len(text) for cell in column for text in cell.split("\n"))) for column in by_column]
     widest = widths.index(max(widths))
     room = console.width - len(_INDENT) * len(columns) - sum(widths) + widths[widest]
     if max(cell_len(word) for row in (columns, *cells) for word in row[widest].split() or [""]) > room:
@@ -175,9 +177,10 @@ def table(console: Console, columns: Sequence[str], rows: Iterable[Iterable[obje
         return
     widths[widest] = min(widths[widest], room)
     for number, row in enumerate([list(columns), *cells]):
-        folded = [textwrap.wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+        # textwrap counts characters, and a Chinese character is two cells wide.
+        folded = [Text(cell).wrap(console, width) for cell, width in zip(row, widths, strict=True)]
         for parts in itertools.zip_longest(*folded, fillvalue=""):
-            padded = (part + " " * (width - cell_len(part)) for part, width in zip(parts, widths, strict=True))
+            padded = (set_cell_size(str(part), width) for part, width in zip(parts, widths, strict=True))
             text = _INDENT + _INDENT.join(padded).rstrip()
             console.print(text, style=None if number else "bold", soft_wrap=True)
 

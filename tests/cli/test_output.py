@@ -69,6 +69,20 @@ def test_table_is_as_wide_as_its_content(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
+def test_a_table_with_wide_characters_empty_cells_and_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", file)
+    console = output.stdout()
+    console.width = 24
+    output.table(console, ["", "what", "name"], [["", "\u4e2d\u6587 " * 4, "a\nb"]])
+    text = "\u4e2d\u6587 \u4e2d\u6587"
+    assert file.getvalue().splitlines() == [
+        "     what           name",
+        f"     {text}      a",
+        f"     {text}      b",
+    ]
+
+
 def test_control_characters_of_a_model_do_not_reach_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names in a model file are anything at all: a sequence that clears the screen, or sets the title of the window."""
     file = Terminal()
