@@ -354,7 +354,7 @@ def _training(training: TrainingFacts) -> dict[str, list[str]]:
 def _mpi(mpi: Mpi) -> list[str]:
     launcher = f"{mpi.launcher or 'launcher of unknown version'}, {mpi.mpirun}" if mpi.mpirun else "no mpirun"
     library = f"mpi4py {mpi.mpi4py or ''}".rstrip() + f" with {mpi.library or 'no library'}"
-    return [launcher, library if mpi.mpi4py or mpi.library else "no mpi4py"]
+    return [launcher, library if mpi.mpi4py or mpi.library or mpi.error else "no mpi4py"]
 
 
 def _network(network: Network) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ortgpu.cli import findings
 from ortgpu.distributed.environment import (
     InfinibandPort,
     Interface,
@@ -90,6 +91,26 @@ def test_mpi4py_without_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (found.error or "").splitlines() == [
         "RuntimeError: " + line if n == 0 else line for n, line in enumerate(text.split("\\n"))
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("import a_missing_module", "ModuleNotFoundError: No module named 'a_missing_module'"),
+        ("", "AttributeError: module 'mpi4py' has no attribute '__version__'"),
+        ("import os; os._exit(1)", "no answer"),
+        ("raise ModuleNotFoundError(name='mpi4py')", None),
+    ],
+)
+def test_a_damaged_mpi4py_is_not_absent(
+    text: str, error: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To install it would change nothing, and its error says what is wrong."""
+    write(tmp_path, {"mpi4py/__init__.py": text + "\n"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = read_mpi()
+    assert (found.mpi4py, found.library, found.error) == (None, None, error)
+    assert (findings._mpi(found)[1] == "no mpi4py") is (error is None)
 
 
 def test_library_that_never_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

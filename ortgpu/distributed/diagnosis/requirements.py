@@ -96,7 +96,7 @@ def _mpi(mpi: Mpi) -> Requirement:
     version = mpi.launcher or mpi.library
     condition = ("MPI", "Open MPI 4.0 or MPICH", "Open MPI 4.1")
     if version is None:
-        if mpi.mpirun is None and mpi.mpi4py is None:
+        if mpi.mpirun is None and mpi.mpi4py is None and mpi.error is None:
             return row(*condition, "neither mpirun nor mpi4py", (False, False))
         return row(*condition, None, (None, None), mpi.error or f"{mpi.mpirun} does not say what it is")
     launcher = f"{mpi.launcher} ({mpi.mpirun})" if mpi.launcher else "no mpirun"

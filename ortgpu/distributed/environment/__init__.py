@@ -28,18 +28,22 @@ _VERSIONS: Final = (
     ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*Version ([0-9]+(?:\.[0-9]+)*)")),
     ("MPICH", re.compile(r"HYDRA build details:\s+Version:\s+([0-9]+(?:\.[0-9]+)*)")),  # Its derivatives print it too.
 )
-# MPI allows this question before MPI_Init, because the vendor is compiled into the library. The first line stays the
-# answer if the library ends the process.
+# MPI allows this question before MPI_Init, because the vendor is compiled into the library. If the library ends
+# the process, the last line is the answer.
 _ASK_LIBRARY: Final = """
-import json, mpi4py
-answer = [mpi4py.__version__, None, "no answer"]
+import json
+answer = [None, None, "no answer"]
 print(json.dumps(answer), flush=True)
-mpi4py.rc.initialize = False
 try:
+    import mpi4py
+    answer[0] = mpi4py.__version__
+    print(json.dumps(answer), flush=True)
+    mpi4py.rc.initialize = False
     from mpi4py import MPI
     answer[1:] = MPI.get_vendor(), None
 except Exception as error:
-    answer[2] = f"{type(error).__name__}: {error}"
+    is_absent = isinstance(error, ModuleNotFoundError) and error.name == "mpi4py"
+    answer[2] = None if is_absent else f"{type(error).__name__}: {error}"
 print(json.dumps(answer))
 """
 
@@ -55,7 +59,7 @@ class MpiVersion:
 
 @dataclass(frozen=True, slots=True)
 class Mpi:
-    """The MPI of this machine. None means unknown; for ``mpirun`` and ``mpi4py`` it means absent."""
+    """The MPI of this machine. None means unknown; for ``mpirun``, and ``mpi4py`` without an error, absent."""
 
     mpirun: str | None  # path of the launcher
     launcher: MpiVersion | None  # It names itself.
@@ -72,7 +76,7 @@ def read_mpi(*, timeout: float = 20.0) -> Mpi:
     launcher = parse_launcher_version(answer.output + answer.errors) if answer is not None else None
     settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
     asked = run_python(_ASK_LIBRARY, timeout=timeout)
-    mpi4py, vendor, error = parse_answer(asked.output) or (None, None, None)
+    mpi4py, vendor, error = parse_answer(asked.output) or (None, None, "no answer")
     library = MpiVersion(vendor[0], tuple(vendor[1])) if vendor is not None else None
     if asked.timed_out and library is None:
         error = f"no answer within {timeout:g} s"
