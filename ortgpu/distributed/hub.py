@@ -117,7 +117,7 @@ class Hub:
             messages = connection.receive()
             if messages:
                 return self._let_in(connection, messages[0])
-        except (wire.GarbledError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        except (wire.GarbledError, LookupError, TypeError, ValueError, OverflowError) as error:
             return self._refuse(connection, f"it is no rank: {error}")
         if not connection.is_open:
             self._drop(connection)
@@ -184,7 +184,7 @@ class Hub:
         try:
             for message in member.receive():
                 self._handle(rank, message)
-        except (wire.GarbledError, LookupError, TypeError, ValueError, RecursionError) as error:
+        except (wire.GarbledError, LookupError, TypeError, ValueError) as error:
             logger.debug("preflight: rank %d: %s", rank, error)
             member.close()
         if not (member.is_open or self._is_over):

@@ -26,6 +26,7 @@ FROM_A_STRANGER = 1 << 12  # before the proof
 FROM_A_RANK = 1 << 20  # facts and results of a rank are a few thousand
 FROM_RANK_0 = 1 << 28  # it passes on what all ranks have reported
 RANK_0 = "rank 0"
+_DEEPEST = 64  # nested lists and objects: Python reads deeper ones than it can write
 
 Message = dict[str, Any]
 
@@ -69,7 +70,14 @@ def _parse(text: bytes) -> Message:
         raise GarbledError(f"no JSON: {error}") from None
     if not isinstance(message, dict):
         raise GarbledError("no JSON object")
+    if _nests_deeper(message, _DEEPEST):
+        raise GarbledError("it nests too deeply")
     return message
+
+
+def _nests_deeper(value: object, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth == 0 or any(_nests_deeper(item, depth - 1) for item in inner)
 
 
 class Connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import resource
 import selectors
 import socket
@@ -273,6 +274,16 @@ def test_a_rank_that_talks_nonsense_is_gone(rank_0: Rank0, nonsense: dict[str, A
     assert verdict["code"] == "rendezvous"
     assert verdict["details"]["ranks"] == [0]
     assert [fix["text"] for fix in verdict["fixes"]] == ["look at the output of rank 0"], "it is gone, and not slow"
+
+
+def test_a_rank_whose_words_nest_too_deeply_is_gone(rank_0: Rank0) -> None:
+    """Rank 0 could not pass them on once the last rank has posted, and that rank would be blamed."""
+    first, second = rank_0.connect(rank=0), rank_0.connect(rank=1)
+    rank_0.answer(first)
+    rank_0.answer(second)
+    first.sendall(encode({"post": "facts", "value": json.loads("[" * 100 + "]" * 100)}))
+    second.sendall(encode({"post": "facts", "value": 1}))
+    assert rank_0.verdict(second)["details"]["ranks"] == [0]
 
 
 def test_a_rank_that_forges_the_words_of_rank_0(rank_0: Rank0) -> None:
