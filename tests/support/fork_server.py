@@ -2,11 +2,14 @@
 
 Such a child differs from a fresh one in what it need not import, and in its end, which leaves C++ destructors out.
 Tests of imports, of the start, the end and forks of a process, and of signals that come meanwhile, take fresh ones.
+The children of one server also share its hash seed, so that all of them see a set in the same order. Each server has
+a random seed: a test that depends on the order fails in some runs only, and then for every child of the server.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import io
 import json
@@ -54,6 +57,9 @@ MODULES = (
 COMMAND_LINE = ("click", "rich.console", "rich.table", "rich.progress")
 OWN = (DEADLINE_VARIABLE, REPORT_VARIABLE, "PYTEST_CURRENT_TEST")  # variables that each child has for itself
 LARGEST = 1 << 17  # bytes of a request
+ANSWER_SECONDS = 60  # A server answers in milliseconds once it has imported. Nobody waits there for a child's end.
+MOST_SERVERS = 4
+PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 
 
 class ForkServer:
@@ -61,6 +67,7 @@ class ForkServer:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.lock = threading.Lock()
+        self.children = 0  # that nobody has waited for
         self.channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self.process = subprocess.Popen(
@@ -73,16 +80,37 @@ class ForkServer:
                 pass_fds=[other.fileno()],
                 start_new_session=True,
             )
-        self.is_ready = bool(self.channel.recv(LARGEST))
+        atexit.register(self.close)
+        self.channel.settimeout(ANSWER_SECONDS)
+        self.is_ready = False
+        with suppress(OSError):
+            self.is_ready = bool(self.channel.recv(LARGEST))
+        if not self.is_ready:
+            self.close()
 
     def ask(self, request: Mapping[str, Any], streams: Sequence[int] = ()) -> int:
+        """Return the answer; ConnectionError: there is none, and the server has been ended."""
         with self.lock:
-            socket.send_fds(self.channel, [json.dumps(request).encode()], streams)
-            return int(self.channel.recv(LARGEST))
+            answer = b""
+            try:
+                with suppress(OSError):
+                    socket.send_fds(self.channel, [json.dumps(request).encode()], streams)
+                    answer = self.channel.recv(LARGEST)
+            finally:  # after KeyboardInterrupt too: a late answer would be taken for the answer to the next request
+                if not answer:
+                    self.close()
+            if not answer:
+                raise ConnectionError("the server that forks children has ended")
+            self.children += -1 if "reap" in request else 1
+            return int(answer)
 
     def close(self) -> None:
+        """End the server, and with it the children that it still has."""
+        self.is_ready = False
+        self.process.kill()
+        self.process.wait()
         self.channel.close()
-        self.process.wait(10)
+        atexit.unregister(self.close)
 
 
 class Forked:
@@ -135,9 +163,10 @@ def fork_python(command: Sequence[str], *, env: Mapping[str, str], deadline: flo
 def start_forked(command: Sequence[str], env: Mapping[str, str], streams: Sequence[int]) -> Forked | None:
     """Start a child of the server with these variables. None: there is none, and the caller starts a fresh child."""
     server = find_server(env)
-    if server is None or not server.is_ready:  # In the latter case a fresh child shows why.
-        return None
-    return Forked(server, command, {name: env[name] for name in OWN if name in env}, streams)
+    if server is not None and server.is_ready:  # Where it is not, a fresh child shows why.
+        with suppress(ConnectionError):
+            return Forked(server, command, {name: env[name] for name in OWN if name in env}, streams)
+    return None
 
 
 def find_server(env: Mapping[str, str]) -> ForkServer | None:
@@ -150,18 +179,31 @@ def find_server(env: Mapping[str, str]) -> ForkServer | None:
         if key not in _servers:
             _servers[key] = None
             return None
-        server = _servers[key]
+        server = _servers.pop(key)
         if server is None:
-            server = _servers[key] = ForkServer(variables)
-            atexit.register(server.close)
+            _make_room()
+            server = ForkServer(variables)
+        _servers[key] = server  # at the end, since it is the one used last
         return server
+
+
+def _make_room() -> None:
+    """End the servers that were not used for longest and have no children, so that one more may run."""
+    running = [(key, server) for key, server in _servers.items() if server is not None and server.is_ready]
+    idle = [(key, server) for key, server in running if not server.children]
+    for key, server in idle[: max(0, len(running) + 1 - MOST_SERVERS)]:
+        del _servers[key]
+        server.close()
 
 
 def serve(channel: socket.socket) -> dict[str, Any]:
     """Fork at each request. Return it in the child; the server itself ends with its client."""
+    signal.alarm(ANSWER_SECONDS)  # An import that hangs would outlive a client that was killed.
     for name in (*MODULES, *COMMAND_LINE):
         importlib.import_module(name)
     lifetime: Any = importlib.import_module("ortgpu.provider.lifetime")
+    signal.alarm(0)
+    set_process_option, server = ctypes.CDLL(None).prctl, os.getpid()
     channel.send(b"0")
     while True:
         message, streams, *_ = socket.recv_fds(channel, LARGEST, 3)
@@ -174,6 +216,9 @@ def serve(channel: socket.socket) -> dict[str, Any]:
             _wait_for_idle_threads()
             answer = os.fork()
             if answer == 0:
+                set_process_option(PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != server:  # The server ended before that call.
+                    os._exit(1)
                 lifetime._forked_from = None  # Nothing used CUDA before.
                 channel.close()
                 for descriptor, stream in enumerate(streams):
@@ -189,13 +234,15 @@ def _wait_for_idle_threads() -> None:
     """Wait until ONNX Runtime's thread for telemetry sleeps, since a fork would keep a lock that it holds."""
     own = str(threading.get_native_id())
     for thread in os.listdir("/proc/self/task"):
-        while thread != own and _state(thread) != "S":
+        while thread != own and not is_idle(thread):
             time.sleep(0.001)
 
 
-def _state(thread: str) -> str:
-    with open(f"/proc/self/task/{thread}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
+def is_idle(thread: str) -> bool:
+    """Return whether a thread of this process sleeps or has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{thread}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "S"
+    return True
 
 
 def _reopened(descriptor: int, before: Any) -> io.TextIOWrapper:
@@ -220,6 +267,7 @@ def become(request: Mapping[str, Any]) -> None:
     for name, stream in streams.items():
         vars(sys)[name] = vars(sys)[f"__{name}__"] = stream
     option, program, *arguments = [os.fsdecode(word.encode("latin-1")) for word in request["command"]]
+    sys.orig_argv[1:] = [option, program, *arguments]
     if option == "-m":
         sys.argv[:] = [program, *arguments]
         runpy.run_module(program, run_name="__main__", alter_sys=True)
