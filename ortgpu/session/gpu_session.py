@@ -117,18 +117,18 @@ class GPUSession(LastOfOurs):
     CUDA always comes first; only a TensorRT provider named before it stays before it. The CPU comes last, for the nodes
     that ONNX Runtime runs there. Nodes that only handle shapes belong on the CPU, and ``cpu_nodes`` does not count
     them. A model in ONNX Runtime's own format (.ort) does not show its placement, so it counts as a model with nodes on
-    the CPU. ``sess_options`` keeps every setting, and gets the entry that records the placement of nodes. Without
-    ``device`` the session is on the GPU of the provider option ``device_id``, or on the first GPU; in a job with
-    several ranks on one host, on PyTorch's current device if PyTorch uses CUDA in this process. ``run``, CUDA graphs
-    and ``pinned_empty`` pin host memory up to ``pinned_memory_limit``; ``run`` also keeps at most as much ordinary
-    memory for results.
+    the CPU. ``sess_options`` keeps every setting, and gets the entry that records the placement of nodes, unless the
+    caller set it. Without ``device`` the session is on the GPU of the provider option ``device_id``, or on the first
+    GPU; in a job with several ranks on one host, on PyTorch's current device if PyTorch uses CUDA in this process. A
+    rank on the first GPU is warned if nothing named that GPU. ``run``, CUDA graphs and ``pinned_empty`` pin host memory
+    up to ``pinned_memory_limit``; ``run`` also keeps at most as much ordinary memory for results.
 
     With ``memory`` the session's weights, activations, workspaces and results on the GPU stay within a budget. It sets
     the provider option gpu_mem_limit, unless the caller did. CUDA's context and the kernels that the process has loaded
     are not counted. The session makes one run at a time: threads run in the order of their calls. A run that reaches
     the budget is repeated once, after the session gave back the memory that no run needs, and then raises
-    GPUOutOfMemoryError. With a TensorRT provider, an allocator of the caller's or a shared arena, ``memory`` raises
-    ProviderRequestError.
+    GPUOutOfMemoryError. Plans and graphs end for good once a run needs their part of the budget. With a TensorRT
+    provider, an allocator of the caller's or a shared arena, ``memory`` raises ProviderRequestError.
 
     With ``allow_cpu`` each session on the CPU issues a CPUExecutionWarning and logs a warning to "ortgpu". The process
     remembers why it has no GPU, and does not notice a driver or library that is installed later.
@@ -136,7 +136,8 @@ class GPUSession(LastOfOurs):
     With ``tuned=True`` a session uses the record that :func:`ortgpu.tune` keeps for its model and GPU, if there is one.
     It applies only settings that leave inputs, outputs, errors and precision unchanged. With the path of a record it
     applies all settings, also CUDA graphs, fixed shapes and float16. Options of ``providers`` win over a record. A
-    session with ``sess_options`` or the option use_tf32=0 uses no record.
+    session with ``sess_options`` or the option use_tf32=0 uses no record. A record that does not fit is not used, and
+    the log says why.
 
     A run that fails on the GPU raises an ExecutionError. After GPUOutOfMemoryError the session keeps working; it may
     have to open the model again, and raises ExecutionError if the model's file has changed. After PoisonedContextError,
@@ -157,9 +158,10 @@ class GPUSession(LastOfOurs):
     Many threads may share a session. In a forked child every method raises ForkedSessionError. Pickling keeps the
     model, the arguments, and attributes that a subclass or user added, but not those in slots. Unpickling opens and
     verifies the session again. It does not call the constructor of a subclass, unless the subclass has its own
-    ``__getstate__`` and ``__setstate__``. A session that ``multiprocessing`` receives and that does not open raises the
-    error at each use. Pickling a session with SessionOptions raises ProviderRequestError, but with a function of a
-    module as ``sess_options`` a session pickles, and unpickling calls the function. Copying keeps SessionOptions.
+    ``__getstate__`` and ``__setstate__``. It registers the CUDA plugin that the pickling program had registered. A
+    session that ``multiprocessing`` receives and that does not open raises the error at each use. Pickling a session
+    with SessionOptions raises ProviderRequestError, but with a function of a module as ``sess_options`` a session
+    pickles, and unpickling calls the function. Copying keeps SessionOptions.
 
     Not promised: bitwise equal results, either of two runs or with plain ONNX Runtime.
     """
@@ -420,10 +422,11 @@ class GPUSession(LastOfOurs):
     ) -> list[onnxruntime.OrtValue]:
         """Run the model as ``run`` does, and return the results as OrtValues in this session's device memory.
 
-        The results are complete when this returns. With ONNX Runtime 1.26 or newer they have ``__dlpack__``; up to 1.31
-        booleans are uint8 there. The memory is reused once the value and all arrays over it are gone, so keep one until
-        your stream is done with it. Inputs and outputs must be tensors and not of strings. ONNX Runtime raises
-        RuntimeError for other types, and for wrong names, shapes and types.
+        The results are complete when this returns. With ONNX Runtime 1.26 or newer they have ``__dlpack__``, and
+        ``torch.from_dlpack(value)`` shares the memory; up to 1.31 booleans are uint8 there. The memory is reused once
+        the value and all arrays over it are gone, so keep one until your stream is done with it. Inputs and outputs
+        must be tensors and not of strings. ONNX Runtime raises RuntimeError for other types, and for wrong names,
+        shapes and types.
         """
         return run_on_device(self, output_names, input_feed, run_options)
 
@@ -441,8 +444,10 @@ class GPUSession(LastOfOurs):
 
         Args:
             feeds: any iterable, also an endless generator. The iterating thread consumes it. A generator may fill the
-                same arrays for each feed: each feed is copied, or has run, before the next is requested. The feeds of a
-                ``list`` or ``tuple`` are not copied, so their arrays must not change until their results are there.
+                same arrays for each feed: each feed is copied before the next is requested. A feed that cannot be
+                copied, for instance an array on the GPU with ONNX Runtime older than 1.30, runs before that. The feeds
+                of a ``list`` or ``tuple`` are not copied, so their arrays must not change until their results are
+                there.
             in_flight: the most feeds that are taken before their results are yielded; 8 by default. Use 1 for a
                 generator that needs the result of a feed to make the next. Nothing is copied then.
 
