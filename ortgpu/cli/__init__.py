@@ -85,20 +85,11 @@ def run(argv: list[str]) -> int:
     """Run one command line and return its exit code. Only a bug of this program raises."""
     output.prepare_streams()
     try:
-        result = ortgpu.main(args=argv, prog_name="ortgpu", standalone_mode=False)
+        try:
+            result = ortgpu.main(args=argv, prog_name="ortgpu", standalone_mode=False)
+        except (click.ClickException, GPUError) as error:
+            result = _show_refusal(error, argv)
         sys.stdout.flush()
-    except (click.ClickException, GPUError) as error:
-        console, wrong = output.stderr(), getattr(error, "ctx", None)
-        if "--json" in argv and (wrong is None or any("--json" in option.opts for option in wrong.command.params)):
-            output.write_json(output.document(ok=False, model=None, error=output.error_document(error)))
-        if isinstance(error, GPUError):
-            output.show_error(console, error)
-            return 1
-        if wrong is not None:
-            output.line(console, wrong.get_usage())
-            output.line(console, f"Try '{wrong.command_path} --help' for help.\n")
-        output.line(console, f"Error: {error.format_message()}")
-        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130  # A shell reports an interrupt with this code.
     except OSError as error:
@@ -109,3 +100,19 @@ def run(argv: list[str]) -> int:
             click.echo(f"ortgpu: the output cannot be written: {error.strerror}", err=True)
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _show_refusal(error: click.ClickException | GPUError, argv: list[str]) -> int:
+    """Write the document of a refused command if ``argv`` asks for it, show the error, and return the exit code."""
+    console, wrong = output.stderr(), getattr(error, "ctx", None)
+    if "--json" in argv and (wrong is None or any("--json" in option.opts for option in wrong.command.params)):
+        output.write_json(output.document(ok=False, model=None, error=output.error_document(error)))
+        sys.stdout.flush()
+    if isinstance(error, GPUError):
+        output.show_error(console, error)
+        return 1
+    if wrong is not None:
+        output.line(console, wrong.get_usage())
+        output.line(console, f"Try '{wrong.command_path} --help' for help.\n")
+    output.line(console, f"Error: {error.format_message()}")
+    return error.exit_code

@@ -204,8 +204,13 @@ def show_warnings(console: Console, texts: Iterable[str]) -> None:
 @contextlib.contextmanager
 def _libraries_print_to_stderr() -> Iterator[None]:
     """Redirect file descriptor 1 to stderr, because libraries write to it. Flush the buffers of C at the end."""
-    real_stdout = os.dup(1)
-    os.dup2(2, 1)
+    try:
+        real_stdout = os.dup(1)
+    except OSError:  # The descriptor is closed.
+        yield
+        return
+    with contextlib.suppress(OSError):  # stderr may be closed.
+        os.dup2(2, 1)
     try:
         yield
     finally:

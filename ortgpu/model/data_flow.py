@@ -116,8 +116,13 @@ class _Flow:
         """Return the key of a node in the placement. ``prefix`` is put before names within a function."""
         if node.operator == b"CastLike":  # No provider has it; its function is a Cast without a name.
             return b"Cast", b""
-        key = node.operator, prefix + node.name if node.name else b""
-        return key if key in self._placed else (node.operator, node.name)
+        name = node.name
+        try:
+            name.decode()
+        except UnicodeDecodeError:  # A placement has no name for it.
+            name = b""
+        key = node.operator, prefix + name if name else b""
+        return key if key in self._placed else (node.operator, name)
 
     def _through_graphs(
         self, node: Node, values: list[int], scope: _Scope, path: tuple[int, ...], prefix: bytes

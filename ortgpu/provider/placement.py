@@ -12,7 +12,7 @@ from ..errors import Fix, PlacementError, counted, escape_controls, manual
 from ..model.data_flow import Key, Places, computing_nodes
 from ..model.files import is_ort_format
 from ..model.outline import UNREADABLE, GraphOutline
-from .interfaces import AssignedNodes, NativeSession, Opened
+from .interfaces import AssignedNodes, NativeSession, Node, Opened
 from .options import RECORDING_KEY, config_entry
 from .requests import CPU, CUDA
 from .runtime import load_runtime
@@ -197,10 +197,10 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
         # This calls no method of the session: a subclass may override methods.
         assigned: Sequence[AssignedNodes] = session._sess.get_provider_graph_assignment_info()
         rows = tuple(
-            (node.name, node.op_type, node.domain, part.ep_name) for part in assigned for node in part.get_nodes()
+            (_name_of(node), node.op_type, node.domain, part.ep_name) for part in assigned for node in part.get_nodes()
         )
-    except (AttributeError, RuntimeError, TypeError, UnicodeDecodeError):
-        pass  # ONNX Runtime also accepts names that its bindings cannot decode.
+    except (AttributeError, RuntimeError, TypeError):
+        pass
     except Exception as error:  # ONNX Runtime's error for missing records derives from Exception directly.
         if not type(error).__module__.startswith("onnxruntime"):
             raise
@@ -220,6 +220,13 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
     }
     computing |= _computing_nodes(session, outline, rows)
     return Placement.parse_record(_Recorded(rows, frozenset(computing), divided_by), is_whole=is_whole)
+
+
+def _name_of(node: Node) -> str:
+    try:
+        return node.name
+    except UnicodeDecodeError:  # ONNX Runtime accepts such a name, but its bindings cannot decode it.
+        return ""
 
 
 def _has_short_floats(session: Opened, outline: GraphOutline | None) -> bool:

@@ -36,7 +36,7 @@ _OPTION_NAMES = (
 
 # Providers by the first word of their options
 _PREFIXES = {"trt": TENSORRT[0], "nv": TENSORRT[1], "migraphx": "MIGraphXExecutionProvider"}
-_NEAR = 0.75  # lowest similarity of a misspelt option: at 0.7, OpenVINO's device_type would match device_id
+_NEAR = 0.75  # lowest similarity of a misspelt option: at 0.7, device_type of OpenVINO would match device_id
 
 # Options that a session sets unless its caller does: value and reason. The figures are from an H200 with networks of
 # nine kinds, in batches of 32. Where HEURISTIC is slower, ``ortgpu tune`` chooses EXHAUSTIVE. EXHAUSTIVE decides by
@@ -204,10 +204,12 @@ def _unknown_option(name: str, value: str, provider_library: str | None) -> Prov
     elif re.search("fp16|float16|half", name, re.IGNORECASE):
         advice += ": the types of the model decide. Convert the model to float16; ortgpu tune --precision fp16 tries it"
     else:
-        known = {_sort_words(option): option for option in _OPTION_NAMES if option not in absent}
-        for near in difflib.get_close_matches(_sort_words(name), known, n=1, cutoff=_NEAR):
-            summary += f"; did you mean {known[near]!r}?"
-            advice = f"write {known[near]!r}"
+        likeness, near = max(
+            ((_likeness(name, option), option) for option in _OPTION_NAMES if option not in absent), default=(0.0, "")
+        )
+        if likeness >= _NEAR:
+            summary += f"; did you mean {near!r}?"
+            advice = f"write {near!r}"
     return ProviderOptionError(
         summary,
         evidence=[f"not among the names in {provider_library}"],
@@ -218,8 +220,14 @@ def _unknown_option(name: str, value: str, provider_library: str | None) -> Prov
     )
 
 
-def _sort_words(option: str) -> str:
-    return "_".join(sorted(re.split("[_-]", option.lower())))
+def _likeness(name: str, option: str) -> float:
+    """Return the similarity of a misspelt name, from 0 to 1, in its own order of words or with sorted words."""
+
+    def sort_words(text: str) -> str:
+        return "_".join(sorted(re.split("[_-]", text.lower())))
+
+    pairs = ((name.lower(), option), (sort_words(name), sort_words(option)))
+    return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
 
 def _bad_value(provider: str, option: str, value: str, wanted: str) -> ProviderOptionError:

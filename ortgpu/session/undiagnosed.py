@@ -42,6 +42,9 @@ class UndiagnosedError(Exception):
     operators: frozenset[tuple[str, str]] | None = None
     cause: BaseException | None = None
 
+    def __post_init__(self) -> None:
+        self.args = ()  # BaseException.__new__ put the parts there, where they would outlive their attributes.
+
 
 class Diagnosed(NamedTuple):
     error: GPUError

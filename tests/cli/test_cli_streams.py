@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -9,11 +10,46 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ortgpu import cli
+from ortgpu.cli import report
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import Stubs
 from tests.support.children import run_child
 
 DEADLINE = 110.0
+
+
+@pytest.mark.parametrize("function", ["dup", "dup2"])
+def test_a_closed_stream_hides_no_report(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ortgpu check <&- >&-`: the descriptor of stdout is closed, or only that of stderr."""
+
+    real = getattr(os, function)
+
+    def duplicate(*descriptors: int) -> int:
+        if descriptors in ((1,), (2, 1)):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return int(real(*descriptors))
+
+    done = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, duplicate)
+        with report._libraries_print_to_stderr():
+            done.append(True)
+    assert done
+
+
+def test_a_refused_document_without_a_reader(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`ortgpu doctor --json --python /bin/true | true` ends as quietly as any other command."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        assert cli.run(["doctor", "--json", "--timeout", "0"]) == 1
+    assert capsys.readouterr().err == ""
 
 
 def test_what_a_library_prints_is_not_in_the_document(lab: Lab) -> None:

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from ortgpu.environment.libraries.library_file import find_section
 from ortgpu.errors import ProviderOptionError
-from ortgpu.provider.requests import _BOOLEAN, _ENUMERATED, _OPTION_NAMES, _UNSIGNED, ProviderList, check_options
+from ortgpu.provider.requests import (
+    _BOOLEAN,
+    _ENUMERATED,
+    _OPTION_NAMES,
+    _UNSIGNED,
+    ProviderList,
+    _unknown_option,
+    check_options,
+)
 from tests.lab import Stubs
 from tests.lab.installed import LINKS_CUDNN
 from tests.support.made_requests import CUDA, TENSORRT, attempt
@@ -102,6 +110,15 @@ def test_misspelt_options(name: str, suggestion: str | None, provider_library: s
         assert [str(fix) for fix in error.fixes] == [f"write '{suggestion}'"]
     else:
         assert [str(fix) for fix in error.fixes] == [f"remove '{name}'"]
+
+
+def test_each_option_is_suggested_for_its_common_misspellings() -> None:
+    for option in _OPTION_NAMES:
+        shorter = {option[:place] + option[place + 1 :] for place in range(len(option))}
+        swapped = {option[:at] + option[at + 1] + option[at] + option[at + 2 :] for at in range(len(option) - 1)}
+        joined = {option.replace("_", ""), option.title().replace("_", "")}
+        for name in (shorter | swapped | joined) - {option}:
+            assert f"did you mean '{option}'?" in _unknown_option(name, "1", None).summary, name
 
 
 @pytest.mark.parametrize(

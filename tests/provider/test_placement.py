@@ -264,6 +264,14 @@ def test_an_option_that_divides_the_model_is_named(key: str) -> None:
     assert read_placement(asked, without_options=True).cpu_compute_nodes[0].divided_by is None
 
 
+def test_a_name_that_is_not_utf8_leaves_the_other_nodes_known() -> None:
+    """Otherwise cpu_nodes="warn" would say nothing of such a model, and "forbid" would refuse it on the GPU too."""
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) { [NAME] h = Relu (x) y = Neg (h) }'
+    data = onnx.parser.parse_model(text).SerializeToString().replace(b"NAME", b"N\xc4ME")
+    found = read_placement(onnxruntime.InferenceSession(data, recording_options(), providers=[CPU]))
+    assert sorted((each.op_type, each.name) for each in found.nodes) == [("Neg", ""), ("Relu", "")]
+
+
 def test_a_warning_has_the_words_of_the_refusal_and_the_placement() -> None:
     error, found = refusal(MIXED), warning(MIXED)
     assert error is not None

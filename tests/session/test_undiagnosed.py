@@ -50,6 +50,12 @@ def test_nothing_is_known_by_default() -> None:
     assert facts == (None, False, None, None, None)
 
 
+def test_a_failure_keeps_its_parts_once() -> None:
+    """A cause that the caller takes from the attribute would stay alive in the arguments, with its traceback."""
+    runtime: Any = None
+    assert UndiagnosedError(runtime, None, False, None, None, RuntimeError("x")).args == ()
+
+
 def test_the_diagnosis_is_told_what_the_failure_knows(asked: list[Any]) -> None:
     cause, cuda = RuntimeError("x"), object()
     failure = failed(WHOLE, device="cuda:1", cudnn_disabled=True, cuda=cuda, cause=cause)
