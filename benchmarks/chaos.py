@@ -225,6 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.expected:
         save_expected(*options.expected)
         return 0
+    if options.cpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Otherwise the sessions are on the GPUs of the machine.
     gpus = find_gpus()
     if not options.cpu and not gpus.visible:
         print(f"needs an NVIDIA GPU, or --cpu: {gpus.reason}", file=sys.stderr)

@@ -112,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cpu", action="store_true", help="on the CPU with a tiny model: to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     options = parser.parse_args(arguments)
+    if options.cpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Otherwise the sessions are on the GPUs of the machine.
     gpus = find_gpus()
     if not options.cpu and not gpus.visible:
         print(f"needs an NVIDIA GPU, or --cpu: {gpus.reason}", file=sys.stderr)

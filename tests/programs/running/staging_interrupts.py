@@ -42,7 +42,7 @@ def an_interrupt_anywhere_leaves_no_copy_under_way() -> None:
             bad.append(names[-1])
     session.close()
     left = copies_left(), stub.stub_streams(), stub.stub_events()
-    unseen = {"fill", "empty", "_gather", "stream", "synchronise"}.difference(names)
+    unseen = {"fill", "empty", "_join", "stream", "synchronise"}.difference(names)
     report([bad, len(names) > 40, list(unseen), left])
 
 
