@@ -33,6 +33,15 @@ from tests.support.staged_sessions import staged_child  # noqa: E402 - it stands
 __all__ = ["lab", "models", "module_lab", "staged_child", "stubs", "wheels"]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return three workers for two cores, since many tests wait. A worker without tests takes some of another."""
+    if config.option.dist == "no":
+        config.option.dist = "worksteal"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores * 3 // 2
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that asks for the laboratory. Other tests that carry the marker `lab` say so themselves."""
