@@ -35,10 +35,15 @@ __all__ = ["lab", "models", "module_lab", "staged_child", "stubs", "wheels"]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return three workers for two cores, since many tests wait. A worker without tests takes some of another."""
+    """Return three workers for two cores, since many tests wait. A worker without tests takes some of another.
+
+    The tests of the laboratory use all cores themselves.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if "not lab" not in config.option.markexpr:
+        return cores
     if config.option.dist == "no":
         config.option.dist = "worksteal"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores * 3 // 2
 
 

@@ -791,10 +791,10 @@ def test_exec_lets_pass_a_program_that_registers_it(packaged: Machine, module_la
 
 
 def test_the_fixtures_of_pytest_find_its_gpus(packaged: Machine, tmp_path: Path) -> None:
-    """A stub computes nothing, which is what they say, and that a session opened."""
+    """A stub computes nothing, which is what they say, and that a session opened: its results are what memory had."""
     (tmp_path / "test_it.py").write_text("def test_it(gpu_session):\n    pass\n")
     text = said(packaged, "pytest", "--ortgpu=require", "-p", "no:cacheprovider", str(tmp_path), cwd=tmp_path)
-    assert "ran: [0.0, 0.0, 0.0, 0.0]" in text
+    assert "ran: [" in text
 
 
 def test_a_pool_is_on_all_gpus(packaged: Machine, module_lab: Lab) -> None:

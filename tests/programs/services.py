@@ -447,6 +447,7 @@ def interrupted() -> None:
                 raise TimeoutError("a time limit of the program")
 
             wrong = 0
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # A program started in the background ignores it.
             signal.signal(signal.SIGUSR1, limit)
             for action in [*[join] * 8, run_amid_a_lock, run_amid_a_lock]:
                 interrupt_once_busy(pool, action)

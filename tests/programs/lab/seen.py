@@ -40,5 +40,7 @@ def ended_by_a_signal() -> None:
     find_server(env)
     server, child = find_server(env), start_forked(["-c", "import time; time.sleep(60)"], env, [0, 1, 2])
     report("processes", [server.process.pid, child.pid])
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a program started in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), int(sys.argv[-1]))
     time.sleep(60)
