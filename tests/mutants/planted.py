@@ -1416,8 +1416,8 @@ MUTANTS = (
         (
             "close keeps the joined arrays",
             "session/pool/joined.py",
-            "        self.sheet = None\n        self._idle.clear()\n\n    def serve",
-            "        self.sheet = None\n\n    def serve",
+            '"""Free all unused memory."""\n        self.sheet = None\n        self._idle.clear()',
+            '"""Free all unused memory."""\n        self.sheet = None',
         ),
         (
             "a smaller size than the batch",
@@ -3299,8 +3299,8 @@ MUTANTS = (
         (
             "wrong results of plans are returned",
             "running/shaped_runs.py",
-            "        return expected\n\n    def _judge",
-            "        return results\n\n    def _judge",
+            "self.why_none)\n        return expected",
+            "self.why_none)\n        return results",
         ),
         (
             "plans as slow as the session stay",
@@ -3413,8 +3413,8 @@ MUTANTS = (
         (
             "a batch is not told of a free worker",
             "session/pool/serving.py",
-            "        worker.runs.pop(key, None)\n        for notice in list(self._busy):\n            notice.give()\n",
-            "        worker.runs.pop(key, None)\n",
+            "notice.give()\n        if self.waiting:",
+            "pass\n        if self.waiting:",
         ),
     ),
     *_planted(

@@ -479,6 +479,16 @@ def interrupt_once_busy(pool: GPUSessionPool, action: Callable[[], object], by: 
         watch.join()
 
 
+def ways_to_ask(joined: Any, pool: GPUSessionPool) -> list[Callable[[Any], Any]]:
+    """Return functions that run a feed, each in another way."""
+    return [
+        lambda feed: joined.run(None, feed),
+        lambda feed: joined.submit(None, feed).result(20),
+        lambda feed: pool.run(None, feed),
+        lambda feed: pool.submit(None, feed).result(20),
+    ]
+
+
 def asked_with_the_next_turn() -> None:
     """A signal handler amid the wait for a turn asks services of that session, whose runs wait for a later turn."""
     with GPUSessionPool(RELU, allow_cpu=True) as pool:
@@ -487,13 +497,7 @@ def asked_with_the_next_turn() -> None:
         take_turns(session._gpu_runner, turns)
         free, answers = turns.lock, []
         with session.batched() as joined:
-            ways: list[Callable[[Any], Any]] = [
-                lambda feed: joined.run(None, feed),
-                lambda feed: joined.submit(None, feed).result(20),
-                lambda feed: pool.run(None, feed),
-                lambda feed: pool.submit(None, feed).result(20),
-                lambda feed: next(iter(list(session.map([feed] * 2)))),
-            ]
+            ways = [*ways_to_ask(joined, pool), lambda feed: next(iter(list(session.map([feed] * 2))))]
 
             class Asking:
                 """A lock in whose wait a handler comes."""
@@ -526,12 +530,7 @@ def asked_amid_a_turn() -> None:
         inner = session._sess
         answers = []
         with session.batched() as joined:
-            ways: list[Callable[[Any], object]] = [
-                lambda feed: joined.run(None, feed),
-                lambda feed: joined.submit(None, feed).result(20),
-                lambda feed: pool.run(None, feed),
-                lambda feed: pool.submit(None, feed).result(20),
-            ]
+            ways = ways_to_ask(joined, pool)
 
             def ask(*_: object) -> None:
                 way = ways.pop()

@@ -126,7 +126,7 @@ class Service:
         Raises:
             GPUError: the service takes no more requests, or ``raises`` made the error.
         """
-        # Without its calls where no session takes turns, since each request comes here:
+        # This is `not may_wait_for_runs()`, without that call where no session takes turns: each request comes here.
         is_bound = this_thread.holds._is_owned() or (owners and not may_wait_for_runs())  # type: ignore[attr-defined]
         if is_bound or threading.get_ident() in self._own:
             if request.is_waited_for or is_bound or not is_in_callback():
